@@ -22,6 +22,7 @@ from .errors import RbdataError as RbdataError
 if TYPE_CHECKING:
     from .api import (
         catalogue,
+        concat,
         convert,
         delete,
         download,
@@ -62,7 +63,7 @@ _MODULES = {
     **dict.fromkeys(("from_arrays", "from_episodes"), ".datasets.own_data"),
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
-    **dict.fromkeys(("catalogue", "convert", "delete", "download", "export", "info", "inspect"), ".api"),
+    **dict.fromkeys(("catalogue", "concat", "convert", "delete", "download", "export", "info", "inspect"), ".api"),
     **dict.fromkeys(("list_datasets", "load", "open_dataset", "preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
@@ -99,6 +100,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MinariExperienceReplay",
+    "MixtureSampler",
     "MultiCategorical",
     "MultiDiscreteTensorSpec",
     "MultiOneHot",
@@ -151,6 +153,7 @@ __all__ = [
     "__version__",
     "catalogue",
     "check_specs",
+    "concat",
     "convert",
     "delete",
     "download",

@@ -268,7 +268,7 @@ def open_dataset(
 
 @check_keywords
 def load(
-    id_or_path: PathLike | dataset.Dataset,
+    id_or_path: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
     *,
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
@@ -313,8 +313,13 @@ def load(
     extra: str | Sequence[str] | None = None,
     normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     reward_scale: float | Literal["return_range", "minus_one"] | None = None,
+    weights: Sequence[float] | None = None,
+    shares: Literal["random", "exact"] = "random",
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
+
+    Of several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf ``dataset``
+    (int64) says which of them a row is from.
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
     - ``frame_stack``: the last k states, stacked in a new dimension behind the batch; ``stack_keys`` limits it to some leaves.
@@ -340,6 +345,8 @@ def load(
       ``{"observation": {"mean": ..., "std": ...}}``. ``buffer.statistics`` has what was used.
     - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
+    - ``weights``: the share that each of several datasets has in a batch; without, all steps are alike. ``shares``: "random"
+      (counts are multinomial) or "exact", see `MixtureSampler`.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn
@@ -351,6 +358,12 @@ def load(
 
     Raises UsageError for options that make no sense together, and as `open_dataset` does.
     """
+    if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
+        id_or_path = _open_several(
+            id_or_path, download, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check
+        )
+        root = cache_dir = cache_limit = None
+        check = download = False
     elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check", "download")
     options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
     from .storage.replay.loading import load_buffer
@@ -367,6 +380,33 @@ def load(
         return load_buffer(_open_downloading(id_or_path, root, download), watch=True, **options)
     opened = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
     return load_buffer(opened, **options)
+
+
+@check_keywords
+def concat(
+    datasets: Sequence[PathLike | dataset.Dataset],
+    *,
+    keys: Literal["all", "common"] = "all",
+    root: PathLike | None = None,
+) -> dataset.DatasetView:
+    """A view of all episodes of several datasets, one after the other, given as `open_dataset` takes them, or open.
+
+    It reads as a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members`` are the
+    datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.
+    """
+    return dataset.concat(_opened(datasets, root=root), keys)
+
+
+def _opened(datasets: Any, **options: Any) -> list[dataset.Dataset]:
+    if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
+        raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
+    return [one if isinstance(one, dataset.Dataset) else open_dataset(one, **options) for one in datasets]
+
+
+def _open_several(datasets: Any, download: Any, **options: Any) -> dataset.Dataset:
+    if download is not False:
+        raise UsageError("download is for a single id")
+    return dataset.concat(_opened(datasets, **options), marked=True)
 
 
 def _check_is_here(what: str, id_or_path: PathLike, check: bool, *cache: object) -> None:
@@ -411,7 +451,7 @@ def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = 
 
 @check_keywords
 def inspect(
-    id_or_path: PathLike,
+    id_or_path: PathLike | dataset.Dataset,
     *,
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
@@ -420,7 +460,7 @@ def inspect(
     """How the episodes of a dataset ended, and its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
 
     Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Datasets at a
-    URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does.
+    URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. An open dataset (a view) is taken too.
     """
     from .datasets.card.overview import overview
     from .datasets.fetch.location import is_remote
@@ -429,6 +469,8 @@ def inspect(
     from .storage.episodes import open_episodes
     from .storage.snapshot import read_snapshot
 
+    if isinstance(id_or_path, dataset.Dataset):
+        return overview(id_or_path.path, id_or_path.manifest, id_or_path.episodes, id_or_path.rows)
     if is_remote(id_or_path):
         remote = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
         return overview(remote.path, remote.manifest, remote.episodes, remote.rows)

@@ -80,6 +80,12 @@ LocalId = Annotated[
     _argument("A dataset: its id or folder on this machine, or the URL of a converted one.", _complete_local, "ID"),
 ]
 IdOrFolder = Annotated[str, _argument("A dataset on this machine: its id or folder.", _complete_local, "ID")]
+IdsOrFolders = Annotated[
+    list[str],
+    _argument(
+        "A dataset on this machine: its id or folder. Several are read one after the other.", _complete_local, "ID..."
+    ),
+]
 CacheDir = Annotated[
     Path | None, Option(metavar="DIR", help="With a URL: keep what is read here (default: .remote under the root).")
 ]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from ..errors import UsageError
 from ..storage import amounts
 from ..storage.codecs import choices
 from .console import Column, Fact, out
-from .options import Address, Engine, Force, IdOrFolder, NoWait, Procs, Root
+from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
     from ..preprocess.request import DryRun, Preprocessed
+    from ..storage.dataset import Dataset
 
 EXAMPLES = """
   rbdata preprocess Pong/5 --fn my.module:fn --dest my/pong --procs 8
   rbdata preprocess Pong/5 --fn rbdata:resize_frames --args height=42 --args width=42 --dest my/pong42
   rbdata preprocess hopper-medium-v2 --fn fn.py:relabel --per episode --dest my/hopper --dry-run
+  rbdata preprocess hopper-medium-v2 --top 10% --dest my/best
+  rbdata preprocess hopper-medium-v2 hopper-expert-v2 --dest my/hopper-both
   rbdata preprocess hopper-medium-v2 --fn rbdata:normalize_observations --fn rbdata:returns_to_go --dest my/dt
 """
 
@@ -26,17 +32,34 @@ _TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=Tru
 
 
 def run(
-    dataset: IdOrFolder,
+    datasets: IdsOrFolders,
+    dest: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
     fn: Annotated[
-        list[str],
+        list[str] | None,
         Option(
             "--fn",
             metavar="F",
             help="pkg.mod:function, file.py:function or rbdata:NAME; takes and returns a TED TensorDict. "
-            "Repeatable: the functions are applied in order.",
+            "Repeatable: the functions are applied in order. Without one, the data are copied.",
         ),
-    ],
-    dest: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
+    ] = None,
+    episodes: Annotated[
+        str | None, Option(metavar="LIST", help="Only these episodes, such as 0-99,150; the first one is 0.")
+    ] = None,
+    min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None,
+    top: Annotated[
+        str | None,
+        Option(
+            metavar="SHARE", help="Only the episodes with the largest returns: 10% of them, or a number such as 50."
+        ),
+    ] = None,
+    shuffle_episodes: Annotated[
+        int | None, Option(metavar="SEED", help="Put the episodes into an order by this seed.")
+    ] = None,
+    keys: Annotated[
+        Literal["all", "common"],
+        Option(help="Of several datasets. all: their leaves must be alike; common: leave out those that are not."),
+    ] = "all",
     per: Annotated[
         Literal["batch", "sample", "episode"] | None,
         Option(
@@ -81,20 +104,24 @@ def run(
     ] = False,
     root: Root = None,
 ) -> int:
-    """Make a new dataset from one on this machine with a Python function.
+    """Make a new dataset from some or all of one on this machine, or of several, with Python functions.
 
     The function takes and returns a TensorDict in TED, TorchRL's Episode Data format. Keys and shapes may change, but all
     results must have the same ones. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.driver import preprocess
     from ..preprocess.function_chain import parse_arguments
-    from ..preprocess.request import ReadOptions, Request
+    from ..preprocess.interface import make_request
+    from ..preprocess.request import ReadOptions
     from .report import Result, finish, this_command, work
 
-    request = Request(
-        id=dataset,
-        functions=fn,
-        dest=dest,
+    selected = any(one is not None for one in (episodes, min_return, top, shuffle_episodes))
+    request = make_request(
+        datasets,
+        fn or [],
+        dest,
+        keys=keys,
+        select=partial(_select, episodes, min_return, top, shuffle_episodes) if selected else None,
         per=per,
         read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
         num_frames=num_frames,
@@ -119,6 +146,37 @@ def run(
     for warning in outcome.warnings:
         out.warn(warning)
     return finish([Result(outcome.id, outcome)], root, "Wrote")
+
+
+def _select(
+    episodes: str | None, min_return: float | None, top: str | None, shuffle: int | None, dataset: Dataset
+) -> Dataset:
+    """The episodes that the options choose. Raises UsageError where there are none."""
+    import numpy as np
+
+    from ..datasets.ingest.request import parse_numbers
+
+    listed = parse_numbers(episodes, "--episodes", len(dataset.episodes))
+    view = dataset if listed is None else dataset.select(episodes=listed)
+    numbers = np.flatnonzero(view.episodes.where(min_return=min_return, top=None if top is None else _parse_top(top)))
+    if not len(numbers):
+        raise UsageError(f"of {dataset.id} no episode is selected", hint="rbdata inspect shows its returns")
+    if shuffle is not None:
+        numbers = np.random.default_rng(shuffle).permutation(numbers)
+    return view.select(episodes=numbers)
+
+
+def _parse_top(text: str) -> float:
+    """``10%`` is 0.1, ``50`` is 50 episodes. Raises UsageError."""
+    try:
+        share = float(text.removesuffix("%"))
+    except ValueError:
+        share = math.nan
+    if text.endswith("%") and 0 < share <= 100:
+        return share / 100 if share < 100 else 1 << 62
+    if not text.endswith("%") and share >= 1 and share == int(share):
+        return share
+    raise UsageError(f"--top {text!r} is neither a share nor a number of episodes", hint="for example: 10%, or 50")
 
 
 def _show_dry_run(outcome: Preprocessed) -> None:

@@ -41,7 +41,7 @@ from ..datasets.user_code.loading import by_content
 from ..datasets.user_code.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
-from ..storage.dataset import open_folder
+from ..storage.dataset import Dataset
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
 from .chunks import Chunk, split, step_range, view_episodes
@@ -173,13 +173,10 @@ KEPT_BYTES = 128 << 20
 
 
 class InputView:
-    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify.
+    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify."""
 
-    Raises UsageError where the dataset was replaced since the run began: its content is not ``content`` any more.
-    """
-
-    def __init__(self, path: Path, content: str, num_frames: int | None, options: ReadOptions) -> None:
-        self.dataset, self.options = open_folder(path, content=content), options
+    def __init__(self, dataset: Dataset, num_frames: int | None, options: ReadOptions) -> None:
+        self.dataset, self.options = dataset, options
         self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
         self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 
@@ -221,7 +218,8 @@ class InputView:
 
         Those of small datasets stay: they are read again in the next pass.
         """
-        parts = [part for rows in self.dataset.rows.values() for part in vars(rows).values()]
+        read = getattr(self.dataset, "members", (self.dataset,))  # of a view
+        parts = [part for one in read for rows in one.rows.values() for part in vars(rows).values()]
         mapped = [part for part in parts if isinstance(part, np.ndarray)]
         if sum(part.nbytes for part in mapped) > KEPT_BYTES:
             for part in mapped:
@@ -299,7 +297,7 @@ class Applier:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.view = InputView(config.path, config.content, config.num_frames, config.read_options)
+        self.view = InputView(config.open(), config.num_frames, config.read_options)
         self.chain = load_chain(config.chain.functions, config.statistics)
         self.generator = torch.Generator()
 

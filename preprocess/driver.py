@@ -27,13 +27,13 @@ from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
 from ..datasets.workers.engines import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
-from ..errors import DamagedDatasetError, RbdataError, UnfinishedDatasetError, UsageError
+from ..errors import DamagedDatasetError, UnfinishedDatasetError, UsageError
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.journal import Journal
 from ..storage.lock import when_free
-from ..storage.manifest import Manifest, read_manifest
+from ..storage.manifest import Manifest
 from ..storage.schema import Schema
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk, choose_sizes
@@ -43,7 +43,7 @@ from .layout import Layout
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces
 from .planning import WORKER, call_worker, collect_statistics, dry_run, passthrough_leaves, prepare_layout
 from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
-from .request import CallerSettings, Listener, Preprocessed, Request, RunContext, listed, make_context
+from .request import CallerSettings, Input, Listener, Preprocessed, Request, RunContext, listed, make_context
 
 #: Steps whose flags and rewards are read at a time.
 _BLOCK_STEPS = 1 << 20
@@ -237,21 +237,21 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
     root = settings.root(request.root)
     _check_dest(request.dest)
     place = DatasetPlace(root, request.dest)
-    path = find(request.id, request.root)
-    if path.resolve() == place.path.resolve():
+    source = Input.at(find(request.id, request.root)) if request.dataset is None else Input.of(request.dataset)
+    if place.path.resolve() in {path.resolve() for path, _ in source.folders}:
         message = f"{request.dest} is the input: it cannot be written at the same time"
         raise UsageError(message, hint="give another --dest")
-    source = read_manifest(path)
     if not request.dry_run and not place.exists():
         place.lock().check_free()  # before functions are looked up and workers are started
-    with _replaced_input(path, source), _open(engine, request, _choose_procs(request, source), listener) as opened:
+    procs = _choose_procs(request, source.manifest)
+    with _replaced_input(source), _open(engine, request, procs, listener) as opened:
         # Where it is not certain that there is work, functions are looked up here, without starting workers.
         will_work = engine is None and (request.force or not place.exists())
         if will_work:
             opened.prepare()
         chain = _examine(request, opened if will_work else None)
         began = time.monotonic()
-        context = make_context(request, chain, path, source, place)
+        context = make_context(request, chain, source, place)
         existing = context.find_existing()
         if existing is not None:
             if not request.dry_run:
@@ -266,17 +266,14 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
 
 
 @contextmanager
-def _replaced_input(path: Path, source: Manifest) -> Iterator[None]:
+def _replaced_input(source: Input) -> Iterator[None]:
     """Around a run: what fails because the input was replaced meanwhile is no damage, and no wrong request."""
     try:
         yield
     except (UsageError, DamagedDatasetError) as error:
-        replaced = False
-        with suppress(RbdataError, OSError):
-            replaced = read_manifest(path).content != source.content
-        if not replaced:
+        if not source.replaced():
             raise
-        message = f"{source.id} was replaced by a dataset with other content while this run read it"
+        message = f"{source.manifest.id} was replaced by a dataset with other content while this run read it"
         hint = "run it again with --force (force=True), to begin with the new content"
         raise UsageError(message, hint=hint) from error
 
@@ -367,7 +364,7 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
             manifest.provenance = {
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "rbdata_version": __version__,
-                "location": str(config.path),
+                "location": context.source.describe(),
                 "engine": engine.name,
             }
             lock.check()
@@ -432,7 +429,8 @@ def _write_parts(
     undecoded = frozenset[str]()
     if config.ignores_observations == len(config.chain.functions):
         undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
-    check_leaves(config.path, context.input, undecoded)  # copied bytes get new checksums: they must be intact
+    for path, manifest in context.source.folders:  # copied bytes get new checksums: they must be intact
+        check_leaves(path, manifest, undecoded)
     edges = EdgeCheck(context, layout)
     for number, record in records.items():
         edges.add(number, record, records)

@@ -1,21 +1,30 @@
-"""The Python function ``rbdata.preprocess``."""
+"""The Python function ``rbdata.preprocess``, and which steps of which datasets a run reads."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..datasets.ingest.progress_bar import progress_listener
 from ..datasets.ingest.request import Listener
-from ..storage.keywords import check_keywords
+from ..errors import UsageError
+from ..storage.keywords import LazyModule, check_keywords
+
+if TYPE_CHECKING:
+    from ..storage import dataset
+    from .request import Request
+else:
+    dataset = LazyModule("rbdata.storage.dataset")
+
+PathLike = str | os.PathLike[str]
 
 
 @check_keywords
 def preprocess(
-    dataset_id: str | os.PathLike[str],
-    fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]],
+    dataset_id: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
+    fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
     *,
     dest: str,
     per: Literal["batch", "sample", "episode"] | None = None,
@@ -37,23 +46,28 @@ def preprocess(
     wait: bool = True,
     progress: bool | None = None,
     listener: Listener | None = None,
+    keys: Literal["all", "common"] = "all",
 ) -> Path:
-    """Make the dataset ``dest`` from another one with a function; returns its folder.
+    """Make the dataset ``dest`` from another one, or several, with a function; returns its folder.
 
-    ``fn`` takes a TED TensorDict and returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a
-    sequence of them, applied one after the other. ``args`` are their arguments (``{"scale": 2}``, or
+    The input is an id, a path, an open dataset (a view: `Dataset.select`), or several of these, which are read one after the
+    other. Those must have the same leaves; with ``keys`` "common" the others are left out. ``fn`` takes a TED TensorDict and
+    returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a sequence of them, applied one after
+    the other; without one, the data are copied. ``args`` are their arguments (``{"scale": 2}``, or
     ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `request.Request`.
     ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
     process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `driver.preprocess`
     raises.
     """
     from . import driver
-    from .request import ReadOptions, Request
+    from .request import ReadOptions
 
-    request = Request(
-        os.fspath(dataset_id),
-        [fn] if isinstance(fn, str) or callable(fn) else list(fn),
+    functions: Any = [fn] if isinstance(fn, str) or callable(fn) else list(fn)
+    request = make_request(
+        dataset_id,
+        functions,
         dest,
+        keys=keys,
         per=per,
         read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
         num_frames=num_frames,
@@ -71,3 +85,33 @@ def preprocess(
     )
     with progress_listener(dest, listener, progress) as events:
         return driver.preprocess(request, events).path
+
+
+def make_request(
+    given: Any,
+    functions: Sequence[str | Callable[..., Any]],
+    dest: str,
+    *,
+    keys: Literal["all", "common"] = "all",
+    select: Callable[[dataset.Dataset], dataset.Dataset] | None = None,
+    root: Path | None = None,
+    **options: Any,
+) -> Request:
+    """The request of a run over one dataset, or several one after the other, of which ``select`` makes what is read.
+
+    A single id stays one: workers open the folder, and this process does not load torch. Raises as `datasets.local.find`.
+    """
+    from ..datasets.local import open_dataset
+    from .request import Request
+
+    inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
+    if not inputs:
+        raise UsageError("there is no dataset to read")
+    options |= {"root": root}
+    functions = functions or ["rbdata:identity"]
+    if len(inputs) == 1 and select is None and isinstance(inputs[0], (str, os.PathLike)):
+        return Request(os.fspath(inputs[0]), functions, dest, **options)
+    opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
+    whole = opened[0] if len(opened) == 1 else dataset.concat(opened, keys)
+    chosen = whole if select is None else select(whole)
+    return Request(chosen.id, functions, dest, dataset=chosen, **options)

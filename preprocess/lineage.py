@@ -1,7 +1,8 @@
 """The lineage of a preprocessed dataset, a JSON object in its manifest:
 
 input          {id, content, steps, episodes, source, lineage}: the dataset it was made from. ``content`` is the sha256
-               of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input
+               of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input. Of a view
+               there are ``parents``, the same of the datasets that it shows; ``content`` is that of the view
 functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
@@ -20,7 +21,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .._version import __version__
-from ..storage.manifest import Manifest
+from ..storage.manifest import Manifest, ViewManifest
 from ..storage.schema import FLAGS
 from .function import Function
 from .records import ProbeResult
@@ -37,6 +38,7 @@ def describe_input(manifest: Manifest) -> dict[str, Any]:
         "episodes": manifest.episodes,
         "source": source,
         "lineage": manifest.lineage,
+        **({"parents": manifest.parents} if isinstance(manifest, ViewManifest) else {}),
     }
 
 

@@ -191,14 +191,18 @@ def choose_layout(
 def passthrough_leaves(context: RunContext, probe: ProbeResult) -> list[str]:
     """The compressed leaves that no function changes and whose codec stays: their stored rows are copied."""
     schema = context.input.schema
-    return [name for name in probe.passthrough if context.request.codec in ("auto", schema[name].codec)]
+    return [
+        name
+        for name in probe.passthrough
+        if name in context.source.copyable and context.request.codec in ("auto", schema[name].codec)
+    ]
 
 
 def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
     """Codec, dictionary and bytes per row of an unchanged leaf: those of the input, so that its rows can be copied."""
-    leaf, path = context.input.schema[name], context.config.path
-    codec = codec_of(leaf)
-    return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, context.input.states)
+    path, manifest = context.source.folders[0]
+    codec = codec_of(manifest.schema[name])
+    return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, manifest.states)
 
 
 def _sample_results(

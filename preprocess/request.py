@@ -12,18 +12,19 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
-from ..errors import DatasetExistsError, NotADatasetError, UsageError
+from ..errors import DatasetExistsError, NotADatasetError, RbdataError, UsageError
 from ..storage.amounts import MOST_RECORDS
-from ..storage.codecs import resolve_choice
-from ..storage.episodes import open_episodes
+from ..storage.codecs import codec_of, resolve_choice
+from ..storage.episodes import EpisodeTable, open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Leaf, Schema
@@ -34,6 +35,9 @@ from .functions.checks import choice, positive, whole
 from .layout import Shapes
 from .lineage import describe_changes, versions
 from .records import ProbeResult
+
+if TYPE_CHECKING:
+    from ..storage.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def _is_observation(leaf: Leaf) -> bool:
 class Request:
     """What the user asks for.
 
-    - ``id``: the dataset to read, an id or a folder. ``dest``: the id of the dataset to make.
+    - ``id``: the dataset to read, an id or a folder; or ``dataset``, one that is open (a view). ``dest``: the id of the
+      dataset to make.
     - ``functions``: text (`functions.lookup`) or callables, applied one after the other; ``args``: their `arguments`.
     - ``per``: what they get at a time: a ``batch`` of steps, one ``sample``, one ``episode``; None: as they need it.
     - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
@@ -115,6 +120,7 @@ class Request:
     wait: bool = False
     command: str = ""
     folder: Path | None = None
+    dataset: Dataset | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "batch_size", "procs"):
@@ -198,18 +204,87 @@ def _decimal_values(context: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
+class Input:
+    """What a run reads: the dataset in the folder ``path``, whose content is ``content``, or one that is open.
+
+    ``folders``: where its rows lie as they are stored, with their manifests; none where some lie elsewhere.
+    """
+
+    path: Path
+    manifest: Manifest
+    folders: tuple[tuple[Path, Manifest], ...]
+    dataset: Dataset | None = None
+
+    @classmethod
+    def at(cls, path: Path) -> Input:
+        """That in a folder. Raises as `storage.manifest.read_manifest`."""
+        manifest = read_manifest(path)
+        return cls(path, manifest, ((path, manifest),))
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Input:
+        return cls(dataset.path, dataset.manifest, dataset.folders, dataset)
+
+    @cached_property
+    def copyable(self) -> dict[str, Path]:
+        """The compressed leaves that are encoded alike in all its folders, so that rows can be copied, and a folder of each."""
+        if not self.folders:
+            return {}
+        (first, manifest), *others = self.folders
+        alike: dict[str, Path] = {}
+        for leaf in manifest.schema.states:
+            codec = codec_of(leaf)
+            its = [(other.schema.get(leaf.name), path) for path, other in others]
+            if not codec.fixed_rows and all(one is not None and codec.is_like(first, one, path) for one, path in its):
+                alike[leaf.name] = first
+        return alike
+
+    def open_episodes(self) -> EpisodeTable:
+        if self.dataset is not None:
+            return self.dataset.episodes
+        return open_episodes(self.path, self.manifest.episodes, self.manifest.steps)
+
+    @property
+    def opener(self) -> Callable[[], Dataset]:
+        """Opens it in another process; small and picklable."""
+        if self.dataset is not None:
+            return partial(_itself, self.dataset)
+        return partial(_open, self.path, self.manifest.content)
+
+    def describe(self) -> str:
+        """Where it lies."""
+        return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
+
+    def replaced(self) -> bool:
+        """Whether one of its folders holds other content by now."""
+        with suppress(RbdataError, OSError):
+            return any(read_manifest(path).content != manifest.content for path, manifest in self.folders)
+        return False
+
+
+def _open(path: Path, content: str) -> Dataset:
+    from ..storage.dataset import open_folder
+
+    return open_folder(path, content=content)
+
+
+def _itself(dataset: Dataset) -> Dataset:
+    return dataset
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The configuration of a run; small and picklable.
 
     - ``run``: the fingerprint of the run.
-    - ``path``: the folder of the input; ``content``: what identifies its data. ``folder``: where parts and samples are written.
+    - ``open``: opens the input; ``copyable``: see `Input`. ``folder``: where parts and samples are written.
     - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
     - ``statistics``: those of each function, None where it needs none or where they are not known yet.
     """
 
     run: str
-    path: Path
-    content: str
+    open: Callable[[], Dataset]
+    copyable: Mapping[str, Path]
     folder: Path
     chain: FunctionChain
     read_options: ReadOptions
@@ -241,7 +316,7 @@ class RunContext:
 
     request: Request
     config: RunConfig
-    input: Manifest
+    source: Input
     place: DatasetPlace
     episodes: Episodes
     sections: list[Chunk]
@@ -250,6 +325,11 @@ class RunContext:
     identity: dict[str, Any]
     #: None until the functions have been tried.
     chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def input(self) -> Manifest:
+        """What is stated of the input."""
+        return self.source.manifest
 
     def choose_chunk_steps(self, step_seconds: float, parallel: int) -> int:
         """The steps of a chunk for functions that take ``step_seconds`` for a step, see `chunks.choose_chunk_steps`."""
@@ -296,7 +376,7 @@ class RunContext:
         return Estimate(
             id=self.place.id,
             path=self.place.path,
-            location=str(self.config.path),
+            location=self.source.describe(),
             shards=len(self.chunks),
             fetch_bytes=0,
             steps=steps,
@@ -315,14 +395,10 @@ def listed(changed: Sequence[str]) -> str:
     return f" (differs in {', '.join(changed)})" if changed else ""
 
 
-def make_context(
-    request: Request, chain: FunctionChain, path: Path, manifest: Manifest, place: DatasetPlace
-) -> RunContext:
+def make_context(request: Request, chain: FunctionChain, source: Input, place: DatasetPlace) -> RunContext:
     """The context of a request whose input lies at ``path``. Raises UsageError for an input without steps."""
-    options = request.read_options
-    episodes = view_episodes(
-        open_episodes(path, manifest.episodes, manifest.steps), request.num_frames, options.slice_len
-    )
+    options, manifest = request.read_options, source.manifest
+    episodes = view_episodes(source.open_episodes(), request.num_frames, options.slice_len)
     if not episodes.steps:
         raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
     batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema), episodes.steps)
@@ -347,8 +423,8 @@ def make_context(
         identity["process"] = caller.to_json()
     config = RunConfig(
         run=fingerprint(identity),
-        path=path,
-        content=manifest.content,
+        open=source.opener,
+        copyable=source.copyable,
         folder=place.working,
         chain=chain,
         read_options=options,
@@ -359,4 +435,4 @@ def make_context(
         caller=caller,
     )
     sections = cut(episodes, size, config.whole_episodes)
-    return RunContext(request, config, manifest, place, episodes, sections, size, identity)
+    return RunContext(request, config, source, place, episodes, sections, size, identity)

@@ -58,16 +58,28 @@ if TYPE_CHECKING:
 class PartWriter:
     """Writes the results of chunk ``number`` into ``folder``, leaf by leaf, and checks successors.
 
-    ``name`` is that of the function, for messages; ``shapes`` are those of all results; ``source`` is the input.
+    ``name`` is that of the function, for messages; ``shapes`` are those of all results; ``source`` is the input, of which
+    the rows of some leaves may be copied (`Input.copyable`).
     """
 
-    def __init__(self, name: str, folder: Path, schema: Schema, shapes: Shapes, number: int, source: Dataset) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        schema: Schema,
+        shapes: Shapes,
+        number: int,
+        source: Dataset,
+        copyable: Mapping[str, Path],
+    ) -> None:
         self._name, self._folder = name, folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: codec_of(leaf).open_appender(folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
         #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
-        self._copyable = frozenset(leaf.name for leaf in schema.states if _is_copyable(folder, leaf, source))
+        self._copyable = frozenset(
+            leaf.name for leaf in schema.states if _is_copyable(folder, leaf, source, copyable.get(leaf.name))
+        )
         self._pairs = observation_pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
@@ -159,10 +171,10 @@ def _hash_row(row: torch.Tensor) -> str:
     return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
 
 
-def _is_copyable(folder: Path, leaf: Leaf, source: Dataset) -> bool:
-    """Whether the leaf of the input has the codec and dictionary of this one."""
+def _is_copyable(folder: Path, leaf: Leaf, source: Dataset, stored: Path | None) -> bool:
+    """Whether the leaf of the input has the codec and dictionary of this one; ``stored`` is a folder that has them."""
     old = source.schema.get(leaf.name)
-    return old is not None and old.kind == "state" and codec_of(leaf).is_like(folder, old, source.path)
+    return old is not None and stored is not None and codec_of(leaf).is_like(folder, old, stored)
 
 
 #: Episodes that are tried for the rows of a sampled chunk.
@@ -203,7 +215,7 @@ def write_part(
     began = time.perf_counter()
     applier = open_applier(config, "data")
     name = config.chain.last_name
-    part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset)
+    part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset, config.copyable)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
     lost_edges = np.zeros_like(dones)
     counts, steps = ResultCounts(), 0

@@ -6,6 +6,7 @@ All reads are made of rows, and ways to open a dataset differ in where the rows 
     open_folder(path, check=True)  mapped, and each block compared with its checksum before it is read for the first time
     DerivedDataset(dataset, f)     with leaves that ``f`` computes of the stored ones when they are read
     DatasetPrefix(dataset, n)      the first n episodes of an open dataset
+    DatasetView(datasets, ...)     some episodes or steps of open datasets: `Dataset.select`, `concat`
     PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps what was finished since
     RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
 from .tensor_specs import Composite
+from .view import Segments, chosen, common_leaves, make_manifest, make_rows, make_table
 from .window import Pad, nest, read_window
 
 if TYPE_CHECKING:
@@ -182,7 +184,9 @@ class Dataset:
 
     def _repr_html_(self) -> str:
         manifest = self.manifest
-        size = f"{plural(len(self), 'step')}, {plural(manifest.episodes, 'episode')}, {amount(manifest.bytes)}"
+        size = f"{plural(len(self), 'step')}, {plural(manifest.episodes, 'episode')}"
+        if manifest.bytes:  # a view has no files
+            size += f", {amount(manifest.bytes)}"
         rows = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.kind, leaf.codec) for leaf in self.schema]
         return html_table(f"{self.id}: {size}", rows, ("leaf", "dtype", "shape", "kind", "codec"))
 
@@ -215,9 +219,44 @@ class Dataset:
         largest = max((sum(int(length) for length, _ in files.get(path, ())) for path in stored), default=0)
         return max(1, len(self) * GROUP_BYTES // max(1, largest))
 
+    @property
+    def folders(self) -> tuple[tuple[Path, Manifest], ...]:
+        """The folders that hold its rows as they are stored, with their manifests; none where some lie elsewhere."""
+        return ((self.path, self.manifest),)
+
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
         return torch.searchsorted(self.episode_starts, steps.contiguous(), right=True) - 1
+
+    # -- parts of it -----------------------------------------------------------------------------------------------
+
+    def select(self, *, episodes: Any = None, steps: Any = None) -> DatasetView:
+        """A view of some ``episodes`` or ``steps``, in the order given: numbers, a range, a slice, or a mask over all of them.
+
+            dataset.select(episodes=range(100))
+            dataset.select(episodes=dataset.episodes.where(min_return=3000, outcome="truncated"))
+            dataset.select(steps=slice(0, 50_000))
+
+        Nothing is copied. Steps that do not follow each other in one episode are episodes of their own in the view; the last
+        step of one whose episode continues is truncated (and done), since its successor is the last that is known. Raises
+        UsageError for numbers that are out of range, and unless one of the two is given.
+        """
+        if (episodes is None) == (steps is None):
+            raise UsageError("select takes either episodes or steps")
+        if episodes is not None:
+            return self._view(Segments.of_episodes(self.episodes, chosen("episodes", episodes, len(self.episodes))))
+        return self._view(Segments.of_steps(self.episodes, chosen("steps", steps, len(self))))
+
+    def _view(self, segments: Segments) -> DatasetView:
+        return DatasetView((self,), segments)
+
+    def save(self, dest: str, **options: Any) -> Path:
+        """Write what this shows as the dataset ``dest``, such as ``"my/expert"``; returns its folder.
+
+        It is `rbdata.preprocess` without a function, whose ``options`` it takes: ``root``, ``force``, ``procs``, ``codec``, ...
+        Compressed rows are copied as they are; the lineage names the datasets that they come from. Raises as it does.
+        """
+        return plugins.preprocess()(self, (), dest=dest, **options)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -446,6 +485,76 @@ class ConstantRows:
         return torch.from_numpy(np.full(shape, self.leaf.constant, self._dtype))
 
 
+# -- views -----------------------------------------------------------------------------------------------------------------
+
+
+class DatasetView(Dataset):
+    """Segments of the episodes of ``members``, which must have the same leaves (``keys`` "common": those that they share).
+
+    It reads as any dataset, by numbers of its own; ``id`` and what else the members agree on are theirs. ``marked`` adds the
+    leaf ``dataset`` (int64 ``[]``), the number of the member that a step comes from. See `view`.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Dataset],
+        segments: Segments,
+        keys: Literal["all", "common"] = "all",
+        marked: bool = False,
+    ) -> None:
+        self.members, self._segments, self._keys, self._marked = tuple(members), segments, keys, marked
+        schema = Schema(tuple(common_leaves(self.members, keys)))
+        self._table = make_table(self.members, self._segments)
+        self._rows = make_rows(self.members, self._segments, schema.leaves, self._table, marked)
+        for name, rows in self._rows.items():
+            if rows.leaf.constant is not None:
+                self._rows[name] = ConstantRows(rows.leaf, rows.count)
+        schema = Schema(tuple(rows.leaf for rows in self._rows.values()))
+        self.manifest = make_manifest(self.members, self._segments, schema, self._table)
+        self.path = self.members[0].path
+
+    def _view(self, segments: Segments) -> DatasetView:
+        # of the same datasets: reads need not go through this view
+        return DatasetView(self.members, segments.within(self._segments), self._keys, self._marked)
+
+    @property
+    def group_steps(self) -> int:
+        return min(member.group_steps for member in self.members)
+
+    @property
+    def folders(self) -> tuple[tuple[Path, Manifest], ...]:
+        found = [member.folders for member in self.members]
+        return tuple(folder for one in found for folder in one) if all(found) else ()
+
+    def member_of(self, steps: torch.Tensor) -> torch.Tensor:
+        """The number of the dataset among ``members`` that each step comes from, int64, same shape."""
+        return torch.from_numpy(self._segments.member)[self.episode_of(steps)]
+
+    def _count(self, name: str) -> int:
+        return max(member._count(name) for member in self.members)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DatasetView, (self.members, self._segments, self._keys, self._marked)
+
+    def __repr__(self) -> str:
+        return f"DatasetView({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes})"
+
+
+def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", *, marked: bool = False) -> DatasetView:
+    """A view of all episodes of ``datasets``, one after the other; ``members`` are in the same order. For ``marked`` see there.
+
+    Raises UsageError for datasets with unlike leaves, naming them, unless ``keys`` is "common": those that all share alike.
+    """
+    if keys not in ("all", "common"):
+        raise UsageError(f"keys is {keys!r}, not 'all' or 'common'")
+    if not datasets:
+        raise UsageError("concat needs at least one dataset")
+    wholes = [
+        Segments.of_episodes(one.episodes, np.arange(len(one.episodes)), number) for number, one in enumerate(datasets)
+    ]
+    return DatasetView(tuple(datasets), Segments.join(wholes), keys, marked)
+
+
 # -- the first episodes ----------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +569,8 @@ def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tu
 
 class DatasetPrefix(Dataset):
     """The first ``episodes`` of a dataset as it is when this is made. Steps, episodes and rows have the same numbers."""
+
+    folders = ()
 
     def __init__(self, whole: Dataset, episodes: int) -> None:
         self._whole, self.path = whole, whole.path

@@ -14,6 +14,7 @@ is ``start[e] + e``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..errors import DamagedDatasetError, InvariantError, MissingExtraError
+from ..errors import DamagedDatasetError, InvariantError, MissingExtraError, UsageError
 from .amounts import count, html_table, real
 from .checksums import record_of
 from .durable import open_replacement
@@ -80,6 +81,47 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def __iter__(self) -> Iterator[EpisodeRow]:
         return map(self._row, range(len(self)))
+
+    def where(
+        self,
+        *,
+        min_return: float | None = None,
+        max_return: float | None = None,
+        min_length: int | None = None,
+        max_length: int | None = None,
+        outcome: str | Sequence[str] | None = None,
+        top: float | int | None = None,
+    ) -> np.ndarray:
+        """Which episodes meet all conditions, bool ``[episodes]``: for `Dataset.select`.
+
+        - ``min_return``, ``max_return``, ``min_length``, ``max_length``: both ends are included.
+        - ``outcome``: "terminated", "truncated" or "cut", or several of them.
+        - ``top``: of those, the ones with the largest returns: a share below 1 (0.1: a tenth, one at least), or a number of
+          episodes. Of equal returns the earlier episode counts; one whose return is NaN is the last.
+
+        Raises UsageError for an unknown outcome and a ``top`` that is not positive.
+        """
+        met = np.ones(len(self), bool)
+        for bound, values, within in (
+            (min_return, self.returns, np.greater_equal),
+            (max_return, self.returns, np.less_equal),
+            (min_length, self.length, np.greater_equal),
+            (max_length, self.length, np.less_equal),
+        ):
+            if bound is not None:
+                met &= within(values, bound)
+        if outcome is not None:
+            wanted = [outcome] if isinstance(outcome, str) else list(outcome)
+            codes = {name: code for code, name in OUTCOMES.items()}
+            unknown = [str(name) for name in wanted if name not in codes]
+            if unknown:
+                raise UsageError(f"there is no outcome {', '.join(unknown)}", hint=f"outcomes: {', '.join(codes)}")
+            met &= np.isin(self.outcome, [codes[name] for name in wanted])
+        if top is not None:
+            count = _number_of(top, int(met.sum()))
+            order = np.lexsort((np.arange(len(self)), -self.returns, np.isnan(self.returns), ~met))
+            met &= np.isin(np.arange(len(self)), order[:count])
+        return met
 
     def to_arrow(self) -> Any:
         """The table as `pyarrow.Table`: episode, start, length, return, outcome (text), midway. Raises MissingExtraError."""
@@ -216,6 +258,15 @@ class EpisodeBuilder:
             outcome=np.array([row[2] for row in self._rows], np.uint8),
             midway=np.array([row[3] for row in self._rows], bool),
         )
+
+
+def _number_of(top: Any, count: int) -> int:
+    """How many of ``count`` episodes ``top`` means: a share below 1, or a number."""
+    is_number = isinstance(top, (int, float, np.integer, np.floating)) and not isinstance(top, bool)
+    if not is_number or not top > 0 or (top >= 1 and top != int(top)):
+        message = f"top is {top!r}, neither a share below 1 nor a number of episodes"
+        raise UsageError(message, hint="0.1 is a tenth, 10 are ten episodes")
+    return min(count, int(top)) if top >= 1 else min(count, max(1, math.ceil(top * count - 1e-9)))
 
 
 def _statistics(values: np.ndarray) -> dict[str, float]:

@@ -113,6 +113,7 @@ class InputRecord(TypedDict, total=False):
     episodes: Count
     source: SourceRecord
     lineage: LineageRecord | None
+    parents: list[InputRecord]
 
 
 class LineageRecord(TypedDict, total=False):
@@ -269,6 +270,19 @@ class Manifest:
         record = json.loads(json.dumps(record))
         record["checksum"] = _checksum(record)
         return record
+
+
+@dataclass
+class ViewManifest(Manifest):
+    """What is stated of a view: it has no files. ``identity`` is what its content follows from."""
+
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    #: The members, as a lineage names them.
+    parents: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:

@@ -71,6 +71,9 @@ class PartialDataset(Dataset):
     Raises DatasetNotFoundError where no episode can be read yet, and what `Dataset` raises.
     """
 
+    #: Its files may still be written.
+    folders = ()
+
     def __init__(
         self,
         place: DatasetPlace,

@@ -7,8 +7,8 @@ A package registers its own in its ``pyproject.toml``:
     csvlog = "rbdata_csvlog:CsvLogSource"
 
 BUILT_IN holds the same for the sources of this package. No source is imported before it is asked for. `settings` reads
-names and options from here, and datasets the scores and environments that sources know. So this module is below the sources,
-and what `load` returns is not typed: `datasets.catalogue.load_source` is the typed way to a source.
+names and options from here, and datasets the scores and environments that sources know, and `preprocess`. So this module is
+below the sources, and what `load` returns is not typed: `datasets.catalogue.load_source` is the typed way to a source.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, is_interrupt, reason
@@ -35,6 +36,9 @@ BUILT_IN = {
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
+
+#: What `dataset.Dataset.save` calls. Text, as the sources are: this module is below them.
+_PREPROCESS = "rbdata.preprocess.interface", "preprocess"
 
 #: The namespace of datasets that come from no source; no source can have this name.
 MINE = "my"
@@ -78,6 +82,12 @@ def load(name: str) -> Any:
             raise
         message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {reason(error)}"
         raise PluginError(message, hint="update or uninstall the package that registers it") from error
+
+
+def preprocess() -> Any:
+    """The function `rbdata.preprocess`."""
+    module, name = _PREPROCESS
+    return getattr(import_module(module), name)
 
 
 def options_from_settings() -> Iterator[Any]:

@@ -137,8 +137,13 @@ class Listener:
 _LONGEST = 10_000
 
 
-def parse_numbers(selection: str | Sequence[int] | None) -> tuple[int, ...] | None:
-    """``"0-4,7"`` -> (0, 1, 2, 3, 4, 7); numbers sorted, each once; None, for all, as it is. Raises UsageError."""
+def parse_numbers(
+    selection: str | Sequence[int] | None, option: str = "--shards", longest: int = _LONGEST
+) -> tuple[int, ...] | None:
+    """``"0-4,7"`` -> (0, 1, 2, 3, 4, 7); numbers sorted, each once; None, for all, as it is.
+
+    Raises UsageError, naming the ``option``, for other texts and ranges of more than ``longest`` numbers.
+    """
     if selection is None:
         return None
     if not isinstance(selection, str):
@@ -147,10 +152,10 @@ def parse_numbers(selection: str | Sequence[int] | None) -> tuple[int, ...] | No
     for part in selection.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if not match:
-            raise UsageError(f"--shards {selection!r} is not a list of numbers and ranges", hint="for example: 0-4,7")
+            raise UsageError(f"{option} {selection!r} is not a list of numbers and ranges", hint="for example: 0-4,7")
         low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high - low > _LONGEST:
-            raise UsageError(f"--shards: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
+        if high < low or high - low > longest:
+            raise UsageError(f"{option}: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
         chosen.update(range(low, high + 1))
     return tuple(sorted(chosen))
 

@@ -27,6 +27,7 @@ BUILTIN = {
     "clip_rewards": "rewards",
     "filter_episodes": "episodes",
     "grayscale": "frames",
+    "identity": "episodes",
     "n_step": "rewards",
     "normalize_observations": "observations",
     "relabel_rewards": "rewards",

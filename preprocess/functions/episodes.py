@@ -20,6 +20,13 @@ from .checks import bounds, choice, number, positive, whole
 from .leaves import episode_return, get, paths
 from .traits import Partial, Traits, fit_of_episodes
 
+
+@Traits("batch", ignores_observations=True)
+def identity(td: TensorDictBase) -> TensorDictBase:
+    """The steps as they are: to copy some of a dataset, or several into one."""
+    return td
+
+
 _OUTCOMES = ("terminated", "truncated")
 #: What the limits must be.
 _LIMITS: dict[str, Callable[[str, object], float]] = {

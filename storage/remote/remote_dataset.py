@@ -93,6 +93,9 @@ class RemoteDataset(Dataset):
     has no room.
     """
 
+    #: The cache has those bytes alone that were read.
+    folders = ()
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -40,6 +40,7 @@ from .online.trajectories import TrajectoryPredicate as TrajectoryPredicate
 from .online.trajectories import filter_trajectories as filter_trajectories
 from .online.trajectories import iter_trajectories as iter_trajectories
 from .online.trajectories import traj as traj
+from .samplers.mixture import MixtureSampler as MixtureSampler
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized import PrioritizedSliceSampler as PrioritizedSliceSampler
 from .samplers.sampler import Sampler as Sampler

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import UsageError
-from ..dataset import Dataset
+from ..dataset import Dataset, DatasetView
 from ..derived_leaves import derivation
 from ..remote.remote_dataset import RemoteDataset
+from .samplers.mixture import MixtureSampler, Shares
 from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .samplers.sampler import Sampler
 from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
@@ -27,12 +28,15 @@ def load_buffer(
     extra: str | Sequence[str] | None = None,
     normalize: Any = None,
     reward_scale: float | str | None = None,
+    weights: Sequence[float] | None = None,
+    shares: Shares = "random",
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
 
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: one of your own instead of all of these.
+    - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
     - ``growth``, ``watch``: of a dataset that is being written, see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
@@ -52,9 +56,23 @@ def load_buffer(
     if blocks and (storage.is_growing or growth):
         raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")
     made = _block_sampler(dataset, chosen) if blocks else make_sampler(storage.max_size, **chosen)
-    if sampler is not None and (type(made) is not RandomSampler):
+    if weights is not None:
+        if sampler is not None or type(made) is not RandomSampler:
+            raise UsageError("weights draw single steps with replacement: no slices, no priorities, no sampler")
+        sampler = MixtureSampler([len(one) for one in _members(dataset)], weights, shares)
+    elif shares != "random":
+        raise UsageError("shares goes with weights")
+    elif sampler is not None and (type(made) is not RandomSampler):
         raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
     return TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
+
+
+def _members(dataset: Dataset) -> tuple[Dataset, ...]:
+    if not isinstance(dataset, DatasetView):
+        raise UsageError(
+            "weights go with several datasets", hint='for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
+        )
+    return dataset.members
 
 
 def _block_sampler(dataset: Dataset, options: dict[str, Any]) -> Sampler:

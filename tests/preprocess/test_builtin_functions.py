@@ -27,6 +27,8 @@ ALONE = [
     ("filter_episodes", "zstd", {"min_quantile": 0.3, "min_length": 4}),
     ("grayscale", "zstd", {}),
     ("grayscale", "raw", {"keep_channel": True}),
+    ("identity", "flat", {}),
+    ("identity", "zstd", {}),
     ("n_step", "flat", {"n": 3}),
     ("n_step", "raw", {"n": 2, "gamma": 0.9}),
     ("normalize_observations", "flat", {}),

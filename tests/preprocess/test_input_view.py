@@ -54,7 +54,7 @@ def test_read_pages_are_given_back(shared, layout, monkeypatch):
     from rbdata.preprocess.request import ReadOptions
 
     path = shared / "my" / layout
-    view = InputView(path, Dataset(path).manifest.content, None, ReadOptions())
+    view = InputView(Dataset(path), None, ReadOptions())
     first = view.read(0, 100)
     assert mapped_bytes(path) > 0
     view.release()

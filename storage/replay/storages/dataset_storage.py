@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict
 
 from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning, UsageError
-from ...dataset import Dataset, DatasetPrefix, Derivation, DerivedDataset
+from ...dataset import Dataset, DatasetPrefix, DatasetView, Derivation, DerivedDataset
 from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ..timeline import Edges, Key, Timeline
@@ -204,15 +204,21 @@ class DatasetStorage(Storage):
 
     def state_dict(self) -> dict[str, Any]:
         """What names the dataset, and the ``growth`` of what was shown of it, if it grew; its data stay where they are."""
-        named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
+        named = self._named()
         return {**named, "growth": [list(entry) for entry in self.growth]} if self.growth else named
+
+    def _named(self) -> dict[str, Any]:
+        named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
+        if isinstance(self.source, DatasetView):  # others of the same dataset may have as many steps
+            named["content"] = self.source.manifest.content
+        return named
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Show what was shown when the state was taken: all of it, or the last of its ``growth``.
 
         Raises UsageError for the state of another dataset, and where less of it is there now.
         """
-        named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
+        named = self._named()
         if {**state, "growth": None} != {**named, "growth": None}:
             message = f"the state belongs to {state.get('id')} with {state.get('steps')} steps, not to {self.source!r}"
             raise UsageError(message)

@@ -17,6 +17,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "clip_rewards": {},
     "filter_episodes": {"min_length": 1},
     "grayscale": {"keys": "observation/pixels"},
+    "identity": {},
     "n_step": {"n": 3},
     "normalize_observations": {"statistics": {"observation/vector": {"mean": [0.0] * 3, "std": [1.0] * 3, "count": 9}}},
     "relabel_rewards": {"rule": "even"},

@@ -1,0 +1,83 @@
+"""Batches of several datasets, each with a share of every batch: `MixtureSampler`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from ....errors import SamplingError, UsageError
+from ..draw import Draw
+from ..storages.storage import Storage
+from .sampler import Sampler, Use
+
+Shares = Literal["random", "exact"]
+
+
+class MixtureSampler(Sampler):
+    """Rows of a storage that holds ``sizes[0]`` rows of one dataset, then ``sizes[1]`` of another, ...; with replacement.
+
+    ``weights``: the share of each, positive or 0, of any sum. ``shares``: how many rows of a batch are of each dataset.
+
+    - "random": the dataset of each row is drawn by the weights, so the counts are multinomial.
+    - "exact": the share times the size of the batch, rounded up or down at random, so that the mean over batches is the share
+      (systematic sampling; Madow, Annals of Mathematical Statistics 20, 1949). The rows of each dataset lie together.
+
+    Raises UsageError for weights that are no shares, or give one to a dataset without rows.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], shares: Shares = "random") -> None:
+        if shares not in get_args(Shares):
+            raise UsageError(f"shares is {shares!r}, not 'random' or 'exact'")
+        given = np.asarray(weights, dtype=object)
+        try:
+            numbers = given.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"weights are numbers, not {weights!r}") from error
+        if numbers.shape != (len(sizes),):
+            raise UsageError(f"there are {len(sizes)} datasets, and weights of shape {list(numbers.shape)}")
+        if not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.any():
+            raise UsageError(f"weights are finite, not negative, and not all 0: {numbers.tolist()}")
+        empty = [number for number, size in enumerate(sizes) if not size and numbers[number]]
+        if empty:
+            raise UsageError(f"dataset {empty[0]} has no steps, and a weight of {numbers[empty[0]]:g}")
+        self.sizes, self.weights, self.shares = (
+            tuple(map(int, sizes)),
+            tuple((numbers / numbers.sum()).tolist()),
+            shares,
+        )
+        self._upto = np.cumsum(self.weights)
+        self._upto[self._last_drawn :] = 1.0  # whatever rounding made of the sum
+        self._from = np.append(0.0, self._upto[:-1])
+        self._scale = 1.0 / np.maximum(self._upto - self._from, np.finfo(float).tiny)
+        self._size = np.array(self.sizes, np.int64)
+        self._first = np.cumsum(self._size) - self._size
+
+    @property
+    def _last_drawn(self) -> int:
+        """The last dataset with a weight."""
+        return max(number for number, weight in enumerate(self.weights) if weight)
+
+    def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
+        if len(storage) != sum(self.sizes):
+            raise UsageError(f"the sampler is for {sum(self.sizes)} rows, the storage has {len(storage)}")
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        if len(storage) != sum(self.sizes):
+            raise SamplingError(f"the sampler is for {sum(self.sizes)} rows, the storage has {len(storage)}")
+        places = torch.rand(batch_size, dtype=torch.float64, generator=generator).numpy()
+        if (
+            self.shares == "random"
+        ):  # where in the share of its dataset a number lies says which row: 53 bits are enough
+            which = np.searchsorted(self._upto[:-1], places, "right")
+            places = (places - self._from[which]) * self._scale[which]
+        else:
+            begin = torch.rand(1, dtype=torch.float64, generator=generator).item()
+            which = np.searchsorted(self._upto[:-1], (np.arange(batch_size) + begin) / batch_size, "right")
+        within = np.minimum((places * self._size[which]).astype(np.int64), self._size[which] - 1)
+        return Draw(torch.from_numpy(self._first[which] + within))
+
+    def __repr__(self) -> str:
+        return f"MixtureSampler(sizes={list(self.sizes)}, weights={list(self.weights)}, shares={self.shares!r})"

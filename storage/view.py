@@ -1,0 +1,421 @@
+"""What a view is made of: segments of the episodes of one or several datasets, and rows that are read from these.
+
+A *segment* is a run of consecutive steps of one episode of one of the datasets, the *members* of the view. Each segment is an
+episode of the view, in the order of the segments. One that leaves out the first steps of its episode begins midway, one that
+leaves out the last is cut, and its last step is truncated:
+
+    member 0   a0 a1 a2 | b0 b1        member 1   c0 c1 c2 c3
+    segments   (0, b, 0..1)  (1, c, 1..2)
+    view       b0 b1 | c1 c2           c1 is midway, c2 is cut: done and truncated there
+
+No row is copied: `SegmentRows` turns the numbers of rows of the view into those of the members. Segments that lie one behind
+the other there are read as one. `dataset.DatasetView` is the dataset made of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from .amounts import plural
+from .codecs.codec import Rows
+from .episodes import CUT, EpisodeTable
+from .leaf import Leaf
+from .manifest import Manifest, ViewManifest
+from .reference_scores import original_source
+from .schema import Schema
+
+#: The flags that are set where a segment ends and its episode continues.
+_ENDING = ("next/done", "next/truncated")
+#: Of the ``source`` of a manifest: what holds for a part of the data, and for several datasets if all state it.
+_OF_ANY_PART = ("name", "dataset", "options", "environment", "reference_scores")
+
+
+class Member(Protocol):
+    """What a view asks of the datasets that it is made of (`dataset.Dataset`)."""
+
+    manifest: Manifest
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def episodes(self) -> EpisodeTable: ...
+    @property
+    def rows(self) -> Mapping[str, Rows]: ...
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which steps of which members: int64 ``[segments]`` each.
+
+    ``member`` is the number of the dataset, ``episode`` that of its episode, ``offset`` the steps of it that are left out
+    before the segment, ``length`` (at least 1) the steps that it has.
+    """
+
+    member: np.ndarray
+    episode: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.member)
+
+    @classmethod
+    def of_episodes(cls, table: EpisodeTable, numbers: np.ndarray, member: int = 0) -> Segments:
+        """Whole episodes of a member, by number."""
+        zero = np.zeros(len(numbers), np.int64)
+        return cls(zero + member, numbers, zero, np.asarray(table.length[numbers], np.int64))
+
+    @classmethod
+    def of_steps(cls, table: EpisodeTable, steps: np.ndarray) -> Segments:
+        """Steps in the order given; those that follow each other in one episode are a segment."""
+        episode = np.searchsorted(table.start, steps, "right") - 1
+        begins = np.ones(len(steps), bool)
+        begins[1:] = (np.diff(steps) != 1) | (np.diff(episode) != 0)
+        first = np.flatnonzero(begins)
+        length = np.diff(np.append(first, len(steps)))
+        offset = steps[first] - table.start[episode[first]]
+        return cls(np.zeros(len(first), np.int64), episode[first], offset.astype(np.int64), length.astype(np.int64))
+
+    @classmethod
+    def join(cls, several: Iterable[Segments]) -> Segments:
+        columns = zip(*((one.member, one.episode, one.offset, one.length) for one in several))
+        return cls(*map(np.concatenate, columns))
+
+    def within(self, outer: Segments) -> Segments:
+        """Segments of a view, as those of the members of the view, whose segments are ``outer``."""
+        there = self.episode  # an episode of the view is one of its segments
+        return Segments(outer.member[there], outer.episode[there], outer.offset[there] + self.offset, self.length)
+
+    def of_members(self, numbers: np.ndarray) -> Segments:
+        """The same, of a longer list of members: ``numbers`` are those of the members there."""
+        return replace(self, member=numbers[self.member])
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the numbers."""
+        columns = (self.member, self.episode, self.offset, self.length)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(column, "<i8").tobytes() for column in columns)).hexdigest()
+
+
+# -- which ones --------------------------------------------------------------------------------------------------------------
+
+
+def chosen(what: str, given: Any, count: int) -> np.ndarray:
+    """Numbers of episodes or steps below ``count``, int64: of numbers, a range, a slice or a mask (bool ``[count]``).
+
+    Raises UsageError for anything else, and for numbers that are out of range.
+    """
+    if isinstance(given, slice):
+        return np.arange(*given.indices(count), dtype=np.int64)
+    if isinstance(given, torch.Tensor):
+        given = given.numpy(force=True)
+    numbers = np.asarray(given if isinstance(given, (np.ndarray, range, list, tuple)) else [given])
+    if numbers.size == 0 and numbers.dtype != bool:
+        numbers = numbers.astype(np.int64)
+    if numbers.ndim != 1:
+        raise UsageError(f"{what} are one-dimensional, not of shape {list(numbers.shape)}")
+    if numbers.dtype == bool:
+        if len(numbers) != count:
+            raise UsageError(f"a mask of {len(numbers)} does not fit {plural(count, what.removesuffix('s'))}")
+        return np.flatnonzero(numbers)
+    if numbers.dtype.kind not in "iu":
+        raise UsageError(f"{what} are numbers, a range, a slice or a mask, not {given!r}")
+    numbers = numbers.astype(np.int64)
+    outside = numbers[(numbers < -count) | (numbers >= count)]
+    if len(outside):
+        raise UsageError(f"there is no {what.removesuffix('s')} {int(outside[0])}: there are {count:,}")
+    return np.where(numbers < 0, numbers + count, numbers)
+
+
+# -- what the members have in common -----------------------------------------------------------------------------------------
+
+
+def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> list[Leaf]:
+    """The leaves of a view: those of the members, which must be alike, or with ``common`` those that are.
+
+    Raises UsageError, naming the leaves, where they are not.
+    """
+    first, *others = [member.schema for member in members]
+    names = dict.fromkeys(leaf.name for schema in (first, *others) for leaf in schema)
+    leaves, unlike = [], []
+    for name in names:
+        found = [schema.get(name) for schema in (first, *others)]
+        forms = [None if leaf is None else (leaf.kind, leaf.dtype, leaf.shape) for leaf in found]
+        if any(form != forms[0] for form in forms):
+            other = next(number for number, form in enumerate(forms) if form != forms[0])
+            unlike.append(
+                f"{name} ({_form(found[0])} in {members[0].manifest.id}, "
+                f"{_form(found[other])} in {members[other].manifest.id})"
+            )
+            continue
+        leaf = found[0]
+        assert leaf is not None
+        constant = leaf.constant if all(one is not None and one.constant == leaf.constant for one in found) else None
+        leaves.append(replace(leaf, constant=constant))
+    if unlike and keys != "common":
+        message = f"the datasets have unlike leaves: {', '.join(unlike)}"
+        hint = "keys='common' (--keys common) leaves these out; `rbdata preprocess` gives one the form of the other"
+        raise UsageError(message, hint=hint)
+    return leaves
+
+
+def _form(leaf: Leaf | None) -> str:
+    if leaf is None:
+        return "not"
+    return f"{leaf.dtype} {list(leaf.shape)}{' stored per state' if leaf.kind == 'state' else ''}"
+
+
+def make_manifest(members: Sequence[Member], segments: Segments, schema: Schema, table: EpisodeTable) -> ViewManifest:
+    """The manifest of a view: what its members agree on. That of a single member keeps its source, lineage and notes."""
+    manifests = [member.manifest for member in members]
+    first, returns, lengths = manifests[0], *table.summary()
+    sources = [original_source(one)[0] for one in manifests]
+    source = {
+        key: sources[0][key] for key in _OF_ANY_PART if all(one.get(key, one) == sources[0].get(key) for one in sources)
+    }
+    single = len(members) == 1
+    parents = [
+        {"id": one.id, "content": one.content, "steps": one.steps, "episodes": one.episodes, "lineage": one.lineage}
+        for one in manifests
+    ]
+    return ViewManifest(
+        id=first.id if single else " + ".join(dict.fromkeys(one.id for one in manifests))[:1024],
+        schema=schema,
+        steps=table.steps,
+        episodes=len(table),
+        source=first.source if single else source,
+        spaces={
+            key: space for key, space in first.spaces.items() if all(one.spaces.get(key) == space for one in manifests)
+        },
+        notes=list(dict.fromkeys(note for one in manifests for note in one.notes)),
+        returns=returns,
+        lengths=lengths,
+        licence=_joined(one.licence for one in manifests),
+        citation=_joined(one.citation for one in manifests),
+        lineage=first.lineage if single else None,
+        identity={
+            "members": [one.content for one in manifests],
+            "segments": segments.digest,
+            "leaves": [leaf.name for leaf in schema],
+        },
+        parents=parents,
+    )
+
+
+def _joined(texts: Iterable[str | None]) -> str | None:
+    return "\n".join(dict.fromkeys(text for text in texts if text)) or None
+
+
+def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
+    """The episodes of a view. The return of a piece of an episode is the sum of its rewards, which are read for that."""
+    tables = [member.episodes for member in members]
+    there = _gather(segments, lambda number, episodes: np.asarray(tables[number].length[episodes], np.int64))
+    returns = _gather(segments, lambda number, episodes: np.asarray(tables[number].returns[episodes], np.float64))
+    outcome = _gather(segments, lambda number, episodes: np.asarray(tables[number].outcome[episodes], np.uint8))
+    midway = _gather(segments, lambda number, episodes: np.asarray(tables[number].midway[episodes], bool))
+    for place in np.flatnonzero(segments.length != there).tolist():
+        member = members[int(segments.member[place])]
+        begin = int(member.episodes.start[segments.episode[place]] + segments.offset[place])
+        rewards = member.rows["next/reward"].block(begin, begin + int(segments.length[place]))
+        returns[place] = float(rewards.double().sum())
+    outcome[segments.offset + segments.length != there] = CUT
+    start = np.cumsum(segments.length) - segments.length
+    return EpisodeTable(start, segments.length, returns, outcome, midway | (segments.offset > 0))
+
+
+def _gather(segments: Segments, column: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """A value for each segment: ``column`` gives those of the episodes of a member."""
+    out: np.ndarray | None = None
+    for number in range(int(segments.member.max(initial=0)) + 1):
+        mine = segments.member == number
+        values = column(number, segments.episode[mine])
+        if out is None:
+            out = np.empty(len(segments), values.dtype)
+        out[mine] = values
+    assert out is not None
+    return out
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------
+
+
+def make_rows(
+    members: Sequence[Member], segments: Segments, leaves: Sequence[Leaf], table: EpisodeTable, marked: bool = False
+) -> dict[str, Rows]:
+    """The rows of the leaves of a view, by name; where it is ``marked`` with the leaf ``dataset`` (`MemberRows`)."""
+    start = _gather(segments, lambda number, episodes: np.asarray(members[number].episodes.start[episodes], np.int64))
+    first, number = start + segments.offset, np.arange(len(segments))
+    runs = {
+        "step": _Runs(segments.member, table.start, first, segments.length, len(members)),
+        "state": _Runs(
+            segments.member, table.start + number, first + segments.episode, segments.length + 1, len(members)
+        ),
+    }
+    ends = table.start + table.length - 1
+    there = _gather(segments, lambda number, episodes: np.asarray(members[number].episodes.length[episodes], np.int64))
+    cut = torch.from_numpy(ends[segments.offset + segments.length != there])
+    rows: dict[str, Rows] = {}
+    for leaf in leaves:
+        made: Rows = SegmentRows(leaf, runs[leaf.kind], [member.rows[leaf.name] for member in members])
+        rows[leaf.name] = EndedRows(made, cut) if leaf.name in _ENDING and len(cut) else made
+    if marked and "dataset" in rows:
+        message = f"{members[0].manifest.id} has a leaf 'dataset', which says here whose a row is"
+        raise UsageError(message, hint="rename it with `rbdata preprocess`")
+    return {**rows, "dataset": MemberRows(runs["step"])} if marked else rows
+
+
+class _Places:
+    """Where in the members some rows of a view lie.
+
+    ``runs`` (int64 ``[n]``) is the run of each, ``there`` its number in the member. ``groups``: for each member that has any of
+    them, its number, the places of those among the n, and ``there`` of these; empty where there is one member.
+    """
+
+    def __init__(self, rows: torch.Tensor, runs: _Runs) -> None:
+        self.runs = runs.of(rows)
+        self.there = rows + runs.shift[self.runs]
+        self.groups: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        if runs.members > 1:
+            members = runs.member[self.runs].numpy()
+            for number in range(runs.members):
+                mine = torch.from_numpy(np.flatnonzero(members == number))
+                if len(mine):
+                    self.groups.append((number, mine, self.there[mine]))
+
+
+class _Runs:
+    """Rows of a view that lie one behind the other in a member.
+
+    ``start`` (int64 ``[runs + 1]``) is the first row of each in the view and, last, their number; ``shift`` is what is added
+    to the number of a row to get that in the member, ``member``. ``members`` is how many there are.
+    """
+
+    def __init__(
+        self, member: np.ndarray, here: np.ndarray, there: np.ndarray, count: np.ndarray, members: int
+    ) -> None:
+        """Of rows ``there`` to ``there + count - 1`` of each ``member``, which are rows ``here`` and on of the view."""
+        begins = np.ones(len(member), bool)
+        begins[1:] = (np.diff(member) != 0) | (there[1:] != there[:-1] + count[:-1])
+        start = here[begins]
+        columns = (np.append(start, int(count.sum())), there[begins] - start, member[begins])
+        self.start, self.shift, self.member = (torch.from_numpy(column.astype(np.int64)) for column in columns)
+        self.members = members
+        self._last: tuple[torch.Tensor, int, _Places] | None = None
+
+    @property
+    def count(self) -> int:
+        return int(self.start[-1])
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The run of each row."""
+        if len(self.member) == 1:
+            return torch.zeros_like(rows)
+        return torch.from_numpy(np.searchsorted(self.start.numpy(), rows.numpy(), "right") - 1)
+
+    def places(self, rows: torch.Tensor) -> _Places:
+        """Where rows lie. All leaves of a batch are asked for the same ones: those of the last call are remembered."""
+        last = self._last
+        if last is not None and last[0] is rows and last[1] == rows._version:
+            return last[2]
+        found = _Places(rows, self)
+        self._last = rows, rows._version, found
+        return found
+
+
+class SegmentRows:
+    """A leaf of a view: the rows of its members' leaves."""
+
+    def __init__(self, leaf: Leaf, runs: _Runs, rows: Sequence[Rows]) -> None:
+        self.leaf, self.count, self._runs, self._rows = leaf, runs.count, runs, list(rows)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._read(self._runs.places(index), lambda rows, there: rows.take(there), ())
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        places = self._runs.places(first)
+        inside = first + length <= self._runs.start[places.runs + 1]
+        if bool(inside.all()):
+            return self._read(places, lambda rows, there: rows.windows(there, length), (length,))
+        # What is read beyond the end of a run are rows of other episodes, which most readers replace.
+        out = self._empty(len(first), length)
+        out[inside] = self.windows(first[inside], length)
+        crossing = (first[~inside][:, None] + torch.arange(length)).reshape(-1)
+        out[~inside] = self.take(crossing).view(-1, length, *self.leaf.shape)
+        return out
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        blocks = [rows.block(low, high) for rows, low, high in self._pieces(start, stop)]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks) if blocks else self._empty(0)
+
+    def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows ``start..stop-1`` of a compressed leaf as they are stored, see `PartFile.copy`."""
+        pieces = [rows.stored(low, high) for rows, low, high in self._pieces(start, stop)]  # type: ignore[attr-defined]
+        if len(pieces) == 1:
+            return pieces[0]
+        data, lengths = zip(*pieces)
+        return np.concatenate(data), np.concatenate(lengths)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Rows, int, int]]:
+        """The rows of members that rows ``start..stop-1`` are."""
+        runs = self._runs
+        run = int(torch.searchsorted(runs.start, start, right=True)) - 1
+        while start < stop:
+            end = min(stop, int(runs.start[run + 1]))
+            shift = int(runs.shift[run])
+            yield self._rows[int(runs.member[run])], start + shift, end + shift
+            start, run = end, run + 1
+
+    def _read(
+        self, places: _Places, read: Callable[[Rows, torch.Tensor], torch.Tensor], extent: tuple[int, ...]
+    ) -> torch.Tensor:
+        """What ``read`` gives for rows of members, in the order of the view."""
+        if len(self._rows) == 1:
+            return read(self._rows[0], places.there)
+        if len(places.groups) == 1:
+            return read(self._rows[places.groups[0][0]], places.there)
+        out = self._empty(len(places.there), *extent)
+        for number, mine, there in places.groups:
+            out.index_copy_(0, mine, read(self._rows[number], there))
+        return out
+
+    def _empty(self, *batch: int) -> torch.Tensor:
+        return torch.empty(*batch, *self.leaf.shape, dtype=getattr(torch, self.leaf.dtype))
+
+
+class MemberRows:
+    """The number of the member that each step comes from: the leaf ``dataset``, int64 ``[]``."""
+
+    def __init__(self, runs: _Runs) -> None:
+        self.leaf, self.count, self._runs = Leaf("dataset", "step", "int64", ()), runs.count, runs
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._runs.member[self._runs.places(index).runs]
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop))
+
+
+class EndedRows:
+    """A flag, bool ``[1]``, that is also set in the rows ``ends`` (int64, ascending)."""
+
+    def __init__(self, rows: Rows, ends: torch.Tensor) -> None:
+        self.leaf, self.count, self._rows, self._ends = replace(rows.leaf, constant=None), rows.count, rows, ends
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._rows.take(index) | torch.isin(index, self._ends)[:, None]
+
+    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length, 1)
+
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        return self.take(torch.arange(start, stop))
