@@ -315,6 +315,9 @@ def load(
     reward_scale: float | Literal["return_range", "minus_one"] | None = None,
     weights: Sequence[float] | None = None,
     shares: Literal["random", "exact"] = "random",
+    keys: Sequence[str | tuple[str, ...]] | None = None,
+    windows: Mapping[str | tuple[str, ...], tuple[int, int]] | None = None,
+    padding: Literal["repeat", "zero"] = "repeat",
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
@@ -323,6 +326,12 @@ def load(
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
     - ``frame_stack``: the last k states, stacked in a new dimension behind the batch; ``stack_keys`` limits it to some leaves.
+    - ``keys``: the leaves to read, such as ``["observation", "action"]``, with those below them and their successors; flags and
+      the reward always come with them. Nothing else is read (or fetched).
+    - ``windows``: for each key the offsets of the first and the last row around a step, as in
+      ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
+      ``padding`` stands where the episode has no row ("repeat": its nearest one, or "zero"); ``batch["mask", key]`` is False
+      there. See docs/windows.md.
     - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
     - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
       ``strict_length=False`` includes episodes that are shorter, ``pad_output`` pads them; ``span`` lets slices reach over the

@@ -310,12 +310,16 @@ class Dataset:
             return self._leaf(key)
         if isinstance(key, tuple) and key and all(isinstance(part, str) for part in key):
             return self._leaf("/".join(key))
+        return self.steps_at(key)
+
+    def steps_at(self, key: Any, keys: Iterable[str] | None = None) -> TensorDict:
+        """``dataset[key]`` for a number, a slice, numbers or a mask; of the leaves ``keys`` alone, named as in `read`."""
         if isinstance(key, slice):
-            return self._range(*key.indices(len(self)))
+            return self._range(*key.indices(len(self)), keys)
         if isinstance(key, (int, np.integer)):
             if not -len(self) <= key < len(self):  # what ends `for step in dataset`
                 raise IndexError(f"there is no step {key}: {self.id} has {len(self)}")
-            return self._steps(torch.tensor([int(key) % len(self)]))[0]
+            return self._steps(torch.tensor([int(key) % len(self)]), keys)[0]
         index = torch.as_tensor(key)
         if index.dtype == torch.bool:
             if index.shape != (len(self),):
@@ -323,7 +327,7 @@ class Dataset:
             index = index.nonzero().squeeze(1)
         index = _whole_numbers(index)
         index = torch.where(index < 0, index + len(self), index)
-        return self._steps(index.reshape(-1)).reshape(index.shape)
+        return self._steps(index.reshape(-1), keys).reshape(index.shape)
 
     def episode(self, number: int) -> TensorDict:
         """One whole episode as TED, batch ``[its length]``."""
@@ -367,15 +371,16 @@ class Dataset:
         """The episodes in order, each as TED with batch ``[its length]``."""
         return map(self.episode, range(len(self.episodes)))
 
-    def _steps(self, index: torch.Tensor) -> TensorDict:
-        return self.read(index).exclude("mask")[:, 0]
+    def _steps(self, index: torch.Tensor, keys: Iterable[str] | None = None) -> TensorDict:
+        return self.read(index, keys=keys).exclude("mask")[:, 0]
 
-    def _range(self, start: int, stop: int, step: int) -> TensorDict:
+    def _range(self, start: int, stop: int, step: int, keys: Iterable[str] | None = None) -> TensorDict:
         if step != 1:
-            return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64))
+            return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64), keys)
         stop = max(start, stop)
         columns: dict[str, torch.Tensor] = {}
-        for name, rows in self.rows.items():
+        for name in self._names(keys):
+            rows = self.rows[name]
             if rows.leaf.kind == "step":
                 columns[name] = rows.block(start, stop).clone()  # the mapping is shared by all readers of this process
             else:

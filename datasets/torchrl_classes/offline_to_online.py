@@ -184,7 +184,11 @@ def _in_time(source: Any, first: int, count: int) -> Any:
 
 def _has_windows(buffer: Any) -> bool:
     spec = getattr(buffer, "_spec", None)
-    return spec is not None and any(window is not None for window in (spec.frame_stack, spec.n_step, spec.expand))
+    return spec is not None and any(window is not None for window in _ways(spec))
+
+
+def _ways(spec: Any) -> tuple[Any, ...]:
+    return spec.frame_stack, spec.n_step, spec.key_windows, spec.expand
 
 
 def _windows(buffer: Any) -> dict[str, Any]:
@@ -196,6 +200,8 @@ def _windows(buffer: Any) -> dict[str, Any]:
     if spec is None or not _has_windows(buffer):
         return {}
     look_ahead = {} if spec.n_step is None else {"n_step": spec.n_step.steps, "gamma": spec.n_step.gamma}
+    if spec.key_windows is not None:
+        look_ahead = {"windows": spec.key_windows.offsets, "padding": spec.key_windows.padding}
     ends = {"end_key": spec.edges.end_keys[0] if spec.edges.end_keys else None, "traj_key": spec.edges.traj_key}
     return {"frame_stack": spec.frame_stack, "stack_keys": spec.stack_keys, **look_ahead, **ends}
 

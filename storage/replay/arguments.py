@@ -8,8 +8,8 @@ Unpack[BufferOptions]``: editors and type checkers read the names and types from
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -164,6 +164,8 @@ class CommonOptions(ServiceOptions, total=False):
     seed: int | None
     frame_stack: int | None
     stack_keys: Sequence[str] | None
+    windows: Mapping[Any, tuple[int, int]] | None
+    padding: Literal["repeat", "zero"]
     n_step: int | None
     gamma: float
     traj_key: Any

@@ -19,11 +19,12 @@ The cut is the episode's, not the batch's: rewards are read from the dataset, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -31,7 +32,7 @@ from ...errors import UsageError
 from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
 from ..schema import FLAGS, LARGE_ROW
-from ..window import Windows, nest, plan_windows, read_window, read_windows
+from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage
@@ -66,6 +67,40 @@ class NStep:
         """What the value of the next state is multiplied by: gamma^k, float32 ``[B]``."""
         return (self.gamma ** taken.double()).float()
 
+
+@dataclass(frozen=True)
+class KeyWindows:
+    """Windows of leaves around each step drawn: the offsets of the first and the last row of each, by path.
+
+    Outside the episode of the step there is ``padding``: its nearest row ("repeat") or zeros. Offsets of a state leaf, and of
+    an observation with a successor, count states: an episode has one more of them than steps.
+    """
+
+    offsets: Mapping[str, tuple[int, int]]
+    padding: Pad
+
+    @classmethod
+    def of(cls, windows: Mapping[Any, Any], padding: Any) -> KeyWindows:
+        """Of what a user gives. Raises UsageError for offsets that are none."""
+        if padding not in ("repeat", "zero"):
+            raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
+        if not isinstance(windows, Mapping) or not windows:
+            raise UsageError(f"windows give a first and a last offset for each key, not {windows!r}", hint=_WINDOWS)
+        offsets: dict[str, tuple[int, int]] = {}
+        for key, given in windows.items():
+            path = "/".join(as_key(key))
+            pair = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+            is_whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair]
+            if len(pair) != 2 or not all(is_whole) or pair[0] > pair[1]:
+                message = f"the window of {path} is {given!r}, not the offsets of its first and its last row"
+                raise UsageError(message, hint=_WINDOWS)
+            if max(-pair[0], pair[1], pair[1] - pair[0] + 1) > MOST_RECORDS:
+                raise UsageError(f"the window of {path}, {given!r}, is longer than {MOST_RECORDS:,}")
+            offsets[path] = (int(pair[0]), int(pair[1]))
+        return cls(offsets, padding)
+
+
+_WINDOWS = 'for example windows={"observation": (-1, 0), "action": (0, 15)}'
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
 AHEAD = 16
@@ -130,6 +165,7 @@ class BatchReader:
         frame_stack: int | None = None,
         stack_keys: Sequence[str] | None = None,
         n_step: NStep | None = None,
+        key_windows: KeyWindows | None = None,
         with_info: bool = True,
         edges: Edges | None = None,
     ) -> None:
@@ -140,7 +176,10 @@ class BatchReader:
         self._edges = edges or Edges()
         self._fields = fields
         self._tail = storage.batch_tail
-        self._windowed = frame_stack is not None or n_step is not None
+        self._windowed = frame_stack is not None or n_step is not None or key_windows is not None
+        self._key_windows = key_windows
+        if key_windows is not None:  # nothing else is read
+            fields = self._windowed_leaves(fields, key_windows)
         states = [rows for rows in fields.values() if rows.leaf.kind == "state"]
         self._stacked = self._stacked_names(fields, stack_keys) if frame_stack else []
         stacked = {*self._stacked, *("next/" + name for name in self._stacked)}
@@ -158,6 +197,15 @@ class BatchReader:
         extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (frame_stack or 0))
         self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
         self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
+
+    def _windowed_leaves(self, fields: dict[str, Readable], windows: KeyWindows) -> dict[str, Readable]:
+        """None, once the keys of the windows are known to be there."""
+        unknown = [key for key in windows.offsets if key not in fields and not _is_successor(key, fields)]
+        if unknown:
+            raise UsageError(f"unknown keys of windows: {', '.join(unknown)}", hint=f"there are {', '.join(fields)}")
+        if self._tail:
+            raise UsageError("windows are of steps: the records of this storage are trajectories")
+        return {}
 
     @staticmethod
     def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:
@@ -271,6 +319,9 @@ class BatchReader:
         if self._stacked and not self._stack_early:
             assert timeline is not None and prepared.position is not None
             self._read_stacks(timeline, prepared.position, prepared.last, columns)
+        if self._key_windows is not None:
+            assert timeline is not None and prepared.position is not None
+            self._read_key_windows(timeline, prepared.position, columns)
         if self._with_info:
             columns["index"] = expand_to_records(index, self._tail)
         device = self.storage.device
@@ -360,6 +411,48 @@ class BatchReader:
                 if k > 1:
                     before = read_window(rows, last - (k - 2), k - 1, low, high)
             columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+
+    def _read_key_windows(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
+        """The windows of each key ``[B, length, *shape]``, and which rows are those of the episode (``mask/KEY``, bool)."""
+        assert self._key_windows is not None
+        episode = timeline.episode_of(position)
+        begin, end = timeline.starts[episode], timeline.starts[episode + 1]
+        for key, (first, last) in self._key_windows.offsets.items():
+            rows, successors, low, high, at = self._fields.get(key), None, begin, end, position
+            if rows is None:  # the successor of a state is the next state
+                rows = self._fields[key.removeprefix("next/")]
+                low, first, last = low + 1, first + 1, last + 1
+            if rows.leaf.kind == "state":
+                low, high, at = low + episode, high + episode + 1, position + episode
+            elif f"next/{key}" in self._fields and key.partition("/")[0] in STACKED:
+                successors = by_position(self._fields[f"next/{key}"], timeline)
+            rows = rows if rows.leaf.kind == "state" else by_position(rows, timeline)
+            wanted = at[:, None] + torch.arange(first, last + 1)
+            high = high if successors is None else high + 1
+            within = torch.minimum(torch.maximum(wanted, low[:, None]), high[:, None] - 1)
+            mask = wanted == within
+            columns[key] = self._gather(rows, successors, within, high)
+            if self._key_windows.padding == "zero":
+                columns[key][~mask] = 0
+            columns[f"mask/{key}"] = mask
+
+    @staticmethod
+    def _gather(rows: Any, successors: Any, within: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        """Rows by position, each read once; where there are ``successors``, the last state is that of the last step."""
+        flat = within.reshape(-1)
+        if successors is None:
+            found = rows.take(flat)
+        else:
+            is_final = (within == high[:, None] - 1).reshape(-1)
+            found = rows.take(flat - is_final.long())
+            found[is_final] = successors.take(flat[is_final] - 1)
+        return found.view(*within.shape, *rows.leaf.shape)
+
+
+def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:
+    """Whether a key is that of the successors of a leaf that is stored once for each state."""
+    root = fields.get(key.removeprefix("next/"))
+    return key.startswith("next/") and root is not None and root.leaf.kind == "state"
 
 
 def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
@@ -40,7 +40,7 @@ from .arguments import (
     resolve_storage,
     resolve_writer,
 )
-from .batches import NStep
+from .batches import KeyWindows, NStep
 from .devices import check_device
 from .forks import watch_forks
 from .iterable import ReplayIterable, ReplayMap
@@ -146,6 +146,8 @@ class ReplayBuffer:
         traj_key: Any = None,
         rank: int = 0,
         world_size: int = 1,
+        windows: Mapping[Any, tuple[int, int]] | None = None,
+        padding: Literal["repeat", "zero"] = "repeat",
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise UsageError("give transform or transform_factory, not both")
@@ -171,6 +173,7 @@ class ReplayBuffer:
             stack_keys=None if stack_keys is None else tuple(stack_keys),
             edges=Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
             n_step=None if n_step is None else NStep(n_step, gamma),
+            key_windows=None if windows is None else KeyWindows.of(windows, padding),
             info_in_batch=self._info_in_batch,
             collate=collate_fn,
             prefetch=check_prefetch(prefetch, self.batch_size),
@@ -252,7 +255,11 @@ class ReplayBuffer:
         for part in (sampler, storage, writer):
             check_part(part)
         spec = self._spec
-        windows = spec.frame_stack is not None or spec.n_step is not None
+        if spec.key_windows is not None and (spec.frame_stack or spec.n_step or spec.expand is not None):
+            raise UsageError(
+                "windows are read instead of frame_stack, n_step and sample_unit", hint="give windows alone"
+            )
+        windows = spec.frame_stack is not None or spec.n_step is not None or spec.key_windows is not None
         check_parts(sampler, storage, writer, Use(spec.prefetch, windows, world_size=self._world))
 
     # -- parts -------------------------------------------------------------------------------------------------------

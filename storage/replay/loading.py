@@ -30,6 +30,7 @@ def load_buffer(
     reward_scale: float | str | None = None,
     weights: Sequence[float] | None = None,
     shares: Shares = "random",
+    keys: Sequence[str | tuple[str, ...]] | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
@@ -37,7 +38,7 @@ def load_buffer(
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: one of your own instead of all of these.
     - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
-    - ``growth``, ``watch``: of a dataset that is being written, see `DatasetStorage`.
+    - ``growth``, ``watch``: of a dataset that is being written, and ``keys``: see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
@@ -51,7 +52,7 @@ def load_buffer(
     if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
         dataset.plan_steps()
     derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale)
-    storage = DatasetStorage(dataset, growth=growth, watch=watch, derive=derive, statistics=statistics)
+    storage = DatasetStorage(dataset, growth=growth, watch=watch, derive=derive, statistics=statistics, keys=keys)
     blocks = shuffle == "blocks"
     if blocks and (storage.is_growing or growth):
         raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")

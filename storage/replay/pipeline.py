@@ -35,7 +35,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from ...errors import SamplingError, UsageError
-from .batches import BatchReader, NStep, Prepared
+from .batches import BatchReader, KeyWindows, NStep, Prepared
 from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, slice_flags
 from .overrides import is_overridden, reads_by_get
@@ -91,6 +91,7 @@ class BatchSpec:
     frame_stack: int | None = None
     stack_keys: tuple[str, ...] | None = None
     n_step: NStep | None = None
+    key_windows: KeyWindows | None = None
     edges: Edges | None = None
     info_in_batch: bool = False
     collate: Callable[[Any], Any] | None = None
@@ -354,10 +355,11 @@ class Pipeline:
             if same_rows or self._known[0] is self.storage.fields():
                 return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
-        windows = spec.frame_stack is not None or spec.n_step is not None
+        windows = spec.frame_stack is not None or spec.n_step is not None or spec.key_windows is not None
         if reads_by_get(self.storage):
             if windows:
-                message = f"frame_stack and n_step read leaf by leaf, and {type(self.storage).__name__}.get is your own"
+                name = type(self.storage).__name__
+                message = f"frame_stack, n_step and windows read leaf by leaf, and {name}.get is your own"
                 raise UsageError(message, hint="leave them out, or do in a transform what get() does")
             return None
         # Whoever collates the records of a storage themselves gets them as the storage has them.
@@ -367,6 +369,7 @@ class Pipeline:
                 frame_stack=spec.frame_stack,
                 stack_keys=spec.stack_keys,
                 n_step=spec.n_step,
+                key_windows=spec.key_windows,
                 with_info=spec.info_in_batch,
                 edges=spec.edges,
             )

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning, UsageError
+from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning, UnknownKeyError, UsageError
 from ...dataset import Dataset, DatasetPrefix, DatasetView, Derivation, DerivedDataset
 from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
+from ...schema import FLAGS
 from ..timeline import Edges, Key, Timeline
 from .rows import Readable
 from .storage import Storage
@@ -42,7 +43,9 @@ class DatasetStorage(Storage):
     ``growth``: show no more than these steps, as ``growth`` of a storage said it: pairs of the batches drawn before and the
     steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise `show` alone changes what
     is shown. ``derive`` gives the leaves by which it is read, and ``statistics`` says what was used for them
-    (`derived_leaves.derivation`). Raises UsageError for a ``growth`` that is not this dataset's.
+    (`derived_leaves.derivation`). ``keys``: the leaves that are read, with those below them and their successors; flags, the
+    reward and those that ``derive`` adds always are. Raises UsageError for a ``growth`` that is not this dataset's,
+    UnknownKeyError.
     """
 
     immutable = True
@@ -55,10 +58,15 @@ class DatasetStorage(Storage):
         watch: bool = False,
         derive: Derivation | None = None,
         statistics: dict[str, Any] | None = None,
+        keys: Sequence[str | tuple[str, ...]] | None = None,
     ) -> None:
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self._derive, self.statistics = derive, statistics or {}
         self.dataset = self._as_read(self.source)
+        self._keys = None
+        if keys is not None:
+            added = [name for name in self.dataset.rows if name not in self.source.rows]
+            self._keys = (*_chosen_leaves(self.source, keys), *added)
         super().__init__(max(1, self._plan.steps))
         self._own: Timeline | None = None
         #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
@@ -165,7 +173,7 @@ class DatasetStorage(Storage):
         return 0
 
     def get(self, index: Any) -> Any:
-        return self.dataset[index[0] if isinstance(index, tuple) and len(index) == 1 else index]
+        return self.dataset.steps_at(index[0] if isinstance(index, tuple) and len(index) == 1 else index, self._keys)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         raise read_only(self.dataset)
@@ -182,7 +190,8 @@ class DatasetStorage(Storage):
         return self.dataset[name] if name in self.dataset.schema.names else None
 
     def fields(self) -> dict[str, Readable]:
-        return dict(self.dataset.rows)
+        rows = self.dataset.rows
+        return dict(rows) if self._keys is None else {name: rows[name] for name in self._keys}
 
     def timeline(self, edges: Edges) -> Timeline:
         own = self._own = self._own or Timeline(self.dataset.episode_starts, len(self.dataset))
@@ -244,6 +253,21 @@ def read_only(dataset: Any) -> ReadOnlyError:
     """The error of whoever tries to write."""
     message = f"{dataset.id} is a dataset: it doesn't allow writing"
     return ReadOnlyError(message, hint="preprocess it into a new one, or extend a LazyMemmapStorage")
+
+
+def _chosen_leaves(dataset: Dataset, keys: Sequence[str | tuple[str, ...]]) -> tuple[str, ...]:
+    """The leaves that ``keys`` of a storage name, in the order of the dataset. Raises UnknownKeyError."""
+    if isinstance(keys, str):
+        raise UsageError(f"keys is a sequence of keys, not {keys!r}", hint=f"keys=[{keys!r}]")
+    paths = ["/".join(key) if isinstance(key, tuple) else str(key) for key in keys]
+    wanted = [path.removeprefix("next/") for path in paths]
+    roots = {name: name.removeprefix("next/") for name in dataset.rows}
+    found = {path: [name for name, root in roots.items() if f"{root}/".startswith(f"{path}/")] for path in wanted}
+    unknown = [path for path, names in found.items() if not names]
+    if unknown:
+        raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(dataset.rows)}")
+    chosen = {name for names in found.values() for name in names}
+    return tuple(name for name, root in roots.items() if name in chosen or root in (*FLAGS, "reward"))
 
 
 class EpisodeStorage(DatasetStorage):

@@ -516,8 +516,11 @@ class TensorStorage(Storage):
                 raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
             shape = batch_shape(data, self.ndim)
             filled = rows // int(shape[1:].numel())
-            if cursor is not None and not 0 <= cursor <= shape[0]:
-                raise DamagedDatasetError(f"{folder}: row {cursor} cannot be the next one of {shape[0]}")
+            # A next row behind a gap would be refused by `extend`, when the buffer is in use.
+            if cursor is not None and not 0 <= cursor <= (shape[0] if filled >= shape[0] else filled):
+                raise DamagedDatasetError(
+                    f"{folder}: row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
+                )
             if newest is None:
                 newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
             if filled > shape[0] or not -1 <= newest < shape[0]:
@@ -536,6 +539,8 @@ class TensorStorage(Storage):
         capacity = self.capacity_for(data)
         if filled > capacity:
             raise SchemaError(f"{filled} rows do not fit into a storage of {capacity}")
+        if newest >= max(filled, 1):
+            raise SchemaError(f"the last row written is {newest}, and there are {filled} rows")
         if self._data is not None:
             check_same(self._data, data, self.ndim)
             self._reserve(filled)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rbdata
 import torch
+import torchrl.data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rbdata.errors import RbdataError
+from rbdata.errors import DamagedDatasetError, RbdataError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.replay import (
     CompressedListStorage,
@@ -282,3 +284,20 @@ def test_a_batch_that_no_storage_justifies(tmp_path):
     with pytest.raises(RbdataError, match="batch_size is 2147483648"):
         buffer.loads(tmp_path / "checkpoint")
     assert buffer.batch_size == 4
+
+
+@pytest.mark.parametrize("rows", [0, 1, 13])
+def test_a_next_row_behind_a_gap_is_refused_before_anything_changes(tmp_path, rows):
+    """Of a checkpoint of TorchRL, which has no checksums: `extend` would fail when training has begun."""
+    theirs = torchrl.data.TensorDictReplayBuffer(storage=torchrl.data.LazyTensorStorage(20), batch_size=4)
+    theirs.extend(TensorDict({"obs": torch.arange(14.0)}, [14]))
+    theirs.dumps(tmp_path)
+    path = tmp_path / "storage" / "storage_metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "len": rows}))
+    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(20), batch_size=4)
+    buffer.extend(TensorDict({"obs": torch.full((3,), -1.0)}, [3]))
+    with pytest.raises(DamagedDatasetError, match="row 14 cannot be the next one"):
+        buffer.loads(tmp_path)
+    assert buffer[:]["obs"].tolist() == [-1.0] * 3
+    buffer.extend(TensorDict({"obs": torch.zeros(2)}, [2]))
+    assert len(buffer) == 5
