@@ -70,7 +70,8 @@ def test_windows_are_the_rows_of_the_episode(dataset, windows, padding, replacem
     batch = buffer.sample()
     assert paths(batch) == {"index", *windows, *(f"mask/{key}" for key in windows)}
     for key, (first, last) in windows.items():
-        found, mask = batch[tuple(key.split("/"))], batch[("mask", *key.split("/"))]
+        path = tuple(key.split("/"))
+        found, mask = batch[path], batch["mask"][path]
         assert mask.dtype == torch.bool
         assert mask.shape == found.shape[:2] == (len(batch), last - first + 1)
         for row, step in enumerate(batch["index"].tolist()):
