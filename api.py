@@ -318,6 +318,7 @@ def load(
     keys: Sequence[str | tuple[str, ...]] | None = None,
     windows: Mapping[str | tuple[str, ...], tuple[int, int]] | None = None,
     padding: Literal["repeat", "zero"] = "repeat",
+    goals: replay.Goals | None = None,
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
@@ -356,6 +357,8 @@ def load(
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
     - ``weights``: the share that each of several datasets has in a batch; without, all steps are alike. ``shares``: "random"
       (counts are multinomial) or "exact", see `MixtureSampler`.
+    - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
+      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, sample_unit, windows.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
     - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn

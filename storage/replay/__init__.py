@@ -21,6 +21,7 @@ from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .ensemble import SamplerEnsemble as SamplerEnsemble
 from .ensemble import StorageEnsemble as StorageEnsemble
 from .ensemble import WriterEnsemble as WriterEnsemble
+from .goals import Goals as Goals
 from .hindsight import HERReplayBuffer as HERReplayBuffer
 from .hindsight import HindsightStrategy as HindsightStrategy
 from .iterable import ReplayIterable as ReplayIterable

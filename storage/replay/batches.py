@@ -134,7 +134,8 @@ class Prepared:
 
     ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows.
     ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
-    ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced (`hindsight`).
+    ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced
+    (`pipeline.Relabeling`).
     ``before`` is the state of the order before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says
     whether it ends a pass.
     """
@@ -145,7 +146,7 @@ class Prepared:
     last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
     state_rows: StateRows | None = None
-    achieved: torch.Tensor | None = None
+    achieved: Any = None
     before: Any = None
     ran_out: bool = False
 

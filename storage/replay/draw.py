@@ -40,8 +40,8 @@ class Draw:
     ``lengths`` (int64 ``[n]``) is set where pieces may be shorter. With a ``timeline`` starts are positions in time,
     without one they are storage rows. ``info`` holds what the sampler knows of each step drawn (importance weights),
     ``notes`` what it says of the draw as a whole. ``overlapping``: single steps that follow each other, so that the same
-    rows are wanted several times. ``goals`` (int64 ``[m]``): rows that the first m steps take their goals from, see
-    `hindsight`.
+    rows are wanted several times. ``goals`` (int64): the rows that goals are taken from, as a `pipeline.Relabeling`
+    chose them.
     """
 
     start: torch.Tensor

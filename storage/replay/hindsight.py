@@ -61,6 +61,7 @@ class HindsightRelabeling:
     edges: tuple[Edges, ...]
     terminated_fn: Callable[[TensorDictBase], torch.Tensor] | None = None
     done: Key = DONE
+    is_own_code = True
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``: for each of the first steps the row that its goal is taken from, int64 ``[n]``."""

@@ -10,6 +10,7 @@ from ...errors import UsageError
 from ..dataset import Dataset, DatasetView
 from ..derived_leaves import derivation
 from ..remote.remote_dataset import RemoteDataset
+from .goals import Goals, make_relabeling
 from .samplers.mixture import MixtureSampler, Shares
 from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
 from .samplers.sampler import Sampler
@@ -31,6 +32,7 @@ def load_buffer(
     weights: Sequence[float] | None = None,
     shares: Shares = "random",
     keys: Sequence[str | tuple[str, ...]] | None = None,
+    goals: Goals | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
@@ -40,6 +42,7 @@ def load_buffer(
     - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
     - ``growth``, ``watch``: of a dataset that is being written, and ``keys``: see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
+    - ``goals``: goals for data that store none, see `goals`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
@@ -65,7 +68,14 @@ def load_buffer(
         raise UsageError("shares goes with weights")
     elif sampler is not None and (type(made) is not RandomSampler):
         raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
-    return TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
+    if goals is not None:
+        for name in ("n_step", "frame_stack", "sample_unit", "windows"):
+            if options.get(name) is not None:
+                raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
+        extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
+        buffer._change_spec(relabeling=make_relabeling(storage.dataset, goals, buffer._spec.edges, extras))
+    return buffer
 
 
 def _members(dataset: Dataset) -> tuple[Dataset, ...]:

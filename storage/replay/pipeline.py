@@ -67,15 +67,19 @@ def check_count(batches: Any) -> int:
 
 
 class Relabeling(Protocol):
-    """What gives the first records of a batch other goals and rewards, see `hindsight`."""
+    """What gives records of a batch other goals and rewards, see `hindsight` and `goals`."""
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether a function of the user computes rewards."""
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``, the rows that goals are taken from; from the generator that drew the batch."""
 
-    def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
-        """What was achieved at these rows."""
+    def read(self, storage: Storage, rows: torch.Tensor) -> Any:
+        """What was achieved at these rows, for `apply`."""
 
-    def apply(self, batch: Any, achieved: torch.Tensor) -> Any:
+    def apply(self, batch: Any, achieved: Any) -> Any:
         """The batch with its new goals and rewards."""
 
 
@@ -299,7 +303,8 @@ class Pipeline:
 
     @property
     def _collates_by_own_code(self) -> bool:
-        return self.spec.collate is not None or self.spec.relabeling is not None
+        relabeling = self.spec.relabeling
+        return self.spec.collate is not None or (relabeling is not None and relabeling.is_own_code)
 
     def at(self, rows: torch.Tensor) -> Any:
         """The batch of these rows, int64 ``[n]``, with nothing drawn. Raises SamplingError for rows that are not there."""
