@@ -392,3 +392,21 @@ def test_saved_and_copied(tmp_path, mirror, whole):
     again.loads(tmp_path / "checkpoint")
     assert_same(batches(again, 2), expected)
     assert again.state_dict()["batches"] == 4
+
+
+def test_computed_leaves_of_what_is_there_so_far(mirror, whole, tmp_path):
+    run_until(2, mirror, tmp_path)
+    partial = PartialDataset(place(tmp_path))
+    for option in ({"normalize": "observation"}, {"reward_scale": "return_range"}):
+        with pytest.raises(UsageError, match="incomplete"):
+            rbdata.load(partial, **option)
+    options: dict[str, Any] = {"batch_size": 16, "seed": 0, "extra": ["step", "return_to_go"], "reward_scale": 0.5}
+    batch = rbdata.load(partial, **options).sample()
+    expected = rbdata.load(whole, **options)[batch["index"]]
+    for name in ("step", "return_to_go", ("next", "reward")):
+        assert torch.equal(batch[name], expected[name])
+    buffer = rbdata.load(partial, batch_size=16, seed=0, goals=rbdata.Goals(0.0, 0.0, 1.0))
+    buffer.sample()
+    run(mirror, tmp_path)
+    assert buffer.refresh()
+    assert all(buffer.sample()["goal"].shape == buffer.sample()["observation"].shape for _ in range(3))

@@ -229,3 +229,32 @@ def test_nothing_asked_for_changes_nothing(made):
     folder, _ = made
     buffer = rbdata.load(folder, batch_size=4)
     assert type(as_read(buffer)) is rbdata.Dataset and buffer.statistics == {}
+
+
+# -- where datasets lie ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("goals", [None, rbdata.Goals(geometric=0.5, actor=rbdata.Goals(0, 0, 1))])
+def test_remote_datasets_give_the_same_batches(made, tmp_path, goals):
+    folder, _ = made
+    options = {"batch_size": 8, "normalize": "observation", "reward_scale": "return_range", "seed": 4, "goals": goals}
+    options["extra"] = EXTRA if goals is None else ["step", "discount"]
+    here = rbdata.load(folder, **options)
+    there = rbdata.load(folder.as_uri(), cache_dir=tmp_path / "cache", **options)
+    for _ in range(5):
+        assert (here.sample() == there.sample()).all()
+    assert np.array_equal(here.statistics["observation"]["mean"], there.statistics["observation"]["mean"])
+
+
+def test_parts_of_a_dataset(made):
+    folder, episodes = made
+    dataset = rbdata.open_dataset(folder)
+    part = dataset.select(episodes=[2, 0])
+    truth = truth_of([episodes[2], episodes[0]])
+    buffer = rbdata.load(part, batch_size=50, extra=EXTRA, normalize="observation", goals=None, seed=0)
+    batch = buffer.sample()
+    for name in EXTRA:
+        assert np.array_equal(batch[name].numpy(), truth[name][batch["index"].numpy()]), name
+    states = np.concatenate([episodes[2].states["observation"][:-1], episodes[0].states["observation"][:-1]])
+    assert np.allclose(buffer.statistics["observation"]["mean"], states.mean(0))
+    assert not list(folder.parent.glob(".*.statistics.json"))
