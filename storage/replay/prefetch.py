@@ -181,6 +181,8 @@ class Job(Generic[Item]):
             if self._collate is not None and self._error is None and not self.withdrawn:
                 self._value = self._collate(self._value)
             if self._previous is not None:
+                # Nobody may ever ask for it, where it was left to the caller: a process could not end while this waits.
+                self._previous.run()
                 self._previous.wait()
             if self._error is None and not self.withdrawn:
                 with self._finishing:
@@ -251,7 +253,8 @@ class Prefetcher(Generic[Item]):
     ) -> None:
         """Queue a job: ``read`` and ``collate``, then ``finish`` with what they returned, in order.
 
-        It is begun at once ``in_thread``; otherwise whoever wants its result does it, and whoever writes does the reading.
+        It is begun at once ``in_thread``; otherwise whoever wants its result does it, or the thread of the job after it, and
+        whoever writes does the reading.
         """
         job = self._last = Job(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)

@@ -155,6 +155,22 @@ def test_a_job_never_waits_for_one_that_was_taken_back():
     queue.close()
 
 
+def test_a_job_does_not_wait_for_one_that_nobody_asks_for():
+    """Where the way of making batches changed and the process ends before the next batch, its thread would never end."""
+    done: list[str] = []
+    queue: Prefetcher[str] = Prefetcher(2)
+    for name, in_thread in (("for the caller", False), ("in a thread", True)):
+        queue.submit(name, lambda: None, None, lambda _, name=name: done.append(name), in_thread=in_thread)
+    last = queue._queue[-1]
+    waiting = threading.Thread(target=last.wait, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert last.has_ended
+    assert done == ["for the caller", "in a thread"]
+    assert queue.pop().result() is None
+    queue.close()
+
+
 def test_writes_and_prefetching():
     """A ring that is written while batches are on their way: whole rows only."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), batch_size=32, prefetch=2)
