@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import SchemaError, UsageError
+from ...errors import SchemaError, UnknownKeyError, UsageError
 from ..dataset import Dataset
 from .draw import Draw
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
-from .timeline import Edges, as_key
+from .timeline import Edges, as_key, entry_key
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,10 @@ class GoalRelabeling:
             batch.set(key, value)
         reward = success.float() - float(self.goals.negative)
         if self.goals.reward_fn is not None:
-            own = batch.get(as_key(self.goals.goal_key))
+            own = batch.get(entry_key(as_key(self.goals.goal_key)), None)
+            if own is None:
+                message = f"batches have no {self.goals.goal_key!r}, which reward_fn compares with goals"
+                raise UnknownKeyError(message, hint="name it in keys")
             answer = self.goals.reward_fn(own, batch.get("goal"))
             reward, success = answer if isinstance(answer, tuple) else (answer, torch.zeros_like(success))
         stored = batch.get(("next", "reward"))

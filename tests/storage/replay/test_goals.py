@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SchemaError, UsageError
+from rbdata.errors import SchemaError, UnknownKeyError, UsageError
 from storage_tools import columns, make_episodes, write_dataset
 from torch.testing import assert_close
 
@@ -172,3 +172,15 @@ def test_what_is_refused(made):
         rbdata.load(folder, goals=rbdata.Goals(goal_key="state"))
     with pytest.raises(UsageError, match=r"rbdata.Goals"):
         rbdata.load(folder, goals=0.5)
+
+
+def test_goals_of_leaves_that_batches_leave_out(made):
+    folder, truth = made
+    batch = rbdata.load(folder, batch_size=50, keys=["action"], goals=rbdata.Goals(), seed=0).sample()
+    assert "observation" not in batch
+    assert np.array_equal(
+        step_of(batch["goal"], truth) == batch["index"].numpy(), batch["next", "terminated"][:, 0].numpy()
+    )
+    goals = rbdata.Goals(reward_fn=lambda achieved, goal: (achieved - goal).sum(-1))
+    with pytest.raises(UnknownKeyError, match="observation"):
+        rbdata.load(folder, batch_size=50, keys=["action"], goals=goals).sample()
