@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -160,7 +161,7 @@ def test_a_job_does_not_wait_for_one_that_nobody_asks_for():
     done: list[str] = []
     queue: Prefetcher[str] = Prefetcher(2)
     for name, in_thread in (("for the caller", False), ("in a thread", True)):
-        queue.submit(name, lambda: None, None, lambda _, name=name: done.append(name), in_thread=in_thread)
+        queue.submit(name, partial(str, name), None, done.append, in_thread=in_thread)
     last = queue._queue[-1]
     waiting = threading.Thread(target=last.wait, daemon=True)
     waiting.start()
