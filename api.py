@@ -316,7 +316,7 @@ def load(
     weights: Sequence[float] | None = None,
     shares: Literal["random", "exact"] = "random",
     keys: Sequence[str | tuple[str, ...]] | None = None,
-    windows: Mapping[str | tuple[str, ...], tuple[int, int]] | None = None,
+    windows: Mapping[Any, tuple[int, int]] | None = None,
     padding: Literal["repeat", "zero"] = "repeat",
     goals: replay.Goals | None = None,
 ) -> replay.TensorDictReplayBuffer:
