@@ -161,7 +161,7 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
         leaves.append(replace(leaf, constant=constant))
     if unlike and keys != "common":
         message = f"the datasets have unlike leaves: {', '.join(unlike)}"
-        hint = "keys='common' (--keys common) leaves these out; `rbdata preprocess` gives one the form of the other"
+        hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
         raise UsageError(message, hint=hint)
     return leaves
 

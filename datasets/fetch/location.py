@@ -138,7 +138,9 @@ def join_path(*parts: str) -> str:
 
 
 def is_remote(text: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL, not an id or a path."""
+    """Whether this is a URL, not an id or a path. Raises UsageError for what is none of them."""
+    if not isinstance(text, (str, os.PathLike)):
+        raise UsageError(f"a dataset is named by an id, a path or a URL, not by a {type(text).__name__}")
     return "://" in os.fspath(text)
 
 

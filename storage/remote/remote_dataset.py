@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -172,22 +172,28 @@ class RemoteDataset(Dataset):
         self.cache.fetch_all()
         return self.path
 
-    def plan_steps(self, ranges: Sequence[tuple[int, int]] = ()) -> None:
+    def plan_steps(self, ranges: Sequence[tuple[int, int]] = (), keys: Collection[str] | None = None) -> None:
         """Fetch steps ``start..stop-1`` of these ranges, in this order, while nothing else is wanted.
 
-        Where the limit leaves room for everything, all the rest comes after them, and the cache becomes the dataset.
+        Where the limit leaves room for everything, all the rest comes after them, and the cache becomes the dataset. ``keys``:
+        of these leaves alone.
         """
         if self.cache.finished:
             return
-        first = [block for start, stop in ranges for block in self.blocks_of(start, stop).tolist()]
-        self.cache.plan(chain(first, range(self.cache.layout.count)) if self.cache.holds_all else first)
+        first = [block for start, stop in ranges for block in self.blocks_of(start, stop, keys).tolist()]
+        rest: Iterable[int] = range(self.cache.layout.count)
+        if keys is not None:
+            layout = self.cache.layout
+            paths = [path for name in keys for path in codec_of(self.rows[name].leaf).files if path in layout.in_blocks]
+            rest = [block for path in paths for block in layout.of_file(path).tolist()]
+        self.cache.plan(chain(first, rest) if self.cache.holds_all else first)
 
-    def blocks_of(self, start: int, stop: int) -> np.ndarray:
+    def blocks_of(self, start: int, stop: int, keys: Collection[str] | None = None) -> np.ndarray:
         """The blocks that the rows of steps ``start..stop-1`` lie in, with their successors, int64."""
         found = [np.empty(0, np.int64)]
         before, last = self.episode_of(torch.tensor([start, stop - 1])).tolist()
-        for rows in self.rows.values():
-            if isinstance(rows, _RemoteRows):
+        for name, rows in self.rows.items():
+            if isinstance(rows, _RemoteRows) and (keys is None or name in keys):
                 state = rows.leaf.kind == "state"
                 found.append(rows.blocks(start + before * state, stop + (last + 1) * state))
         return np.concatenate(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import UsageError
@@ -18,6 +18,7 @@ from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, Unifo
 from .samplers.uniform import BlockSampler, RandomSampler, SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
+from .timeline import as_key
 
 
 def load_buffer(
@@ -52,10 +53,10 @@ def load_buffer(
     shuffle = chosen.get("shuffle", True)
     if shuffle not in (True, False, "global", "blocks"):
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
-    if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
-        dataset.plan_steps()
     derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale)
     storage = DatasetStorage(dataset, growth=growth, watch=watch, derive=derive, statistics=statistics, keys=keys)
+    if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
+        dataset.plan_steps(keys=_leaves_read(dataset, storage.keys, options.get("windows")))
     blocks = shuffle == "blocks"
     if blocks and (storage.is_growing or growth):
         raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")
@@ -76,6 +77,14 @@ def load_buffer(
         extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
         buffer._change_spec(relabeling=make_relabeling(storage.dataset, goals, buffer._spec.edges, extras))
     return buffer
+
+
+def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -> Collection[str] | None:
+    """The stored leaves that batches are made of; None for all."""
+    if not isinstance(windows, Mapping):
+        return None if keys is None else [name for name in keys if name in dataset.rows]
+    roots = {"/".join(as_key(key)).removeprefix("next/") for key in windows}
+    return [name for name in dataset.rows if name.removeprefix("next/") in roots]
 
 
 def _members(dataset: Dataset) -> tuple[Dataset, ...]:

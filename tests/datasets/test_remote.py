@@ -99,6 +99,28 @@ def test_what_is_not_read_is_not_fetched(mirror, tmp_path):
     assert not (tmp_path / "my/zstd/rbdata.json").exists()
 
 
+def test_views_windows_and_keys_of_remote_datasets(store, mirror, tmp_path):
+    """They fetch what they read, and give what the same views of the folders give."""
+    names = ("my/raw", "my/zstd")
+    there = [opened(f"{store}/{name}", cache_dir=tmp_path / "cache") for name in names]
+    here = [Dataset(mirror / name) for name in names]
+    views = [rbdata.concat(both, keys="common").select(episodes=[7, 1, 4, 9]) for both in (there, here)]
+    assert (views[0][:] == views[1][:]).all()
+    options = {"batch_size": 8, "seed": 1, "windows": {"observation": (-2, 1), "action": (0, 3)}}
+    one, other = (rbdata.load(view, **options).sample() for view in views)
+    assert (one == other).all()
+    views[0].save("my/copy", root=tmp_path)
+    assert (rbdata.open_dataset("my/copy", root=tmp_path)[:] == views[1][:]).all()
+
+
+def test_keys_fetch_their_leaves_alone(mirror, tmp_path):
+    remote = opened((mirror / "my/zstd").as_uri(), cache_dir=tmp_path)
+    options: list[dict[str, Any]] = [{"keys": ["action"]}, {"windows": {"action": (0, 3)}}]
+    for option in options:
+        rbdata.load(remote, batch_size=8, seed=0, **option).sample()
+    assert not np.count_nonzero(remote.cache.states[remote.cache.layout.of_file("observation/blob")])
+
+
 def test_a_complete_cache_is_the_dataset(mirror, tmp_path):
     url = (mirror / "my/zstd").as_uri()
     remote = opened(url, cache_dir=tmp_path)

@@ -204,8 +204,11 @@ def test_unlike_datasets(pair, root):
     assert set(common.schema.names) == set(a.schema.names) - {"action"}
     assert torch.equal(common["next/reward"], torch.cat([a["next/reward"], b["next/reward"], b["next/reward"]]))
     for wrong in ([], "my/more", [a, 3], 7):
-        with pytest.raises((RbdataError, TypeError)):
+        with pytest.raises(UsageError):
             rbdata.concat(wrong)
+    for call in (rbdata.verify, rbdata.open_dataset):
+        with pytest.raises(UsageError, match="not by a Dataset"):
+            call(a)
 
 
 def test_a_view_is_pickled_and_reads_in_loader_workers(pair):

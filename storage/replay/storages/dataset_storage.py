@@ -63,10 +63,11 @@ class DatasetStorage(Storage):
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self._derive, self.statistics = derive, statistics or {}
         self.dataset = self._as_read(self.source)
-        self._keys = None
+        #: The leaves that are read; None for all.
+        self.keys: tuple[str, ...] | None = None
         if keys is not None:
             added = [name for name in self.dataset.rows if name not in self.source.rows]
-            self._keys = (*_chosen_leaves(self.source, keys), *added)
+            self.keys = (*_chosen_leaves(self.source, keys), *added)
         super().__init__(max(1, self._plan.steps))
         self._own: Timeline | None = None
         #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
@@ -173,7 +174,7 @@ class DatasetStorage(Storage):
         return 0
 
     def get(self, index: Any) -> Any:
-        return self.dataset.steps_at(index[0] if isinstance(index, tuple) and len(index) == 1 else index, self._keys)
+        return self.dataset.steps_at(index[0] if isinstance(index, tuple) and len(index) == 1 else index, self.keys)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         raise read_only(self.dataset)
@@ -183,7 +184,7 @@ class DatasetStorage(Storage):
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
         if isinstance(self.source, RemoteDataset):
-            self.source.plan_steps(ranges)
+            self.source.plan_steps(ranges, self.keys and [name for name in self.keys if name in self.source.rows])
 
     def column(self, key: Key) -> torch.Tensor | None:
         name = "/".join(key)
@@ -191,7 +192,7 @@ class DatasetStorage(Storage):
 
     def fields(self) -> dict[str, Readable]:
         rows = self.dataset.rows
-        return dict(rows) if self._keys is None else {name: rows[name] for name in self._keys}
+        return dict(rows) if self.keys is None else {name: rows[name] for name in self.keys}
 
     def timeline(self, edges: Edges) -> Timeline:
         own = self._own = self._own or Timeline(self.dataset.episode_starts, len(self.dataset))
