@@ -37,6 +37,7 @@ from .durable import write_atomically
 from .leaf import Leaf
 from .partial_dataset import PartialDataset
 from .schema import FLAGS
+from .untrusted_json import parse_json
 
 EXTRA = ("is_first", "step", "return_to_go", "discount")
 #: Added to standard deviations, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
@@ -263,7 +264,7 @@ def _kept_at(dataset: Dataset) -> Path | None:
 def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
     """What the file says of this content: nothing where it is missing, or not what was written."""
     try:
-        data = json.loads(place.read_bytes())
+        data = parse_json(place.read_bytes())
         if data["content"] != dataset.manifest.content:
             return {}
         kept = {
