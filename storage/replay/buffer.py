@@ -45,7 +45,7 @@ from .devices import check_device
 from .forks import watch_forks
 from .iterable import ReplayIterable, ReplayMap
 from .online.conditional_update import ConditionalUpdateResult, update_records
-from .online.sample_units import check_unit, expand_draw
+from .online.sample_units import check_unit, expand_draws
 from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check_count
@@ -179,7 +179,7 @@ class ReplayBuffer:
             prefetch=check_prefetch(prefetch, self.batch_size),
             device=None if device is None else check_device(device),
             pin_memory=pin_memory,
-            expand=None if unit is None else partial(expand_draw, unit),
+            expand=None if unit is None else partial(expand_draws, unit),
             expands_ahead=unit is None or not is_own_code(unit),
         )
         self._pass_ended = self._warned = False

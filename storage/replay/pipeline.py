@@ -103,7 +103,7 @@ class BatchSpec:
     device: torch.device | None = None
     pin_memory: bool = False
     relabeling: Relabeling | None = None
-    expand: Callable[[Draw, Storage], Draw] | None = None
+    expand: Callable[[Sequence[Draw], Storage], list[Draw]] | None = None
     expands_ahead: bool = True
 
 
@@ -166,10 +166,11 @@ class BatchOrder:
                 draw = draw_batch(self.sampler, self.storage, batch_size, self.generator)
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
-                draws.append(draw if self.spec.expand is None else self.spec.expand(draw, self.storage))
-                if self.spec.relabeling is not None:
-                    self.spec.relabeling.choose(draws[-1], self.storage, self.generator)
-            prepared = prepare(draws)
+                if self.spec.relabeling is not None:  # by the generator, so before anything else is drawn
+                    draw = self._expanded([draw])[0]
+                    self.spec.relabeling.choose(draw, self.storage, self.generator)
+                draws.append(draw)
+            prepared = prepare(draws if self.spec.relabeling is not None else self._expanded(draws))
         except BaseException:
             if states[0] is not None:
                 self.go_to(states[0])
@@ -180,6 +181,9 @@ class BatchOrder:
         self._drawn.extend(prepared)
         if self._watched:
             self._left_at = self.generator.get_state()
+
+    def _expanded(self, draws: list[Draw]) -> list[Draw]:
+        return draws if self.spec.expand is None else self.spec.expand(draws, self.storage)
 
     def _current(self) -> OrderState:
         """The state after all that was drawn."""
@@ -312,7 +316,7 @@ class Pipeline:
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
             raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
         draw, reader, expand = Draw(rows.clone()), self._reader(), self.spec.expand
-        draw = draw if expand is None else expand(draw, self.storage)
+        draw = draw if expand is None else expand([draw], self.storage)[0]
 
         def read() -> tuple[Prepared, Any]:
             prepared = self._stamped(_unread(draw) if reader is None else reader.prepare([draw])[0])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ListLike
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -181,8 +182,24 @@ def check_unit(unit: Any) -> SampleUnit | None:
     return None if type(unit) is Transition else unit
 
 
-def expand_draw(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
-    """The draw of what a unit expands another one into. Raises UsageError for slices, SamplingError for rows not there."""
+def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> list[Draw]:
+    """The draws of what a unit expands others into. Raises UsageError for slices, SamplingError for rows not there."""
+    if len(draws) == 1 or type(unit) is not Sequence or any(draw.marks is not None for draw in draws):
+        return [_expand(unit, draw, storage) for draw in draws]
+    # Windows of small batches are a few dozen numbers: what they cost are calls, so all draws are expanded by the same ones.
+    together = _expand(unit, Draw.join(draws), storage)
+    windows = torch.tensor([len(draw.start) for draw in draws])
+    before = (windows.cumsum(0) - windows).repeat_interleave(windows * unit.records)
+    together.info["sequence_id"] -= before
+    sizes = (windows * unit.records).tolist()
+    pieces = zip(*(value.split(sizes) for value in together.info.values()))
+    return [
+        replace(together, start=start, info=dict(zip(together.info, piece)), notes=dict(together.notes))
+        for start, piece in zip(together.start.split(sizes), pieces)
+    ]
+
+
+def _expand(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
     if draw.marks is not None or draw.length > 1:
         message = f"a {type(unit).__name__} expands single records, and the sampler draws slices"
         raise UsageError(message, hint="leave out slices, or the sample_unit")

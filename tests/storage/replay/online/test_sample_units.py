@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
+import rbdata
 import torch
 import torchrl.data as peer
 from hypothesis import given, settings
@@ -256,3 +258,29 @@ def test_what_cannot_be():
     nameless.empty()
     with pytest.raises(SamplingError):
         nameless.sample()
+
+
+class OneByOne(Sequence):
+    """Windows of each draw by themselves: those of a class of one's own are not joined."""
+
+
+@pytest.mark.parametrize("boundary", ["pad", "stop", "include_reset"])
+@pytest.mark.parametrize("options", [{}, {"replacement": False}, {"alpha": 0.6}, {"prefetch": 2}], ids=str)
+def test_windows_of_many_batches_are_those_of_each(tmp_path, boundary, options):
+    rng, n = np.random.default_rng(0), 50
+    states = rng.normal(size=(n + 1, 3)).astype(np.float32)
+    arrays = {"observations": states[:-1], "next_observations": states[1:], "actions": rng.normal(size=(n, 2))}
+    arrays |= {"rewards": rng.normal(size=n), "terminals": np.arange(n) % 10 == 9}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/data", root=tmp_path))
+    together, apart = (
+        rbdata.load(dataset, batch_size=7, sample_unit=unit(4, boundary, burn_in=2, bootstrap=1), seed=3, **options)
+        for unit in (Sequence, OneByOne)
+    )
+    for _ in range(40):  # passes of 8 batches, the last of them smaller
+        one, other = together.sample(), apart.sample()
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        for key in other.keys(True, True):
+            assert one[key].dtype == other[key].dtype
+            assert torch.equal(one[key], other[key]), key
+        for key in one.keys(True, True):  # no batch shares memory with one that is to come
+            one[key].zero_()
