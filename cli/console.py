@@ -383,6 +383,18 @@ class Console:
         if self.debug:
             self._write("".join(traceback.format_exception(error)))
 
+    def ask(self, question: str, option: str) -> str:
+        """What the user types after a question. Raises UsageError, which names the ``option``, where nobody can answer."""
+        answer = ""
+        if _is_terminal(sys.stdin) and _is_terminal(sys.stderr):
+            self._write(f"{question}: ")
+            answer = sys.stdin.readline()
+            if not answer.endswith("\n"):
+                self._write("\n")
+        if not answer.strip():
+            raise UsageError(f"{question}: no answer, so pass {option}")
+        return answer.strip()
+
     def confirm_deletion(self, what: str, lines: Sequence[str] = ()) -> bool:
         """Ask whether to delete ``what``, of which the ``lines`` are the parts. Raises UsageError where nobody can answer."""
         if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):

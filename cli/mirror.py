@@ -7,6 +7,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .. import settings
+from ..datasets.fetch.location import is_hub_dataset, without_login
+from ..errors import UsageError
 from ..storage import amounts
 from .console import Column, Fact, out
 from .options import DryRun, IdOrFolder, Root, UserProject, Yes
@@ -17,6 +19,7 @@ HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
 EXAMPLES = """
   rbdata mirror push Pong/5 s3://lab/rbdata
   rbdata mirror push Pong/5 /mnt/share/rbdata --raw
+  rbdata mirror push my/x hf://datasets/me/x --license mit
   rbdata mirror ls gs://lab/rbdata
   rbdata mirror rm Pong/5 /mnt/share/rbdata
   rbdata download Pong/5 --mirror s3://lab/rbdata
@@ -44,9 +47,21 @@ _HELD = (
 
 def push(
     dataset: IdOrFolder,
-    url: MirrorUrl,
+    url: Annotated[
+        str,
+        Argument(
+            metavar="MIRROR",
+            help="A folder, gs://, s3:// (needs rbdata[remote]), or hf://datasets/OWNER/NAME (needs rbdata[hub]).",
+            show_default=False,
+        ),
+    ],
     raw: Annotated[bool, Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")] = False,
     force: Annotated[bool, Option("--force", help="Replace a different dataset of the same id.")] = False,
+    licence: Annotated[
+        str | None,
+        Option("--license", metavar="NAME", help="hf:// only: its licence, such as mit; else the source's, or asked."),
+    ] = None,
+    public: Annotated[bool, Option("--public", help="hf:// only: make the repository public, not private.")] = False,
     root: Root = None,
     user_project: UserProject = None,
 ) -> int:
@@ -54,17 +69,45 @@ def push(
 
     Files that the mirror already holds are not sent again, so an interrupted push continues when run again. Each file is
     verified on the mirror. The manifest is sent last: until then the mirror does not list the dataset.
+
+    hf://datasets/OWNER/NAME becomes a repository of the Hugging Face Hub, private unless --public, with one dataset and its
+    card. The token is that of HF_TOKEN or `hf auth login`.
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors.push import push as push_dataset
 
+    to_hub = is_hub_dataset(url)
+    if (licence or public) and not to_hub:
+        option = "--license" if licence else "--public"
+        raise UsageError(f"{option} is for hf://datasets/owner/name, not for {without_login(url)}")
+    if to_hub and raw:
+        raise UsageError("--raw is not for the Hub, which gets a converted dataset", hint="push without --raw")
+    if to_hub:
+        from ..datasets import hub
+
+        if not licence and hub.stated_licence(dataset, root) is None:
+            licence = out.ask(
+                "Licence of the dataset, as the Hub names it (mit, cc-by-4.0, other, ...)", "--license NAME"
+            )
     fetch = FetchOptions(user_project=user_project)
     with byte_progress(f"pushing {dataset}", then="committing") as report:
 
         def on_progress(name: str, done: int, total: int) -> None:
             report(done, total)
 
-        pushed = push_dataset(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
+        if to_hub:
+            pushed = hub.push(
+                dataset,
+                url,
+                licence=licence,
+                public=public,
+                root=root,
+                force=force,
+                fetch=fetch,
+                on_progress=on_progress,
+            )
+        else:
+            pushed = push_dataset(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
     if out.json:
         out.document(vars(pushed))
     elif out.quiet:
@@ -87,7 +130,8 @@ def push(
                 Fact("sent", sent, pushed.sent_bytes),
             ]
         )
-        out.hint(settings.command("download", pushed.id, "--mirror", url))
+        words = [pushed.url] if to_hub else [pushed.id, "--mirror", url]
+        out.hint(settings.command("download", *words))
     return 0
 
 

@@ -17,6 +17,7 @@ from .. import settings
 from ..errors import (
     CorruptSourceError,
     DatasetExistsError,
+    NotADatasetError,
     ObjectNotFoundError,
     UnknownDatasetError,
     UsageError,
@@ -24,10 +25,11 @@ from ..errors import (
 )
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import WriterLock, when_free
-from ..storage.manifest import Manifest, check_sizes, read_manifest
+from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location
+from .fetch.location import is_hub_dataset
 from .fetch.transports import open_mirror, open_raw
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
@@ -56,7 +58,8 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
 
 def _download(request: Request, listener: Listener) -> Outcome:
     root = settings.root(request.root)
-    address = catalogue.split_address(request.id)
+    hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
+    address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
     dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
@@ -67,6 +70,9 @@ def _download(request: Request, listener: Listener) -> Outcome:
     request = replace(request, id=dataset_id, root=root)
     place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
+    if hub and existing and not request.force and not converted.same_content(existing, hub.manifest):
+        message = f"{existing.id} is there already, and is not the dataset of {hub.url}"
+        raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
     if source is None and mirror is None:
         existing = _made_here(place, request)
     if existing is not None and source is not None:
@@ -124,6 +130,20 @@ def _download(request: Request, listener: Listener) -> Outcome:
     return outcome
 
 
+def _open_hub_dataset(request: Request) -> converted.Copy:
+    """The converted dataset of a repository of the Hub, at its commit of now."""
+    if request.mirror:
+        raise UsageError(f"{request.id} names its place: it takes no --mirror", hint="give the id, or no --mirror")
+    if request.keep_raw:
+        raise UsageError(f"{request.id} has no raw files to keep", hint="download it without --keep-raw")
+    found = converted.open_copy(request.id, request.fetch)
+    if found is None:
+        open_location(request.id, options=request.fetch).pinned()  # raises for a repository that cannot be read
+        message = f"{request.id} holds no converted dataset: there is no {FILENAME} in it"
+        raise NotADatasetError(message, hint="`rbdata mirror push` makes such a repository")
+    return found
+
+
 def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
     """Convert raw data in a folder or one file, left as it is, into the dataset ``request.id``.
 
@@ -171,11 +191,11 @@ def _copy(
     found = converted.find_converted(url, place.id, request.fetch)
     if found is None:
         return None
-    differs = list_missing(found[1], request.options)
+    differs = list_missing(found.manifest, request.options)
     if differs:
-        recorded = found[1].source.get("options", {})
+        recorded = found.manifest.source.get("options", {})
         return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
-    location, manifest = found
+    location, manifest = found.location, found.manifest
     if source is not None and any(value is not None for value in request.options.extra.values()):
         try:
             source.check_existing(manifest, request.options)
@@ -186,15 +206,13 @@ def _copy(
     if request.dry_run:
         began = time.monotonic()
         announce_replacement(place, request, shards, location.url, listener)
-        estimate = converted.estimate_copy(location, manifest, place, force=request.force)
+        estimate = converted.estimate_copy(found, place, force=request.force)
         listener.on_estimate(estimate)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
     def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, shards, location.url, listener)
-        return converted.copy_converted(
-            location, manifest, place, listener, force=request.force, command=request.command
-        )
+        return converted.copy_converted(found, place, listener, force=request.force, command=request.command)
 
     return write_dataset(place, request, write)
 

@@ -2,7 +2,8 @@
 
     open_remote("s3://lab/rbdata/atari/Pong/5", cache_dir="/fast/cache", cache_limit="20GB")
 
-The manifest is read, the version of every file is noted (so that nothing of another version is read later), and the cache of
+A revision of the Hub is pinned to its commit. The manifest is read, the version of every file is noted (so that nothing of
+another version is read later), and the cache of
 the dataset, in ``cache_dir/<id>``, is opened. `storage.remote` does the rest.
 """
 
@@ -176,7 +177,7 @@ def _check_in_order(blocks: Iterable[Block], pieces: Iterator[bytes]) -> Iterato
 
 def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:
     """The location of a dataset, and its manifest: the object, its bytes, and what they say."""
-    location = open_location(url, options=fetch)
+    location = open_location(url, options=fetch).pinned()
     try:
         item = location.stat(FILENAME)
         manifest, text = pull.read_remote_manifest(location, item)

@@ -35,7 +35,6 @@ from .cleanup import leftovers_of, remove_leftovers
 from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.reading import stream
 from .fetch.transports import open_raw
-from .fetch.upload import find_object
 from .ingest.job import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
@@ -112,23 +111,23 @@ def _mirror_of(manifest: Manifest) -> str | None:
 # -- from a converted copy -----------------------------------------------------------------------------------------------
 
 
-def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: bool) -> Location | None:
-    """The location of a converted copy with the same files; errors matter where the user named it (``needed``)."""
+def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: bool) -> converted.Copy | None:
+    """A converted copy with the same files; errors matter where the user named it (``needed``)."""
     try:
         found = converted.find_converted(url, manifest.id, fetch)
     except FetchError:
         if needed:
             raise
         return None
-    return found[0] if found is not None and found[1].content == manifest.content else None
+    return found if found is not None and found.manifest.content == manifest.content else None
 
 
-def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: Location) -> int:
+def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: converted.Copy) -> int:
     """Fetch what is damaged, the table first: without it, blocks are whole ranges. Returns the bytes fetched."""
     blocks = manifest.blocks or {"files": ()}
     table = [problem for problem in problems if problem.path == BLOCK_TABLE]
     fetched = 0
-    if table and find_object(copy, f"{manifest.id}/{BLOCK_TABLE}") is not None:
+    if table and copy.find(BLOCK_TABLE) is not None:
         fetched += _mend(folder, manifest, BlockChecksums(manifest, None), table[0], copy)
         table = []
     checksums = BlockChecksums(manifest, None) if table else read_block_checksums(folder, manifest)
@@ -139,10 +138,10 @@ def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], cop
     return fetched
 
 
-def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, location: Location) -> int:
+def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: converted.Copy) -> int:
     """Fetch the damaged blocks of a file, and write them in their places; returns their bytes. Raises ChecksumError."""
     path, fetched = folder / problem.path, 0
-    item = location.stat(f"{manifest.id}/{problem.path}")
+    item = copy.stat(problem.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(length for length, _ in manifest.files[problem.path])
     end = size if problem.length is None else problem.begin + problem.length
@@ -154,7 +153,7 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
             if sum_range(path, block.begin, block.length)[1] == block.crc32c:
                 continue
             file.seek(block.begin)
-            for piece in _fetch(location, item, block):
+            for piece in _fetch(copy.location, item, block):
                 file.write(piece)
             file.flush()
             fetched += block.length

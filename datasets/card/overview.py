@@ -377,8 +377,9 @@ def _not_scored(found: Overview) -> str:
     return f"; without {amounts.plural(found.not_scored, 'episode')} that the data hold a piece of"
 
 
-def state_origin(manifest: Manifest) -> Facts:
-    """Where the data come from, and under which licence. Places on this machine, and passwords, are left out."""
+def state_origin(manifest: Manifest, licence: str = "") -> Facts:
+    """Where the data come from, and under which licence: ``licence``, or what the source states. Places on this machine, and
+    passwords, are left out."""
     source, provenance = manifest.source, manifest.provenance
     options = source.get("options")
     listed = ", ".join(f"{name} {value}" for name, value in options.items()) if isinstance(options, Mapping) else ""
@@ -389,7 +390,7 @@ def state_origin(manifest: Manifest) -> Facts:
         ("options", listed),
         ("location", location if "://" in location and "@" not in location else None),
         ("created", describe_creation(provenance)),
-        ("licence", manifest.licence or "not stated"),
+        ("licence", licence or manifest.licence or "not stated"),
     ]
     return [(name, str(value)) for name, value in facts if value]
 
@@ -443,13 +444,13 @@ def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
     return [(name, leaf.dtype, str(list(leaf.shape))) for name, leaf in ordered]
 
 
-def how_to_load(manifest: Manifest) -> tuple[str, str]:
-    """A command that gets the dataset (empty where no source has it), and Python that loads it."""
+def how_to_load(manifest: Manifest, url: str = "") -> tuple[str, str]:
+    """A command that gets the dataset (empty where no source has it), and Python that loads it; from ``url`` if given."""
     from .. import catalogue
 
     known = manifest.id.partition("/")[0] in catalogue.source_names()
-    command = f"rbdata download {manifest.id}" if known else ""
-    python = f"import rbdata\n\nbuffer = rbdata.load({manifest.id!r}, batch_size=256)\nbatch = buffer.sample()"
+    command = f"rbdata download {url or manifest.id}" if known or url else ""
+    python = f"import rbdata\n\nbuffer = rbdata.load({(url or manifest.id)!r}, batch_size=256)\nbatch = buffer.sample()"
     return command, python
 
 

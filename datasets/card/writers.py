@@ -242,17 +242,18 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 _LARGER = ((10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))
 
 
-def make_readme(manifest: Manifest, found: Overview) -> str:
-    """The text of the file."""
-    command, python = how_to_load(manifest)
+def make_readme(manifest: Manifest, found: Overview, *, url: str = "", licence: str = "") -> str:
+    """The text of the file. ``url`` is where readers find the dataset; ``licence``, as the Hub names it, replaces the
+    source's in the front matter."""
+    command, python = how_to_load(manifest, url)
     tensors = [("key", "dtype", "shape"), ("---", "---", "---"), *state_tensors(manifest)]
     parts = [
-        f"---\n{_head(manifest, found)}---\n",
+        f"---\n{_head(manifest, found, licence or hub_licence(manifest.licence))}---\n",
         f"# {_inline(manifest.id)}\n",
         _table(state_facts(manifest, found)),
         (f"```sh\n{command}\n```\n\n" if command else "") + f"```python\n{python}\n```\n",
         "## Tensors\n\n" + "\n".join("| " + " | ".join(map(_inline, row)) + " |" for row in tensors) + "\n",
-        "## Origin\n\n" + _table(state_origin(manifest)),
+        "## Origin\n\n" + _table(state_origin(manifest, licence)),
     ]
     if manifest.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {_inline(note)}" for note in manifest.notes) + "\n")
@@ -268,9 +269,8 @@ def hub_licence(licence: str | None) -> str:
     return next((name for begin, name in _LICENCES.items() if re.match(begin, licence, re.IGNORECASE)), "other")
 
 
-def _head(manifest: Manifest, found: Overview) -> str:
+def _head(manifest: Manifest, found: Overview, licence: str) -> str:
     # Every JSON string is a YAML string.
-    licence = hub_licence(manifest.licence)
     size = next((name for most, name in (*_SIZES, *_LARGER) if manifest.steps < most), "10B<n<100B")
     tags = ["offline-rl", "rbdata", str(manifest.source.get("name") or "")]
     tags += [found.environment] if found.environment else []

@@ -1,25 +1,31 @@
-"""Dataset repositories of the Hugging Face Hub: ``hf://owner``, ``hf://owner/repository/folder``.
+"""Dataset repositories of the Hugging Face Hub: ``hf://owner``, ``hf://datasets/owner/repository@revision/folder``.
+
+``datasets/`` may be left out. A revision is a branch, a tag or a commit, with ``%2F`` for a slash in it; without one it is
+``main``.
 
 Listings come from the Hub's JSON API (https://huggingface.co/docs/hub/api), bytes from its ``resolve`` URLs:
 
     GET /api/datasets?author=<owner>                            [{"id": "owner/repository"}, ...]
-    GET /api/datasets/<owner>/<repository>/revision/main        {"sha": the commit}
+    GET /api/datasets/<owner>/<repository>/revision/<revision>  {"sha": the commit}
     GET /api/datasets/<owner>/<repository>/tree/<commit>/<path> [{"type": "file" or "directory", "path", "size", "oid",
                                                                  "lfs": {"oid": sha256, ...}}, ...]
     GET /datasets/<owner>/<repository>/resolve/<commit>/<path>  the bytes, usually by a redirect to a store
 
 Long listings are paged (header Link, rel "next"). The commit is requested once, so that one run reads one version of a
-repository. Files in large-file storage have a sha256. HF_ENDPOINT names another server than huggingface.co; HF_TOKEN is
-sent if it is set (private repositories, higher limits).
+repository; a location that is `pinned` reads it in other processes as well. Files in large-file storage have a sha256.
+HF_ENDPOINT names another server than huggingface.co. The token in HF_TOKEN, or else that of `hf auth login`, is sent if there
+is one (private repositories, higher limits).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
@@ -50,7 +56,8 @@ T = TypeVar("T")
 Tree: TypeAlias = list[tuple[str, RemoteObject]]
 
 HOST = "https://huggingface.co"
-_PRIVATE = "check the spelling; for a private repository set HF_TOKEN"
+_PRIVATE = "check the spelling; for a private repository set HF_TOKEN, or log in with `hf auth login`"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,32 @@ class HubLocation(Location):
     def from_url(cls, url: str, options: FetchOptions) -> HubLocation:
         path = check_path(url.partition("://")[2].rstrip("/"))
         owner = path.partition("/")[0]
-        if not owner or "@" in path:
-            raise UsageError(f"{url}: no owner in the URL", hint="give hf://owner or hf://owner/repository")
+        repository, inside = _split(f"hf://{path}")
+        folder, _, name = repository.rpartition("/")
+        _, mark, revision = name.partition("@")
+        if not owner or "@" in (folder + inside if repository else path):
+            raise UsageError(f"{url}: no owner in the URL", hint="give hf://owner or hf://datasets/owner/repository")
+        if (mark and not revision) or "@" in revision:
+            raise UsageError(f"{url}: no revision after the @", hint="give a branch, a tag or a commit")
         return cls(f"hf://{path}", options)
+
+    @property
+    def repository(self) -> str:
+        """``owner/repository``; '' for a location that is an owner."""
+        return _name_and_revision(_split(self.url)[0])[0]
+
+    @property
+    def revision(self) -> str:
+        """The branch, tag or commit that is read."""
+        return _name_and_revision(_split(self.url)[0])[1]
+
+    def pinned(self) -> HubLocation:
+        """The same folder in the commit that the revision names now: what it reads never changes."""
+        repository, inside = _split(self.url)
+        if not repository:
+            return self
+        commit = self._session().commit(repository)
+        return replace(self, url="hf://" + join_path(f"{repository.partition('@')[0]}@{commit}", inside))
 
     def tree(self, folder: str) -> Tree:
         """Every object below a folder, with its path relative to this location, in few requests."""
@@ -83,8 +113,12 @@ class HubLocation(Location):
         session = self._session()
         http = session.http
         # The version that the store states is not the Hub's; size and sha256 identify the object.
-        store_url = f"{http.url}/datasets/{quote(repository)}/resolve/{session.commit(repository)}/{quote(inside)}"
-        yield from http.open(replace(obj, url=store_url, version=None), offset)
+        name, commit = quote(_name_and_revision(repository)[0]), session.commit(repository)
+        store_url = f"{http.url}/datasets/{name}/resolve/{commit}/{quote(inside)}"
+        try:
+            yield from http.open(replace(obj, url=store_url, version=None), offset)
+        except ForbiddenError as error:
+            raise _refused(error, obj.url, _name_and_revision(repository)[0]) from error
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -97,12 +131,11 @@ class HubLocation(Location):
     def _listing(self, url: str) -> tuple[Objects, Names]:
         repository, inside = _split(url)
         if not repository:
-            owner = quote(url.removeprefix("hf://"), safe="")
+            owner = quote(url.removeprefix("hf://").removeprefix("datasets/"), safe="")
             found = self._session().pages(f"api/datasets?author={owner}&limit=1000", url)
             repositories = [str(entry.get("id", "")).rpartition("/")[2] for entry in found]
             return [], sorted(name for name in repositories if is_plain_name(name))
-        here = (entry for entry in self._tree(repository, inside) if entry["path"].rpartition("/")[0] == inside)
-        entries = sorted(here, key=lambda entry: entry["path"])
+        entries = self._folder(repository, inside)
         objects = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
         return objects, [entry["path"].rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
@@ -115,10 +148,22 @@ class HubLocation(Location):
                 return item
         raise ObjectNotFoundError(f"{obj.url}: no such file", hint=MISSING)
 
+    def _folder(self, repository: str, inside: str) -> list[dict[str, Any]]:
+        """The entries of a folder, sorted; those of a commit are requested once, as every `stat` needs a listing."""
+        held = self._session().folders
+        if (repository, inside) not in held:
+            here = (entry for entry in self._tree(repository, inside) if entry["path"].rpartition("/")[0] == inside)
+            entries = sorted(here, key=lambda entry: entry["path"])
+            if not _COMMIT.fullmatch(_name_and_revision(repository)[1]):
+                return entries
+            held[repository, inside] = entries
+        return held[repository, inside]
+
     def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
         """The valid entries of a folder in a repository."""
         session = self._session()
-        path = join_path(f"api/datasets/{quote(repository)}/tree/{session.commit(repository)}", quote(inside))
+        name = quote(_name_and_revision(repository)[0])
+        path = join_path(f"api/datasets/{name}/tree/{session.commit(repository)}", quote(inside))
         for entry in session.pages(path + query, join_path(f"hf://{repository}", inside)):
             at: Any = entry.get("path")
             known = entry.get("type") in ("file", "directory")
@@ -127,10 +172,53 @@ class HubLocation(Location):
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The repository (owner/name) and the path in it; '' for those that the URL does not reach."""
-    owner, _, rest = url.removeprefix("hf://").partition("/")
-    name, _, inside = rest.partition("/")
-    return f"{owner}/{name}" if name else "", inside
+    """The repository as the URL writes it ([datasets/]owner/name[@revision]) and the path in it; '' for those that the URL
+    does not reach."""
+    parts = url.removeprefix("hf://").split("/")
+    depth = 3 if parts[0] == "datasets" else 2
+    return ("/".join(parts[:depth]), "/".join(parts[depth:])) if len(parts) >= depth else ("", "")
+
+
+def _name_and_revision(repository: str) -> tuple[str, str]:
+    """``owner/name`` and the revision of a repository in a URL."""
+    name, _, revision = repository.removeprefix("datasets/").partition("@")
+    return name, unquote(revision) or "main"
+
+
+def read_token() -> str:
+    """The token of the Hub, '' if there is none: HF_TOKEN, else the file that `hf auth login` writes.
+
+    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables. Raises UsageError
+    for text that is no token; the text is in no message.
+    """
+    origin, token = "HF_TOKEN", os.environ.get("HF_TOKEN", "")
+    if not token.strip():
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+        file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+        try:
+            origin, token = str(file), file.read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+    token = token.strip()  # files that tokens are kept in end with a newline
+    if not (token.isascii() and token.isprintable()):
+        hint = "set it again, without quotes or line breaks"
+        raise UsageError(f"{origin} has characters that no token has", hint=hint)
+    return token
+
+
+def endpoint() -> str:
+    """The address of the Hub."""
+    return check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT").rstrip("/")
+
+
+def _refused(error: ForbiddenError, place: str, name: str) -> ForbiddenError:
+    """The error for files that the Hub lists but does not send: the repository is gated, or the token may not read it."""
+    message = f"{place}: the Hub refuses the file (HTTP {error.status})"
+    hint = f"if the repository is gated, accept its terms at {endpoint()}/datasets/{name}, and set HF_TOKEN"
+    refusal = ForbiddenError(message, hint=hint)
+    refusal.status = error.status
+    return refusal
 
 
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
@@ -172,15 +260,18 @@ class _Session:
 
     def __init__(self, options: FetchOptions) -> None:
         self.options = options
-        endpoint = check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT")
-        self.http = _Http(endpoint.rstrip("/"), options)
+        self.http = _Http(endpoint(), options)
+        self.folders: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._commits: dict[str, str] = {}
 
     def commit(self, repository: str) -> str:
-        """The commit of ``main`` at the first call."""
+        """The commit of the revision at the first call."""
+        name, revision = _name_and_revision(repository)
+        if _COMMIT.fullmatch(revision):
+            return revision
         if repository not in self._commits:
             place = f"hf://{repository}"
-            url = f"{self.http.url}/api/datasets/{quote(repository)}/revision/main"
+            url = f"{self.http.url}/api/datasets/{quote(name)}/revision/{quote(revision, safe='')}"
             self._commits[repository] = self._request(url, place, _is_commit)[0]["sha"]
         return self._commits[repository]
 
@@ -201,7 +292,7 @@ class _Session:
             return call_with_retries(lambda: self._request_once(url, is_valid, pages), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
-            message = f"{place}: no such dataset repository or folder (HTTP {error.status})"
+            message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
     def _request_once(self, url: str, is_valid: Callable[[Any], bool], pages: Pages | None) -> tuple[Any, str | None]:
@@ -226,11 +317,7 @@ class _Http(HttpLocation):
         import requests
 
         session = super()._new_session()
-        token = os.environ.get("HF_TOKEN", "").strip()  # files that tokens are kept in end with a newline
-        if not (token.isascii() and token.isprintable()):
-            raise UsageError(
-                "HF_TOKEN has characters that no token has", hint="set it again, without quotes or line breaks"
-            )
+        token = read_token()
         if token:
 
             class Bearer(requests.auth.AuthBase):

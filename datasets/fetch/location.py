@@ -144,6 +144,11 @@ def is_remote(text: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(text)
 
 
+def is_hub_dataset(text: str | os.PathLike[str]) -> bool:
+    """Whether this names a dataset repository of the Hugging Face Hub: ``hf://datasets/owner/name``."""
+    return os.fspath(text).lower().startswith("hf://datasets/")
+
+
 def without_login(url: str) -> str:
     """The URL without user name and password, for messages."""
     scheme, separator, rest = url.partition("://")
@@ -222,6 +227,10 @@ class Location:
     url: str
     """For messages and manifests: no credentials, no trailing slash."""
     options: FetchOptions = field(default_factory=FetchOptions)
+
+    def pinned(self) -> Location:
+        """The same location, as it is now, where the store keeps versions of it all; others return themselves."""
+        return self
 
     def list(self, folder: str = "") -> Objects:
         """The objects directly in the folder ('' is the top), sorted by name as text (so ``.10`` before ``.9``).

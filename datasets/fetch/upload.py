@@ -58,9 +58,9 @@ class LocalFile:
         return self.path.stat().st_size
 
     def checksum(self, algorithm: str) -> str:
-        """Lowercase hex of ``crc32c``, ``md5`` or ``sha256``."""
+        """Lowercase hex of ``crc32c``, ``md5``, ``sha256`` or ``git`` (a blob's)."""
         if algorithm not in self._checksums:
-            verifier = Verifier(RemoteObject(str(self.path), self.path.name, checksums={algorithm: ""}))
+            verifier = Verifier(RemoteObject(str(self.path), self.path.name, self.size, {algorithm: ""}))
             with open_plain(self.path, "rb", follow=True) as file:
                 while block := file.read(_BLOCK):
                     verifier.update(block)
@@ -86,6 +86,9 @@ def open_uploader(url: str, options: FetchOptions | None = None) -> Uploader:
         # Never fall back to anonymous uploads: without credentials, fail instead.
         anonymous = location.options.anonymous is True
         return FsspecUploader(replace(location, options=replace(location.options, anonymous=anonymous)))
+    if location.url.startswith("hf://"):
+        message = f"{location.url}: the Hub takes whole datasets, not files"
+        raise UsageError(message, hint="push to hf://datasets/owner/name")
     message = f"{location.url} is read-only"
     raise UsageError(message, hint="push to a directory, gs:// or s3://; a web server can serve a directory")
 

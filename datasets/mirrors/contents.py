@@ -79,7 +79,7 @@ def _list_folder(location: Location, folder: str) -> tuple[Entry | None, list[st
 
 def _describe(location: Location, folder: str) -> Entry:
     try:
-        manifest, _ = read_remote_manifest(location, location.stat(f"{folder}/{FILENAME}"))
+        manifest, _ = read_remote_manifest(location, location.stat(join_path(folder, FILENAME)))
     except (NotADatasetError, DamagedDatasetError) as error:
         return Entry("dataset", folder, 0, None, problem=error.message)
     return Entry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)

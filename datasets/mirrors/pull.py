@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ... import settings
 from ...errors import (
@@ -30,7 +31,7 @@ from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_mani
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
-from ..fetch.location import is_plain_name, join_path
+from ..fetch.location import is_hub_dataset, is_plain_name, join_path
 from ..fetch.reading import bytes_there
 from ..fetch.retries import answer_of
 from ..fetch.upload import find_object
@@ -140,16 +141,57 @@ def _unavailable(source: Source, name: str, failures: Mapping[str, FetchError]) 
     return kind(f"{source.name}/{name} is not available: {answers}", hint=hint)
 
 
-def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> tuple[Location, Manifest] | None:
-    """The location and manifest of a converted dataset in a mirror, None if it has none. Raises DamagedDatasetError."""
+@dataclass(frozen=True)
+class Copy:
+    """A converted dataset in a folder of a location ('' for the location itself)."""
+
+    location: Location
+    folder: str
+    manifest: Manifest
+
+    @property
+    def url(self) -> str:
+        return f"{self.location.url}/{self.folder}" if self.folder else self.location.url
+
+    def find(self, name: str) -> RemoteObject | None:
+        return find_object(self.location, join_path(self.folder, name))
+
+    def stat(self, name: str) -> RemoteObject:
+        return self.location.stat(join_path(self.folder, name))
+
+
+def open_copy(url: str, fetch: FetchOptions) -> Copy | None:
+    """The converted dataset whose folder a URL names, None if there is none. A revision of the Hub is pinned."""
+    location = open_location(url, options=fetch)
+    manifest = fetch_manifest(location, "")
+    return None if manifest is None else Copy(location.pinned(), "", manifest)
+
+
+def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> Copy | None:
+    """A converted dataset in a mirror, or the one that is a repository of the Hub; None if there is none of that id.
+
+    Raises DamagedDatasetError.
+    """
     location = open_location(url, options=fetch)
     manifest = fetch_manifest(location, dataset_id)
     if manifest is None:
-        return None
+        copy = open_copy(url, fetch) if is_hub_dataset(url) else None
+        return copy if copy is not None and copy.manifest.id == dataset_id else None
     if manifest.id != dataset_id:
         message = f"{location.url}/{dataset_id} holds the manifest of {manifest.id}"
         raise DamagedDatasetError(message, hint="use `rbdata mirror push` instead of copying folders")
-    return location, manifest
+    return Copy(location.pinned(), dataset_id, manifest)
+
+
+def same_content(one: Manifest, other: Manifest) -> bool:
+    """Whether two datasets differ at most in the fields that differ between two conversions of the same data."""
+
+    def content(manifest: Manifest) -> dict[str, Any]:
+        record = {**manifest.to_json(), "content": manifest.content}
+        others = ("provenance", "checksum", "files", "blocks")
+        return {key: value for key, value in record.items() if key not in others}
+
+    return content(one) == content(other)
 
 
 def _copy_mark(manifest: Manifest) -> str:
@@ -157,8 +199,9 @@ def _copy_mark(manifest: Manifest) -> str:
     return fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
 
 
-def estimate_copy(location: Location, manifest: Manifest, place: DatasetPlace, *, force: bool) -> Estimate:
+def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
     """What `copy_converted` has to fetch. Raises DamagedDatasetError for a manifest that names files elsewhere."""
+    location, manifest = copy.location, copy.manifest
     names = [check_name(name, location) for name in sorted(manifest.files)]
     begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
     left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
@@ -181,8 +224,7 @@ def estimate_copy(location: Location, manifest: Manifest, place: DatasetPlace, *
 
 
 def copy_converted(
-    location: Location,
-    manifest: Manifest,
+    copy: Copy,
     place: DatasetPlace,
     listener: Listener,
     *,
@@ -193,12 +235,12 @@ def copy_converted(
 
     Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
     """
-    estimate, names = estimate_copy(location, manifest, place, force=force), sorted(manifest.files)
+    location, manifest = copy.location, copy.manifest
+    estimate, names = estimate_copy(copy, place, force=force), sorted(manifest.files)
     listener.on_estimate(estimate)
     writer = DatasetWriter(place, manifest.schema, _copy_mark(manifest), restart=force, command=command)
-    base = f"{location.url}/{manifest.id}/"
     with ThreadPoolExecutor(8, "rbdata-stat") as pool:
-        stated = list(pool.map(lambda name: location.stat(f"{manifest.id}/{name}"), names))
+        stated = list(pool.map(copy.stat, names))
     objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:
@@ -216,7 +258,7 @@ def copy_converted(
         problem = find_damage(writer.folder, manifest, raw.path)
         if problem:
             (writer.folder / raw.path).unlink()
-            raise ChecksumError(f"{base}{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
+            raise ChecksumError(f"{copy.url}/{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
     listener.on_part_done(0)
     listener.on_stage("committing")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -234,10 +276,10 @@ def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest
     return wanted
 
 
-def fetch_manifest(location: Location, dataset_id: str) -> Manifest | None:
-    """The manifest of a dataset in a mirror, None if it is missing or access is denied."""
+def fetch_manifest(location: Location, folder: str) -> Manifest | None:
+    """The manifest of the dataset in a folder of a mirror, None if it is missing or access is denied."""
     try:
-        item = find_object(location, f"{dataset_id}/{FILENAME}")
+        item = find_object(location, join_path(folder, FILENAME))
         return None if item is None else read_remote_manifest(location, item)[0]
     except ForbiddenError:
         return None  # stores without permission to list deny access to objects that do not exist

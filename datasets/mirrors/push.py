@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Literal
 
 from ... import settings
 from ...errors import (
@@ -36,7 +36,7 @@ from ..fetch import FetchOptions, open_location
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
 from ..ingest.job import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
-from .pull import fetch_manifest
+from .pull import fetch_manifest, same_content
 
 CONNECTIONS = 4
 
@@ -92,21 +92,9 @@ def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProg
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
         message = f"{base} is the root that holds {manifest.id}"
         raise UsageError(message, hint="choose another folder or bucket as the mirror")
-    _check_replaceable(uploader, manifest, force)
-
-    def check(file: LocalFile) -> None:
-        problem = find_damage(folder, manifest, file.path.relative_to(folder).as_posix())
-        if problem:
-            message = f"{file.path}: {problem}"
-            raise DamagedDatasetError(
-                message, hint=f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
-            )
-
+    check_replaceable(fetch_manifest(uploader.location, manifest.id), manifest, base, force)
+    check_undamaged(folder, manifest)
     files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
-    with ThreadPoolExecutor(
-        CONNECTIONS, "rbdata-check"
-    ) as pool:  # before anything is sent: a refusal leaves nothing there
-        list(pool.map(lambda entry: check(entry[0]), files))
     sent, sent_bytes = _send(uploader, files, on_progress)
     if not pin.is_unchanged():
         message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
@@ -122,6 +110,19 @@ def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProg
         sent + sent_manifest,
         sent_bytes + last.size * sent_manifest,
     )
+
+
+def check_undamaged(folder: Path, manifest: Manifest) -> None:
+    """Raise DamagedDatasetError for files that are not as the manifest states: before anything is sent."""
+
+    def check(name: str) -> None:
+        problem = find_damage(folder, manifest, name)
+        if problem:
+            hint = f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
+            raise DamagedDatasetError(f"{folder / name}: {problem}", hint=hint)
+
+    with ThreadPoolExecutor(CONNECTIONS, "rbdata-check") as pool:
+        list(pool.map(check, sorted(manifest.files)))
 
 
 def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
@@ -176,17 +177,9 @@ def _send(
     return len(sizes), sum(sizes)
 
 
-def _check_replaceable(uploader: Uploader, manifest: Manifest, force: bool) -> None:
-    """Raise DatasetExistsError if the mirror holds a different dataset of this id, unless ``force`` is set."""
-
-    def content(manifest: Manifest) -> dict[str, Any]:
-        """Without the fields that differ between two conversions of the same data."""
-        record = {**manifest.to_json(), "content": manifest.content}
-        others = ("provenance", "checksum", "files", "blocks")
-        return {key: value for key, value in record.items() if key not in others}
-
-    existing = fetch_manifest(uploader.location, manifest.id)
-    if existing is None or force or content(existing) == content(manifest):
+def check_replaceable(existing: Manifest | None, manifest: Manifest, place: str, force: bool) -> None:
+    """Raise DatasetExistsError if a different dataset is in the way, unless ``force`` is set."""
+    if existing is None or force or same_content(existing, manifest):
         return
-    message = f"{uploader.location.url} already holds a different {manifest.id}"
+    message = f"{place} already holds a different {existing.id}"
     raise DatasetExistsError(message, hint="replace it with --force, or push to another mirror")

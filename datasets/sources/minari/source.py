@@ -117,7 +117,7 @@ def split_url(text: str) -> tuple[str, str] | None:
     Raises UsageError for an address with an invalid id.
     """
     scheme, separator, rest = text.partition("://")
-    if not separator or scheme not in ("hf", "gcp", "gs"):
+    if not separator or scheme not in ("hf", "gcp", "gs") or text.startswith("hf://datasets/"):
         return None
     owner, _, name = rest.partition("/")
     if not owner or not is_id(name):

@@ -1,0 +1,312 @@
+"""Publishes a dataset as a dataset repository of the Hugging Face Hub, with huggingface_hub (extra ``hub``).
+
+    push("my/x", "hf://datasets/me/x", licence="mit")
+
+The repository holds the dataset's files at its top and the card as README.md; a README.md that somebody else wrote stays,
+unless with ``force``. Large files are uploaded in groups, and the Hub
+keeps them before they are part of any commit; then one commit names all files. So readers see the dataset whole or not at
+all, and a push that was interrupted goes on with what the Hub does not have. `fetch.hugging_face` reads such repositories.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import settings
+from ..errors import (
+    ChecksumError,
+    DatasetBusyError,
+    FetchError,
+    ForbiddenError,
+    MissingExtraError,
+    ObjectChangedError,
+    UsageError,
+)
+from ..storage.episodes import open_episodes
+from ..storage.manifest import FILENAME, LARGEST_MANIFEST, read_manifest
+from ..storage.snapshot import Pin, pinned
+from . import local
+from .card.overview import overview
+from .card.target import MARK
+from .card.writers import hub_licence, make_readme
+from .fetch import FetchOptions, RemoteObject, read_all
+from .fetch.hugging_face import HubLocation, endpoint, read_token
+from .fetch.location import is_hub_dataset
+from .fetch.retries import call_with_retries, retry_after_seconds, status_error, transient
+from .fetch.upload import LocalFile
+from .mirrors import pull
+from .mirrors.push import OnProgress, Pushed, check_replaceable, check_undamaged
+
+CARD = "README.md"
+#: A group of files is one request for places to upload to; an interrupted push loses at most what is under way.
+GROUP_FILES = 64
+GROUP_BYTES = 1 << 30
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+_AGAIN = "push again: what the Hub has already is not sent again"
+
+
+def stated_licence(dataset_id: str, root: Path | None = None) -> str | None:
+    """The licence that the source of a dataset states, as the Hub names it; None if it must be asked for."""
+    licence = hub_licence(read_manifest(local.find(dataset_id, settings.root(root))).licence)
+    return None if licence in ("unknown", "other") else licence
+
+
+def push(
+    dataset_id: str,
+    url: str,
+    *,
+    licence: str | None = None,
+    public: bool = False,
+    root: Path | None = None,
+    force: bool = False,
+    fetch: FetchOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> Pushed:
+    """Publish a converted dataset in the repository ``hf://datasets/owner/name``, which is made if it does not exist.
+
+    ``licence`` is the Hub's name of one (https://huggingface.co/docs/hub/repositories-licenses), by default the one that the
+    source states. A new repository is private unless ``public``. ``force`` replaces a different dataset that is there. A push
+    to ``@branch`` commits to that branch, which must exist. The token is that of HF_TOKEN or `hf auth login`.
+
+    Raises UsageError for a URL of another kind, no licence, or a repository of the other visibility; MissingExtraError;
+    ForbiddenError without a token, or for one that may not write; DatasetExistsError, DamagedDatasetError, DatasetBusyError as
+    `mirrors.push.push`; ObjectChangedError if somebody else commits meanwhile; and the fetch errors.
+    """
+    if not is_hub_dataset(url):
+        raise UsageError(f"{url} is no dataset repository of the Hub", hint="push to hf://datasets/owner/name")
+    location = HubLocation.from_url(url, fetch or FetchOptions())
+    if location.url.count("/") != 4 or re.fullmatch("[0-9a-f]{40}", location.revision):
+        hint = "push to hf://datasets/owner/name, or to a branch: hf://datasets/owner/name@branch"
+        raise UsageError(f"{url} is not a repository to push to", hint=hint)
+    licence = licence or stated_licence(dataset_id, root)
+    if licence is None:
+        hint = "pass --license, such as mit, cc-by-4.0 or other: https://huggingface.co/docs/hub/repositories-licenses"
+        raise UsageError(f"the source of {dataset_id} states no licence that the Hub knows", hint=hint)
+    if not _LICENCE.fullmatch(licence):
+        raise UsageError(f"{licence!r} is not the Hub's name of a licence", hint="names are such as mit and cc-by-4.0")
+    hub = _Hub(location)
+    with pinned(local.find(dataset_id, settings.root(root))) as pin:
+        return _push(pin, hub, licence, public, force, on_progress)
+
+
+def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progress: OnProgress | None) -> Pushed:
+    folder, place = pin.folder, hub.url
+    manifest = read_manifest(folder)
+    check_undamaged(folder, manifest)
+    table = open_episodes(folder, manifest.episodes, manifest.steps)
+    readme = make_readme(manifest, overview(folder, manifest, table), url=place, licence=licence)
+    hub.check_card(readme)
+    there = hub.open(private=not public)
+    existing = pull.fetch_manifest(there, "")
+    check_replaceable(existing, manifest, place, force)
+    listed = dict(there.tree(""))
+    card: bytes | None = None
+    if force or CARD not in listed or MARK.encode() in read_all(there, listed[CARD], limit_bytes=LARGEST_MANIFEST):
+        card = readme.encode()
+    files = {name: LocalFile(folder / name) for name in (*sorted(manifest.files), FILENAME)}
+    missing = [name for name, file in files.items() if not _holds(listed.get(name), file)]
+    stale = sorted(set(existing.files if existing else ()) & set(listed) - set(files))
+    sizes = {name: file.size for name, file in files.items()}
+    total = sum(sizes.values())
+    done = total - sum(sizes[name] for name in missing)
+    for group in _groups(missing, sizes):
+        hub.upload({name: files[name].path for name in group})
+        done += sum(sizes[name] for name in group)
+        if on_progress is not None:
+            on_progress(group[-1], done, total)
+    if not pin.is_unchanged():
+        message = f"{folder} was replaced while it was pushed: nothing was committed"
+        raise DatasetBusyError(message, hint=_AGAIN)
+    commit = hub.commit(card, stale, f"Push {manifest.id}", parent=there.revision)
+    stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree(""))
+    for name, file in files.items():
+        if not _holds(stored.get(name), file):
+            raise ChecksumError(f"{place}/{name}: checksum mismatch after the upload", hint=_AGAIN)
+    sent_bytes = sum(sizes[name] for name in missing)
+    return Pushed(manifest.id, "dataset", place, len(files), total, len(missing), sent_bytes)
+
+
+def _holds(stored: RemoteObject | None, file: LocalFile) -> bool:
+    """Whether the Hub states the size and the checksum of a file: sha256 in large-file storage, else git's."""
+    if stored is None or stored.size != file.size:
+        return False
+    return any(value == file.checksum(name) for name, value in stored.checksums.items())
+
+
+def _groups(names: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+    group: list[str] = []
+    for name in names:
+        if group and (len(group) == GROUP_FILES or sum(map(sizes.__getitem__, group)) + sizes[name] > GROUP_BYTES):
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
+
+
+class _Hub:
+    """A repository that is written to, by huggingface_hub's client."""
+
+    def __init__(self, location: HubLocation) -> None:
+        try:
+            import huggingface_hub
+        except ImportError as error:
+            message = "a push to the Hub needs huggingface_hub"
+            raise MissingExtraError(message, hint="pip install 'rbdata[hub]'") from error
+        token = read_token()
+        if not token:
+            hint = "set HF_TOKEN to a token that may write, or log in with `hf auth login`"
+            raise ForbiddenError(f"{location.url}: there is no token of the Hub", hint=hint)
+        self.location, self.url, self._token = location, location.url, token
+        self._client: Any = huggingface_hub
+        self._api = huggingface_hub.HfApi(endpoint=endpoint(), token=token, library_name="rbdata")
+        self._repository: dict[str, Any] = {"repo_id": location.repository, "repo_type": "dataset"}
+        self._added: list[Any] = []
+
+    def check_card(self, readme: str) -> None:
+        """Raises UsageError for a card that the Hub refuses, as with a licence that it does not know."""
+
+        def check() -> str:
+            try:
+                self._client.DatasetCard(readme).validate()
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        refused = " ".join(self._call(check).replace(self._token, "***").split())[:300]
+        if refused:
+            hint = "check --license: https://huggingface.co/docs/hub/repositories-licenses"
+            raise UsageError(f"{self.url}: the Hub refuses the card: {refused}", hint=hint)
+
+    def open(self, *, private: bool) -> HubLocation:
+        """The repository's commit of now, after it was made if it did not exist.
+
+        Raises UsageError for one that exists and has the other visibility: a push neither publishes nor hides it.
+        """
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        def find() -> Any:
+            try:
+                return self._api.repo_info(**self._repository)
+            except RepositoryNotFoundError:
+                return None
+
+        found = self._call(find)
+        if found is None:
+            self._call(lambda: self._api.create_repo(**self._repository, private=private, exist_ok=True))
+        elif bool(found.private) != private:
+            is_now = "private" if found.private else "public"
+            hint = "push without --public" if found.private else "push with --public"
+            hint += f", or change it at {endpoint()}/datasets/{self.location.repository}/settings"
+            raise UsageError(f"{self.url} exists and is {is_now}", hint=hint)
+        return HubLocation.from_url(self.url, self.location.options).pinned()
+
+    def upload(self, files: dict[str, Path]) -> None:
+        """Send large files to the Hub's storage; small ones are sent with the commit."""
+
+        def send() -> list[Any]:
+            additions = [self._client.CommitOperationAdd(name, path) for name, path in files.items()]
+            self._api.preupload_lfs_files(
+                **self._repository, additions=additions, revision=self.location.revision, num_threads=4
+            )
+            return additions
+
+        self._added += self._call(send, retry=False)
+
+    def commit(self, card: bytes | None, stale: Sequence[str], message: str, *, parent: str) -> str:
+        """Make the uploaded files and the card the next commit, without the stale ones; returns its id."""
+        operations = [
+            *self._added,
+            *([] if card is None else [self._client.CommitOperationAdd(CARD, card)]),
+            *(self._client.CommitOperationDelete(name, is_folder=False) for name in stale),
+        ]
+        made = self._call(
+            lambda: self._api.create_commit(
+                **self._repository,
+                operations=operations,
+                commit_message=message,
+                revision=self.location.revision,
+                parent_commit=parent,
+            ),
+            retry=False,
+        )
+        return str(made.oid)
+
+    def _call(self, call: Callable[[], Any], *, retry: bool = True) -> Any:
+        """The client's answer, its errors as rbdata's. The client itself retries uploads (``retry=False``)."""
+
+        def once() -> Any:
+            with _silent(self._client):
+                try:
+                    return call()
+                except Exception as error:
+                    failure = self._translate(error)
+                    if failure is None:
+                        raise
+            # Outside of the handler, and without a cause: the client's errors quote signed addresses.
+            raise failure
+
+        return call_with_retries(once, url=self.url, options=self.location.options) if retry else once()
+
+    def _translate(self, error: BaseException) -> FetchError | UsageError | None:
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
+
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__) is not None and len(chain) < 8:
+            chain.append(cause)
+        for one in chain:
+            if isinstance(one, HFValidationError):
+                return UsageError(f"{self.url} is not the name of a repository", hint="names have letters, digits, -_.")
+            if not isinstance(one, HfHubHTTPError):
+                continue
+            status, said = one.response.status_code, (one.server_message or "").replace(self._token, "***")[:200]
+            if status == 412:
+                message = f"{self.url}: somebody else committed to it during the push"
+                return ObjectChangedError(message, hint=_AGAIN)
+            failure = status_error(status, self.url, one.response.headers, explanation=said)
+            if status == 429:
+                failure.hint = "the Hub limits requests: push again later; what it has already is not sent again"
+                wait = retry_after_seconds(one.response.headers)
+                if wait is not None:
+                    failure.hint = f"the Hub asks to wait {wait:.0f} s; then {_AGAIN}"
+            elif isinstance(one, GatedRepoError):
+                failure.hint = f"accept the terms at {endpoint()}/datasets/{self.location.repository}"
+            elif status in (401, 403):
+                failure.hint = "check HF_TOKEN or `hf auth login`: the token must be valid and may write to this owner"
+            elif status == 404:
+                failure.hint = "check the owner, the name and the branch, and that the token may read the repository"
+            elif status >= 500:
+                failure.hint = _AGAIN
+            return failure
+        last = chain[-1]
+        packages = {type(one).__module__.partition(".")[0] for one in chain}
+        if packages & {"httpx", "httpx2", "httpcore", "httpcore2"} or isinstance(last, OSError):
+            said = type(last).__name__ + (f": {last}" if str(last) and "://" not in str(last) else "")
+            return transient(f"{self.url}: the connection to the Hub failed ({said})", hint=_AGAIN)
+        if isinstance(error, ValueError):
+            said = " ".join(str(error).replace(self._token, "***").split()).partition("://")[0][:160]
+            return transient(f"{self.url}: the Hub's answer is malformed ({said})", hint=_AGAIN)
+        if isinstance(error, RuntimeError):  # the client's, and hf_xet's, about an upload
+            return transient(f"{self.url}: the upload failed ({type(last).__name__})", hint=_AGAIN)
+        return None
+
+
+@contextmanager
+def _silent(client: Any) -> Iterator[None]:
+    """The client draws no progress bars and logs nothing below errors: rbdata draws its own."""
+    bars = client.utils.are_progress_bars_disabled()
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    client.utils.disable_progress_bars()
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not bars:
+            client.utils.enable_progress_bars()
