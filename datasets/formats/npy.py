@@ -37,11 +37,13 @@ class Expected:
 class NpyStream:
     """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
 
-    ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises CorruptSourceError when the bytes are no
+    ``expected`` None: any array is right. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises CorruptSourceError when the bytes are no
     ``.npy``, ask for pickle, or are not of the expected dtype and shape.
     """
 
-    def __init__(self, pieces: Iterable[bytes], expected: Expected, name: str, most_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, pieces: Iterable[bytes], expected: Expected | None, name: str, most_rows: int = MAX_ROWS
+    ) -> None:
         self._most_rows = most_rows
         self._source = iter(pieces)
         self._rest = memoryview(b"")
@@ -89,6 +91,11 @@ class NpyStream:
         if len(self._rest) or next(self._source, None) is not None:
             raise self._error(f"is longer than its header says ({self.rows} rows)")
 
+    def arrays(self, rows: int) -> Iterator[np.ndarray]:
+        """The rows in blocks ``[k, ...]``, native byte order. Raises as `blocks`."""
+        for _, count, block in self.blocks(rows):
+            yield self._native(block).reshape(count, *self.shape[1:])
+
     def array(self) -> np.ndarray:
         """The whole array, native byte order. Memory follows what arrives: a header alone cannot claim it."""
         total = self.rows * self.row_bytes
@@ -100,10 +107,13 @@ class NpyStream:
             if got < len(block):
                 raise self._error(f"is cut short: {len(data)} bytes instead of {total}")
         self.finish()
-        array = np.frombuffer(data, self.dtype.newbyteorder("S") if self._swap else self.dtype).reshape(self.shape)
+        return self._native(data).reshape(self.shape)
+
+    def _native(self, data: bytearray | np.ndarray) -> np.ndarray:
+        array: np.ndarray = np.frombuffer(data, self.dtype.newbyteorder("S") if self._swap else self.dtype)
         return array.astype(self.dtype) if self._swap else array
 
-    def _header(self, expected: Expected) -> tuple[np.dtype, tuple[int, ...]]:
+    def _header(self, expected: Expected | None) -> tuple[np.dtype, tuple[int, ...]]:
         head = self._take(6)
         if not head.startswith(b"\x93NUMPY"):
             raise self._error(f"holds no .npy array: it begins with {head!r}")
@@ -129,10 +139,10 @@ class NpyStream:
             raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
         if dtype.hasobject:
             raise self._error("asks for pickle (dtype object), which is never read: it could run any code")
-        fits = len(shape) == len(expected.shape) and all(want in (-1, got) for want, got in zip(expected.shape, shape))
-        if dtype.newbyteorder("=") != np.dtype(expected.dtype) or not fits or (fortran and len(shape) > 1):
-            wanted = f"{expected.dtype} {_show(expected.shape)}"
-            order = " in Fortran order" if fortran and len(shape) > 1 else ""
+        columns_first = fortran and len(shape) > 1
+        if columns_first or (expected is not None and not _fits(dtype, shape, expected)):
+            wanted = f"{expected.dtype} {_show(expected.shape)}" if expected else "rows one after the other"
+            order = " in Fortran order" if columns_first else ""
             raise self._error(f"holds {dtype} {_show(shape)}{order}; expected {wanted}")
         if shape and not 0 < shape[0] <= self._most_rows:
             raise self._error(f"declares {shape[0]} rows, of at most {self._most_rows}")
@@ -147,6 +157,11 @@ class NpyStream:
 
     def _error(self, problem: str) -> CorruptSourceError:
         return CorruptSourceError(f"{self._name} {problem}", hint=_DAMAGED)
+
+
+def _fits(dtype: np.dtype, shape: tuple[int, ...], expected: Expected) -> bool:
+    same = len(shape) == len(expected.shape) and all(want in (-1, got) for want, got in zip(expected.shape, shape))
+    return same and dtype.newbyteorder("=") == np.dtype(expected.dtype)
 
 
 def _show(shape: tuple[int, ...]) -> str:

@@ -1,0 +1,74 @@
+"""Read ``.npz`` archives (a zip of ``.npy`` arrays), without trusting what they declare and without pickle.
+
+Format: https://numpy.org/doc/stable/reference/generated/numpy.savez.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import CorruptSourceError
+from .hdf5 import plain_bools
+from .limits import check_row_bytes, check_rows, most_unpacked
+from .npy import NpyStream
+from .zip_archive import ZipArchive
+
+_SUFFIX = ".npy"
+#: Bytes of rows that are unpacked at a time.
+_BLOCK_BYTES = 4 << 20
+
+
+class NpzArchive:
+    """The arrays of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
+
+    Raises CorruptSourceError for what is no ``.npz``, and later where an array is read that is damaged, asks for pickle, or
+    declares more than the bytes of the archive justify.
+    """
+
+    def __init__(self, source: Path | bytes, name: str) -> None:
+        self._archive = ZipArchive(source, name)
+        self._left = most_unpacked(self._archive.size)
+        self.name = name
+        self.keys = [member.removesuffix(_SUFFIX) for member in self._archive.members if member.endswith(_SUFFIX)]
+
+    def __enter__(self) -> NpzArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def head(self, key: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """The dtype, in native byte order, and the shape that an array declares."""
+        stream = self._open(key)
+        return stream.dtype, stream.shape
+
+    def array(self, key: str) -> np.ndarray:
+        """A whole array. All arrays together may have as many bytes as the archive justifies (`most_unpacked`)."""
+        stream = self._open(key)
+        declared = stream.rows * stream.row_bytes
+        if declared > self._left:
+            message = f"{self.name}: {key} declares {stream.dtype} {list(stream.shape)}, of an archive of {self._archive.size} bytes"
+            raise CorruptSourceError(message)
+        self._left -= declared
+        return plain_bools(stream.array())
+
+    def blocks(self, key: str) -> Iterator[np.ndarray]:
+        """The rows of an array in blocks of some megabytes, in order."""
+        stream = self._open(key)
+        check_row_bytes(stream.row_bytes, f"{self.name}: {key}")
+        yield from map(plain_bools, stream.arrays(max(1, _BLOCK_BYTES // max(1, stream.row_bytes))))
+
+    def _open(self, key: str) -> NpyStream:
+        where = f"{self.name}: {key}"
+        stream = NpyStream(self._archive.stream(key + _SUFFIX), None, where)
+        if stream.dtype.kind not in "biuf" or 0 in stream.shape or math.prod(stream.shape) > 1 << 62:
+            raise CorruptSourceError(f"{where} holds {stream.dtype} {list(stream.shape)}, not rows of numbers")
+        check_rows(stream.rows, self._archive.size, where)
+        return stream

@@ -1,0 +1,150 @@
+"""Zip archives that somebody else wrote: members as streams of bytes, compared with size and checksum.
+
+The central directory is read by `zipfile`; bytes are unpacked here, by ISA-L, in pieces of at most `PIECE` bytes, so that a
+member that unpacks to terabytes never gets further than its consumer. Nothing is extracted to a disk. Several members may be
+read at once.
+
+Format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import CorruptSourceError, reason
+from ...storage.durable import open_plain
+from .limits import most_unpacked
+
+PIECE = 1 << 18
+_GIVEN = 1 << 16
+#: A local header: signature, and behind 22 other bytes the lengths of name and extra field.
+_LOCAL = struct.Struct("<4s22x2H")
+_ENCRYPTED = 1
+
+
+class ZipArchive:
+    """The members of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
+
+    Folders are left out. Raises CorruptSourceError for what is no whole zip file, for names that lead out of the archive
+    and for names that are there twice.
+    """
+
+    def __init__(self, source: Path | bytes, name: str) -> None:
+        self.name = name
+        self._data = source if isinstance(source, bytes) else None
+        self._file: Any = open_plain(source, "rb", follow=True) if isinstance(source, Path) else io.BytesIO(source)
+        try:
+            self.size = self._file.seek(0, os.SEEK_END)
+            with zipfile.ZipFile(self._file) as archive:
+                entries = archive.infolist()
+        except (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error) as error:
+            self.close()
+            raise CorruptSourceError(f"{name} is no whole zip file: {reason(error)}", hint=_REFETCH) from error
+        except BaseException:
+            self.close()
+            raise
+        self.members: dict[str, zipfile.ZipInfo] = {}
+        for entry in entries:
+            self._add(entry)
+
+    def __enter__(self) -> ZipArchive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, member: str) -> bytes:
+        """All bytes of a member. Raises CorruptSourceError for one that unpacks to more than its packed bytes justify."""
+        entry = self.members[member]
+        if entry.file_size > most_unpacked(entry.compress_size):
+            message = f"{self.name}: {member} unpacks to {entry.file_size} bytes from {entry.compress_size}"
+            raise CorruptSourceError(message, hint=_REFETCH)
+        return b"".join(self.stream(member))
+
+    def stream(self, member: str) -> Iterator[bytes]:
+        """The bytes of a member in pieces. Raises CorruptSourceError where they are not what the archive states."""
+        from isal.isal_zlib import crc32
+
+        entry, size, checksum = self.members[member], 0, 0
+        pieces = self._stored(entry) if entry.compress_type == zipfile.ZIP_STORED else self._inflated(entry)
+        for piece in pieces:
+            size, checksum = size + len(piece), crc32(piece, checksum)
+            if size > entry.file_size:
+                break
+            yield piece
+        if (size, checksum) != (entry.file_size, entry.CRC):
+            what = "size" if size != entry.file_size else "checksum"
+            raise CorruptSourceError(f"{self.name}: {member} is damaged: its {what} is another one", hint=_REFETCH)
+
+    def _add(self, entry: zipfile.ZipInfo) -> None:
+        name = entry.filename
+        if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or name[1:2] == ":":
+            self.close()
+            raise CorruptSourceError(f"{self.name} has a member whose name leads out of it: {name[:200]!r}")
+        if entry.is_dir():
+            return
+        if name in self.members:
+            self.close()
+            raise CorruptSourceError(f"{self.name} has two members called {name[:200]!r}")
+        self.members[name] = entry
+
+    def _stored(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+        at, left = self._begin(entry), entry.compress_size
+        while left:
+            data = self._bytes(at, min(left, PIECE))
+            if not data:
+                return
+            at, left = at + len(data), left - len(data)
+            yield data
+
+    def _inflated(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+        from isal import igzip_lib
+
+        damaged: Any = igzip_lib.IsalError
+        at, left = self._begin(entry), entry.compress_size
+        inflater, data = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE), b""
+        while not inflater.eof:
+            if inflater.needs_input:
+                data = self._bytes(at, min(left, _GIVEN))
+                at, left = at + len(data), left - len(data)
+            try:
+                piece = inflater.decompress(data, PIECE)
+            except damaged as error:
+                message = f"{self.name}: {entry.filename} is damaged: {error}"
+                raise CorruptSourceError(message, hint=_REFETCH) from error
+            if not piece and not data and not inflater.eof:
+                return  # it has no end: its size is too small
+            data = b""
+            if piece:
+                yield piece
+
+    def _begin(self, entry: zipfile.ZipInfo) -> int:
+        """Where the packed bytes of a member begin."""
+        where = f"{self.name}: {entry.filename}"
+        if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            how = "encrypted" if entry.flag_bits & _ENCRYPTED else f"packed by method {entry.compress_type}"
+            raise CorruptSourceError(f"{where} is {how}; stored and deflated members are read")
+        head = self._bytes(entry.header_offset, _LOCAL.size)
+        signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
+        if signature != b"PK\x03\x04":
+            raise CorruptSourceError(f"{where} is not where the archive says", hint=_REFETCH)
+        return entry.header_offset + _LOCAL.size + name + extra
+
+    def _bytes(self, at: int, count: int) -> bytes:
+        if self._data is not None:
+            return self._data[at : at + count]
+        self._file.seek(at)
+        data: bytes = self._file.read(count)
+        return data
+
+
+_REFETCH = "the file is damaged: fetch it again, or use another mirror (--mirror)"
