@@ -37,8 +37,8 @@ class Expected:
 class NpyStream:
     """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
 
-    ``expected`` None: any array is right. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises CorruptSourceError when the bytes are no
-    ``.npy``, ask for pickle, or are not of the expected dtype and shape.
+    ``expected`` None: any array is right. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises
+    CorruptSourceError when the bytes are no ``.npy``, ask for pickle, or are not of the expected dtype and shape.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class NpzArchive:
         stream = self._open(key)
         declared = stream.rows * stream.row_bytes
         if declared > self._left:
-            message = f"{self.name}: {key} declares {stream.dtype} {list(stream.shape)}, of an archive of {self._archive.size} bytes"
-            raise CorruptSourceError(message)
+            declares = f"declares {stream.dtype} {list(stream.shape)}"
+            raise CorruptSourceError(f"{self.name}: {key} {declares}, in an archive of {self._archive.size} bytes")
         self._left -= declared
         return plain_bools(stream.array())
 
