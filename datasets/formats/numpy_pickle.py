@@ -2,8 +2,8 @@
 
 A pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html), and Python's own machine calls
 whatever the program names. The one here has no way to call: it knows the few instructions that `pickle` writes for
-dictionaries, lists, tuples, texts, bytes, numbers, None and arrays, and the names of NumPy's that stand for arrays, their dtypes
-and single numbers (as NumPy 1 and 2 spell them). Anything else is an error that says what was asked for.
+dictionaries, lists, tuples, texts, bytes, numbers, None and arrays, and the names of NumPy's that stand for arrays, dtypes and
+single numbers (as NumPy 1 and 2 spell them). Anything else is an error that says what was asked for.
 
 Memory follows the bytes that arrive. Frames that were stored as floating-point numbers become bytes while they arrive
 (`Narrow`).

@@ -18,7 +18,14 @@ _BLOCK = 512
 _LONGEST_HEADER = 1 << 16
 _FILE, _FOLDER = (b"0", b"\0", b"7"), b"5"
 _PAX, _PAX_FOR_ALL, _LONG_NAME = b"x", b"g", b"L"
-_OTHERS = {b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a file with holes"}
+_OTHERS = {
+    b"1": "a link",
+    b"2": "a link",
+    b"3": "a device",
+    b"4": "a device",
+    b"6": "a pipe",
+    b"S": "a file with holes",
+}
 _RECORD = re.compile(rb"(\d{1,6}) ([^=]{1,100})=")
 
 
