@@ -48,7 +48,7 @@ class ByteReader:
         if len(self._rest):
             yield self._rest
             self._rest = memoryview(b"")
-        yield from map(memoryview, self._source)
+        yield from (memoryview(piece) for piece in self._source)
 
 
 _REFETCH = "the copy at the source or mirror is damaged; try another mirror"
