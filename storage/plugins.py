@@ -34,6 +34,7 @@ BUILT_IN = {
     "minari": "rbdata.datasets.sources.minari.source:MinariSource",
     "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
+    "exorl": "rbdata.datasets.sources.exorl.source:ExorlSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 

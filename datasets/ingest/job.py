@@ -252,7 +252,8 @@ class StagedJob(Job):
         raise NotImplementedError
 
     def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The tasks that decode into ``folder`` what is not there yet; `plan` and `row_sources` read it."""
+        """The tasks that decode into ``folder`` what is not there yet, and that can be done now. Asked again when they are
+        done, until there are none; then `plan` and `row_sources` read the folder."""
         raise NotImplementedError
 
     def staged_parts(self, folder: Path) -> int:

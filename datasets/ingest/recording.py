@@ -41,6 +41,8 @@ GUESSED_RATIO = 0.1
 
 REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
+#: From the end of a step to the outcome of its episode.
+_OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
 #: Bytes and rows that the dictionary is trained on. They come from the first rows of all environments.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 
@@ -54,14 +56,16 @@ def end_codes(transitions: TransitionRows, low: int, high: int) -> np.ndarray:
 
 
 class RecordingWriter:
-    """Appends blocks of rows; ``codec`` is that of large columns."""
+    """Appends blocks of rows; ``codec`` is that of large columns. Without a ``dictionary`` it trains one."""
 
-    def __init__(self, folder: Path, columns: Sequence[Column], *, codec: str, threads: int) -> None:
+    def __init__(
+        self, folder: Path, columns: Sequence[Column], *, codec: str, threads: int, dictionary: bytes | None = None
+    ) -> None:
         self._folder, self._columns, self._threads = folder, columns, threads
         self._codec = compressed_codec(codec)
         compress = self._codec.name == codec
         self._compressed = {number for number, column in enumerate(columns) if compress and column.large}
-        self._encode: Encode | None = None
+        self._encode: Encode | None = None if dictionary is None else self._codec.encoder(dictionary, threads)
         #: Blocks that wait for the dictionary, and their bytes.
         self._waiting: list[tuple[int, int, np.ndarray]] = []
         self._waiting_bytes = 0
@@ -165,6 +169,23 @@ class Recording:
         return np.memmap(path, dtype, "r", shape=(path.stat().st_size // item, *shape))
 
 
+def append_recorded(writer: TrajectoryWriter, recording: Recording, columns: Sequence[Column], env: int = 0) -> None:
+    """Append the small columns of an environment's episodes."""
+    end, reward = recording.end(env), recording.reward(env)
+    ends = np.flatnonzero(end)
+    small = [(number, column) for number, column in enumerate(columns) if not column.large]
+    rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
+    for cut in cuts(np.diff(np.concatenate([[-1], ends])), block_steps(columns)):
+        here = slice(*cut.steps)
+        block = {
+            key: all_rows[slice(*cut.states) if column.per == "state" else here]
+            for key, (column, all_rows) in rows.items()
+        }
+        flag = end[here]
+        terminated, truncated = (flag == END_TERMINATED) | (flag == END_BOTH), flag >= END_TRUNCATED
+        writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
+
+
 def block_rows(columns: Sequence[Column], count: int) -> int:
     """How many rows of each environment are kept in memory, of ``count``."""
     row = sum(column.row_bytes for column in columns) + 5
@@ -228,21 +249,8 @@ class RecordedJob(StagedJob):
         recording = self._recorded()
         columns.reserve(sum(recording.states))
         writer = TrajectoryWriter(columns, self.columns)
-        size = block_steps(self.columns)
-        small = [(number, column) for number, column in enumerate(self.columns) if not column.large]
         for env in range(self.environments):
-            end, reward = recording.end(env), recording.reward(env)
-            ends = np.flatnonzero(end)
-            rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
-            for cut in cuts(np.diff(np.concatenate([[-1], ends])), size):
-                here = slice(*cut.steps)
-                block = {
-                    key: all_rows[slice(*cut.states) if column.per == "state" else here]
-                    for key, (column, all_rows) in rows.items()
-                }
-                flag = end[here]
-                terminated, truncated = (flag == END_TERMINATED) | (flag == END_BOTH), flag >= END_TRUNCATED
-                writer.append(block, cut.lengths, np.array(reward[here]), terminated, truncated, _OUTCOMES[flag])
+            append_recorded(writer, recording, self.columns, env)
             on_progress(env + 1, self.environments)
         episodes = writer.episodes()
         counts = {**writer.counts, **recording.counts, "environments": self.environments}
@@ -271,7 +279,3 @@ class RecordedJob(StagedJob):
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         """The notes of the dataset."""
         raise NotImplementedError
-
-
-#: From the end of a step in a recording to the outcome of its episode.
-_OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)

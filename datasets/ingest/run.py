@@ -274,13 +274,12 @@ def stage_all(
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
         check_space(place.path, certain_bytes(job, finished), place.id)
-        count = procs(left)
-        tasks = job.staging_tasks(folder, threads_of_task(count, engine))
         remember_kept(writer)
-        for index, _ in run_tasks(tasks, count, listener.on_progress, engine):
-            remember_kept(writer)
-            finished += 1
-            listener.on_part_done(index)
+        while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
+            for index, _ in run_tasks(tasks, procs(left), listener.on_progress, engine):
+                remember_kept(writer)
+                finished, left = finished + 1, left - 1
+                listener.on_part_done(index)
     except BaseException:
         if not finished:
             remove_tree(folder)  # nothing worth keeping for the next run

@@ -83,6 +83,18 @@ def schema_of(columns: Sequence[Column], codec: str = "auto", layout: str = "aut
     return Schema((*leaves, *ted_flags())), tuple(bulk)
 
 
+def column_difference(columns: Sequence[Column], wanted: Sequence[Column]) -> str:
+    """What differs between columns, for people."""
+    here, there = ({column.key: column for column in some} for some in (columns, wanted))
+    odd = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    shown = [f"{key} is {_described(here.get(key))}, and {_described(there.get(key))} there" for key in odd[:4]]
+    return "; ".join(shown) or "its arrays come in another order"
+
+
+def _described(column: Column | None) -> str:
+    return "missing" if column is None else f"{column.dtype} {list(column.shape)}"
+
+
 def reward_columns(rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> dict[str, np.ndarray]:
     """The rows of reward and flags under ``next``, as every dataset has them, of steps ``[n]``."""
     columns = {"reward": rewards, "done": terminated | truncated, "terminated": terminated, "truncated": truncated}

@@ -22,7 +22,7 @@ from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_ou
 from ...ingest.recording import RECORDING, RecordedJob, Recording, RecordingWriter
 from ...ingest.row_source import staging_folder
 from ...ingest.spaces import box_json
-from ...ingest.trajectories import TransitionRows
+from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles
 from .rows import blocks, columns_of, end_episodes
@@ -102,7 +102,7 @@ class ArraysJob(RecordedJob):
             roles = find_roles(table.arrays, plain, table.name) if number else self.roles
             columns = columns_of(roles, table.arrays)
             if columns != self.columns:
-                raise UsageError(f"{table.name} is unlike the first: {_difference(columns, self.columns)}")
+                raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
             yield (
                 table,
                 roles,
@@ -158,18 +158,6 @@ class ArraysJob(RecordedJob):
 def _chained(first: Table, remaining: Iterator[Table]) -> Iterator[Table]:
     yield first
     yield from remaining
-
-
-def _difference(columns: Sequence[Any], wanted: Sequence[Any]) -> str:
-    """What differs between columns, for people."""
-    here, there = ({column.key: column for column in some} for some in (columns, wanted))
-    odd = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-    shown = [f"{key} is {_described(here.get(key))}, and {_described(there.get(key))} there" for key in odd[:4]]
-    return "; ".join(shown) or "its arrays come in another order"
-
-
-def _described(column: Any) -> str:
-    return "missing" if column is None else f"{column.dtype} {list(column.shape)}"
 
 
 def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:

@@ -22,6 +22,7 @@ from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.arrays.source import ArraysSource
 from rbdata.datasets.sources.atari.source import AtariSource
 from rbdata.datasets.sources.d4rl.source import D4rlSource
+from rbdata.datasets.sources.exorl.source import ExorlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
@@ -30,6 +31,8 @@ from rbdata.storage.dataset import Dataset
 from rbdata.testing import SourceTests
 from rbdata_csvlog import CsvLogSource
 from rbdata_csvlog.job import CsvLogJob
+
+EXORL = Path(__file__).parents[2] / "data" / "exorl"
 
 
 class TestAtariShards(SourceTests):
@@ -86,6 +89,23 @@ class TestD4rlImages(TestD4rl):
         arrays = d4rl_truth.make([50, 60], ["terminal", "timeout"], width=600)
         d4rl_truth.write(self.file, arrays)
         return tmp_path / "raw"
+
+
+class TestExorl(SourceTests):
+    source, name = ExorlSource(), "walker/rnd"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        shutil.copytree(EXORL / "walker", tmp_path / "raw" / "walker")
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        with np.load(EXORL / "truth" / "walker-rnd.npz") as truth:
+            assert np.array_equal(dataset.episodes.length, truth["lengths"])
+            pairs = {"observation": "obs", ("next", "observation"): "next_obs", "action": "action"}
+            assert all(np.array_equal(dataset[key], truth[name]) for key, name in pairs.items())
+            for name in ("reward", "terminated", "truncated"):
+                assert np.array_equal(dataset["next", name][:, 0], truth[name])
 
 
 class TestArrays(SourceTests):

@@ -1,0 +1,532 @@
+"""A dataset whose raw objects hold whole episodes: each object is decoded on its own, by whatever worker is free.
+
+A source says how one raw object is read (`EpisodeReader`), and which objects a worker takes at a time (`Unit`: a shard, or some
+small files). `EpisodeFilesJob` does the rest:
+
+    fetch      the objects of a unit, whole (continued at the byte, checked) or as a stream
+    decode     their episodes into a recording of the unit (`recording`); in a sandbox where C libraries read the files
+    plan       the recordings one after the other, in the order of the units
+
+Large rows are compressed as they are decoded, with one dictionary for all units: that of the first unit that holds an
+episode, which is therefore decoded before all others. The leaves of the dataset follow from its first episode; every other
+episode must have the same. A unit is kept when a run is interrupted, and an object that was being fetched is continued.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...errors import CorruptSourceError, ObjectChangedError
+from ...storage.checksums import Crc32c, crc32c
+from ...storage.codecs import PLAIN
+from ...storage.folder import remove_tree
+from ...storage.writer import ColumnWriter
+from ..fetch import Location, RemoteObject, fetch_to_file, resolve
+from ..formats.limits import check_row_bytes
+from ..workers.sandbox import RawFiles, Sandbox
+from ..workers.task import OnBlock
+from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
+from .raw_files import hash_file
+from .recording import (
+    ABOUT,
+    DICTIONARY,
+    END_BOTH,
+    END_CUT,
+    END_TERMINATED,
+    END_TRUNCATED,
+    Recording,
+    RecordingWriter,
+    append_recorded,
+)
+from .row_source import CountedStream, StagedPart, StagedRows, staging_folder
+from .trajectories import Column, TrajectoryWriter, column_difference, schema_of, to_rewards
+
+_SENTENCES = {
+    "empty_episodes": "{n} episodes without a step were left out.",
+    "blank_successors": "{n} terminated episodes lack their final observation, which is zeros here.",
+    "cut_episodes": "{n} episodes are flagged neither terminated nor truncated at their end: cut there.",
+    "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
+}
+
+
+# -- what a source gives -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """Rows of ``shape`` that are decoded when they are needed: ``blocks`` yields them in order, ``[k, *shape]`` each, once."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: Iterable[np.ndarray]
+
+
+Rows = np.ndarray | LazyRows
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode of n steps.
+
+    ``states`` have n + 1 rows: a state ``observation/image`` is stored as ``observation/image`` and ``next/observation/image``.
+    ``steps`` (actions among them) and ``rewards`` have n rows. Rewards may be of any type of number. An episode that is neither
+    ``terminated`` nor ``truncated`` was cut by the end of the data.
+    """
+
+    states: Mapping[str, Rows]
+    steps: Mapping[str, Rows]
+    rewards: np.ndarray
+    terminated: bool
+    truncated: bool
+
+    def rows(self) -> Iterator[tuple[str, Rows, bool]]:
+        """Key and rows of each column, and whether it is one of states."""
+        yield from ((key, rows, True) for key, rows in self.states.items())
+        yield from ((key, rows, False) for key, rows in self.steps.items())
+
+
+@dataclass(frozen=True)
+class RawInput:
+    """A raw object as a reader gets it. ``name`` is for messages; ``counts`` receives what became of odd data.
+
+    Counts are recorded in the manifest, and those that have a sentence (`EpisodeFilesJob.sentences`) become notes.
+    """
+
+    name: str
+    #: Where the object lies whole; None if the reader takes streams.
+    path: Path | None
+    #: Its bytes in order, once; None if the reader takes whole files.
+    stream: Iterator[bytes] | None
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class EpisodeReader:
+    """How one raw object is read. A derived class is a frozen dataclass of options: it is sent to worker processes."""
+
+    #: Whether objects must lie whole on a disk to be read.
+    whole: ClassVar[bool] = True
+    #: The modules of the C libraries that read the objects: that is done in a sandbox.
+    native_libraries: ClassVar[tuple[str, ...]] = ()
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        """The episodes of an object, in order. Raises CorruptSourceError, which names the object and the place in it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The objects that one worker decodes at a time; ``number`` is what ``--shards`` selects by."""
+
+    name: str
+    number: int
+    objects: tuple[RawObject, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its objects, as far as they are stated."""
+        return sum(raw.item.size or 0 for raw in self.objects)
+
+
+def units_of_files(files: Sequence[RawObject], most_bytes: int = 64 << 20) -> list[Unit]:
+    """Units of small files: consecutive ones, together of about ``most_bytes`` at most."""
+    groups: list[list[RawObject]] = []
+    size = 0
+    for raw in files:
+        size += raw.item.size or 0
+        if not groups or size > most_bytes:
+            groups.append([])
+            size = raw.item.size or 0
+        groups[-1].append(raw)
+    return [Unit(_name(group), number, tuple(group)) for number, group in enumerate(groups)]
+
+
+def _name(group: Sequence[RawObject]) -> str:
+    first, last = group[0].path, group[-1].path
+    return first if len(group) == 1 else f"{first} .. {last}"
+
+
+# -- decoding a unit -----------------------------------------------------------------------------------------------------
+
+
+class _UnitWriter:
+    """Writes the episodes of a unit as a recording."""
+
+    def __init__(self, folder: Path, options: ConvertOptions, dictionary: bytes | None, threads: int) -> None:
+        self._folder, self._options = folder, options
+        self._dictionary, self._threads = dictionary, threads
+        self._writer: RecordingWriter | None = None
+        self.columns: list[Column] = []
+        self.counts: Counter[str] = Counter()
+        self.states = 0
+
+    def add(self, episode: Episode, where: str) -> None:
+        """Append an episode. Raises CorruptSourceError where it is unlike the first, or its rows do not fit together."""
+        steps = len(episode.rewards)
+        columns = [_column(key, rows, is_state) for key, rows, is_state in episode.rows()]
+        if self._writer is None:
+            self._begin(columns, where)
+        elif columns != self.columns:
+            raise CorruptSourceError(f"{where} is unlike the first: {column_difference(columns, self.columns)}")
+        rewards = to_rewards(episode.rewards, where)
+        if not steps:
+            self.counts["empty_episodes"] += 1
+            return
+        for number, (key, rows, is_state) in enumerate(episode.rows()):
+            self._append(number, rows, steps + is_state, f"{where}: {key}")
+        end = np.zeros(steps, np.uint8)
+        end[-1] = _END[episode.terminated, episode.truncated]
+        assert self._writer is not None
+        self._writer.steps(0, rewards, end)
+        self.states += steps + 1
+
+    def finish(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Write what still waits, and what there is to know of the unit."""
+        about = {"states": [self.states], "counts": dict(self.counts), "notes": [], "objects": list(objects)}
+        about["columns"] = [[one.key, one.dtype, one.shape, one.per] for one in self.columns]
+        if self._writer is None or not self.states:
+            (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        else:
+            self._writer.finish(about)
+
+    def _begin(self, columns: list[Column], where: str) -> None:
+        check_row_bytes(sum(column.row_bytes for column in columns), where)
+        schema, _ = schema_of(columns, self._options.codec, self._options.layout)
+        codec = next((leaf.codec for leaf in schema.states), PLAIN)
+        self.columns = columns
+        self._writer = RecordingWriter(
+            self._folder, columns, codec=codec, threads=self._threads, dictionary=self._dictionary
+        )
+        self._writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without a step
+        for number, column in enumerate(columns):
+            if not self._writer.is_compressed(number):
+                self._writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
+
+    def _append(self, number: int, rows: Rows, wanted: int, where: str) -> None:
+        assert self._writer is not None
+        column, done = self.columns[number], 0
+        for block in rows.blocks if isinstance(rows, LazyRows) else (rows,):
+            if block.shape[1:] != column.shape:
+                message = f"{where} has rows of {list(block.shape[1:])}, and {list(column.shape)} before"
+                raise CorruptSourceError(message)
+            done += len(block)
+            if done > wanted:
+                break
+            if column.per == "state" and block.dtype.kind == "f":
+                self.counts["rows_not_finite"] += int((~np.isfinite(block)).any(tuple(range(1, block.ndim))).sum())
+            self._writer.column(0, number, np.ascontiguousarray(block, column.dtype))
+        if done != wanted:
+            raise CorruptSourceError(f"{where} has {'more' if done > wanted else done} rows where {wanted} belong")
+
+
+_END = {(False, False): END_CUT, (True, False): END_TERMINATED, (False, True): END_TRUNCATED, (True, True): END_BOTH}
+
+
+def _column(key: str, rows: Rows, is_state: bool) -> Column:
+    shape = rows.shape if isinstance(rows, LazyRows) else rows.shape[1:]
+    return Column(key, np.dtype(rows.dtype).newbyteorder("=").name, tuple(shape), "state" if is_state else "step")
+
+
+@dataclass(frozen=True)
+class _DecodeTask:
+    """Fetches and decodes one unit; picklable. ``index`` is the unit's place among those of the job."""
+
+    index: int
+    unit: Unit
+    reader: EpisodeReader
+    target: Path
+    options: ConvertOptions
+    dictionary: Path | None
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        """What progress counts: bytes, as rows are not known."""
+        return max(1, self.unit.size)
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        """Returns an empty record: everything is in the folder."""
+        fetched = retries = 0
+
+        def on_fetched(length: int, again: int = 0) -> None:
+            nonlocal fetched, retries
+            fetched, retries = fetched + length, retries + again
+            on_block(min(fetched, self.rows), fetched, retries)
+
+        folder = raw_folder(self.target)
+        paths = self._fetch(folder, on_fetched) if self.reader.whole else {}
+        with staging_folder(self.target) as staged:
+            if self.reader.native_libraries:
+                files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
+                with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
+                    sandbox.call(_decode_apart, staged, paths)
+            else:
+                self.decode(staged, paths, on_fetched)
+        remove_tree(folder)
+        on_block(self.rows, fetched, retries)
+        return {}
+
+    def _fetch(self, folder: Path, on_fetched: Callable[[int], None]) -> dict[str, Path]:
+        """Where the objects lie, by url: in place if they are files of this machine, else fetched."""
+        paths = {raw.item.url: Path(raw.item.url) for raw in self.unit.objects if raw.item.url.startswith("/")}
+        for raw in self.unit.objects:
+            if raw.item.url not in paths:
+                folder.mkdir(parents=True, exist_ok=True)
+                paths[raw.item.url] = folder / f"{crc32c(raw.item.url.encode())}-{raw.item.name}"
+                fetch_to_file(raw.location, raw.item, paths[raw.item.url], on_bytes=on_fetched)
+        return paths
+
+    def decode(self, folder: Path, paths: Mapping[str, Path], on_fetched: Callable[..., None]) -> None:
+        """Write the episodes of all objects into ``folder``."""
+        dictionary = self.dictionary.read_bytes() if self.dictionary else None
+        writer = _UnitWriter(folder, self.options, dictionary, self.threads)
+        objects = []
+        for raw in self.unit.objects:
+            stream = None if self.reader.whole else CountedStream(raw.location, raw.item)
+            pieces = None if stream is None else iter(stream)
+            source = RawInput(raw.path, paths.get(raw.item.url), pieces, writer.counts)
+            before = 0
+            for number, episode in enumerate(self.reader.episodes(source)):
+                writer.add(episode, f"{raw.path}: episode {number}")
+                if stream is not None:
+                    on_fetched(stream.fetched - before, stream.retries)
+                    before = stream.fetched
+            for _ in pieces or ():  # what is behind the last episode is part of the object, and of its checksum
+                pass
+            objects.append(_object_record(raw, source.path, stream))
+        writer.finish(objects)
+
+
+def _decode_apart(task: _DecodeTask, on_progress: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
+    task.decode(folder, paths, lambda *_: None)
+
+
+def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
+    """What the manifest says of an object that was read. Raises ObjectChangedError where it is another one than was found."""
+    if stream is not None:
+        record = {"name": raw.path, "size": stream.fetched, "crc32c": stream.crc32c}
+    else:
+        assert path is not None
+        record = {"name": raw.path, "size": path.stat().st_size, "crc32c": hash_file(path, Crc32c()).hex}
+    if not _is_of(record, raw):
+        raise ObjectChangedError(f"{raw.item.url} changed while it was read", hint="run the command again")
+    return record
+
+
+def raw_folder(target: Path) -> Path:
+    """Where the whole objects of a unit lie while it is decoded into ``target``."""
+    return target.with_name(f"{target.name}.raw.part")
+
+
+# -- the job -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A unit that is decoded, by its ``about.json``."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    @property
+    def columns(self) -> list[Column]:
+        return [Column(key, dtype, tuple(shape), per) for key, dtype, shape, per in self.about["columns"]]
+
+    @property
+    def states(self) -> int:
+        return int(self.about["states"][0])
+
+
+class EpisodeFilesJob(StagedJob):
+    """The dataset of all episodes in ``units``, in their order.
+
+    A derived class states ``source``, ``converter``, ``licence``, ``citation`` and what `describe` adds. ``sentences``
+    become notes, as in `count_notes`. ``episodes`` and ``steps`` are what is known of the dataset before (0: nothing).
+    """
+
+    staging = "decoding the episodes"
+    sentences: Mapping[str, str] = {}
+    _folder: Path
+
+    def __init__(
+        self,
+        name: str | None,
+        location: Location,
+        units: Sequence[Unit],
+        reader: EpisodeReader,
+        options: ConvertOptions,
+        *,
+        steps: int = 0,
+        episodes: int = 0,
+    ) -> None:
+        super().__init__(name, location, options)
+        chosen = [unit for unit in units if options.parts is None or unit.number in options.parts]
+        stated = iter(resolve(location, [raw.item for unit in chosen for raw in unit.objects]))
+        self.units = [
+            replace(unit, objects=tuple(replace(raw, item=next(stated)) for raw in unit.objects)) for unit in chosen
+        ]
+        self.reader, self._known = reader, (steps, episodes)
+        self.spaces: dict[str, Any] = {}
+
+    def identity(self) -> dict[str, Any]:
+        # Decoded units are compared with their objects: an interrupted run may be continued with another mirror.
+        return {**super().identity(), "units": [[raw.path for raw in unit.objects] for unit in self.units]}
+
+    def shards(self) -> Sequence[int]:
+        return [unit.number for unit in self.units] if self.options.parts is not None else ()
+
+    def parts(self) -> int:
+        return len(self.units)
+
+    # -- staging -------------------------------------------------------------------------------------------------------
+
+    def expect(self) -> Expectation:
+        fetch = sum(unit.size for unit in self.units)
+        steps, episodes = self._known
+        return Expectation(fetch, steps, episodes, fetch, [unit.name for unit in self.units], certain_bytes=0)
+
+    def staged_parts(self, folder: Path) -> int:
+        return sum(self._is_decoded(folder, unit) for unit in self.units)
+
+    def staging_tasks(self, folder: Path, threads: int) -> list[_DecodeTask]:
+        """The first unit with a step alone, then all others with its dictionary."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        left = []
+        for index, unit in enumerate(self.units):
+            if not self._is_decoded(folder, unit):
+                remove_tree(self._target(unit))
+                left.append(index)
+        first = self._first()
+        if first is None:
+            left = left[:1]
+        has_dictionary = first is not None and (first.folder / DICTIONARY).is_file()
+        dictionary = first.folder / DICTIONARY if first is not None and has_dictionary else None
+        return [
+            _DecodeTask(
+                *(index, self.units[index], self.reader, self._target(self.units[index])),
+                *(self.options, dictionary, threads),
+            )
+            for index in left
+        ]
+
+    def staged_dictionary(self) -> bytes:
+        first = self._first()
+        assert first is not None
+        return (first.folder / DICTIONARY).read_bytes()
+
+    def _target(self, unit: Unit, folder: Path | None = None) -> Path:
+        return (folder or self._folder) / f"unit-{unit.number:05d}"
+
+    def _is_decoded(self, folder: Path, unit: Unit) -> bool:
+        """Whether a unit was decoded from these objects, as far as their place states what they are."""
+        try:
+            found = json.loads((self._target(unit, folder) / ABOUT).read_text(encoding="utf-8"))["objects"]
+        except (OSError, ValueError):
+            return False
+        return len(found) == len(unit.objects) and all(map(_is_of, found, unit.objects))
+
+    def _first(self) -> _Decoded | None:
+        """The first unit with a step, if all before it are decoded."""
+        for unit in self.units:
+            if not self._is_decoded(self._folder, unit):
+                return None
+            decoded = self._decoded(unit)
+            if decoded.states:
+                return decoded
+        return None
+
+    def _decoded(self, unit: Unit) -> _Decoded:
+        folder = self._target(unit)
+        return _Decoded(folder, json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+
+    @cached_property
+    def _every(self) -> list[_Decoded]:
+        """All units; read when they are decoded."""
+        return [self._decoded(unit) for unit in self.units]
+
+    # -- plan and fill -------------------------------------------------------------------------------------------------
+
+    def inspect_files(self, files: Mapping[str, Path]) -> None:
+        first = self._first()
+        if first is None:
+            raise CorruptSourceError(f"{self.title} holds no episode with a step")
+        for unit, decoded in zip(self.units, self._every):
+            if decoded.about["columns"] and decoded.columns != first.columns:
+                raise CorruptSourceError(
+                    f"{unit.name} is unlike the first: {column_difference(decoded.columns, first.columns)}"
+                )
+        self.set_columns(first.columns)
+
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        columns.reserve(sum(decoded.states for decoded in self._every))
+        writer = TrajectoryWriter(columns, self.columns)
+        counts: Counter[str] = Counter()
+        for number, decoded in enumerate(self._every):
+            if decoded.states:
+                append_recorded(writer, Recording(decoded.folder, self.columns), self.columns)
+            counts.update(decoded.about["counts"])
+            on_progress(number + 1, len(self._every))
+        episodes = writer.episodes()
+        found = {**writer.counts, **counts}
+        digest = crc32c(repr([decoded.about["objects"] for decoded in self._every]).encode())
+        notes = count_notes({**_SENTENCES, **self.sentences}, found)
+        return Plan(episodes, found, notes, self._part_specs(), dict(self.spaces), digest)
+
+    def _part_specs(self) -> list[PartSpec]:
+        parts, first = [], 0
+        for unit, decoded in zip(self.units, self._every):
+            objects = decoded.about["objects"]
+            # The objects of a unit of several are recorded by `objects`.
+            described = objects[0] if len(objects) == 1 else {"name": unit.name, "size": None, "crc32c": None}
+            layout = f"episodes-{crc32c(repr(objects).encode())}"
+            parts.append(PartSpec(unit.name, decoded.states, layout, described, unit.number, first))
+            first += decoded.states
+        return parts
+
+    def row_sources(self) -> list[StagedPart]:
+        first = self._first()
+        assert first is not None
+        dictionary = first.folder / DICTIONARY
+        return [
+            StagedPart(unit.name, self._staged(decoded, dictionary if dictionary.is_file() else None))
+            for unit, decoded in zip(self.units, self._every)
+        ]
+
+    def _staged(self, decoded: _Decoded, dictionary: Path | None) -> dict[str, list[StagedRows]]:
+        recording = Recording(decoded.folder, self.columns) if decoded.states else None
+        return {
+            column.key: [StagedRows(recording.path(0, number), 0, decoded.states, dictionary)] if recording else []
+            for number, column in enumerate(self.columns)
+            if column.large
+        }
+
+    # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        several = [decoded.about["objects"] for decoded in self._every if len(decoded.about["objects"]) > 1]
+        return [record for records in several for record in records]
+
+    def raw_objects(self) -> list[RawObject]:
+        return [raw for unit in self.units for raw in unit.objects]
+
+    def describe(self) -> dict[str, Any]:
+        return {"dataset": self.name, **super().describe()}
+
+
+def _is_of(found: Mapping[str, Any], raw: RawObject) -> bool:
+    stated = raw.item.checksums.get("crc32c")
+    same = raw.item.size in (None, found["size"]) and stated in (None, found["crc32c"])
+    return same and found["name"] == raw.path
+
+
+def raw_object(location: Location, item: RemoteObject, path: str | None = None) -> RawObject:
+    """An object with its ``path`` in a mirror (its name by default)."""
+    return RawObject(path or item.name, item, location)

@@ -1,0 +1,241 @@
+"""Sources whose raw objects hold whole episodes: a small format of this module, read whole, as a stream, and in a sandbox."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rbdata.datasets.fetch import open_location
+from rbdata.datasets.ingest.episode_files import (
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    LazyRows,
+    RawInput,
+    Unit,
+    raw_object,
+    units_of_files,
+)
+from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.ingest.run import run
+from rbdata.datasets.sources.source import Source
+from rbdata.errors import CorruptSourceError
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.folder import DatasetPlace
+from rbdata.testing import SourceTests, dataset_content
+
+#: Frames that compress, and are large enough to be filled part by part.
+SIDE = 40
+
+
+def episode_line(number: int, steps: int) -> dict[str, object]:
+    """One episode of the format, a line of JSON; its frames follow from its number."""
+    rewards = [float(number + step) for step in range(steps)]
+    return {"number": number, "steps": steps, "rewards": rewards, "end": ("goal", "clock", "")[number % 3]}
+
+
+def frames(number: int, steps: int) -> np.ndarray:
+    rows = np.zeros((steps + 1, SIDE, SIDE), np.uint8)
+    rows[:, number % SIDE] = np.arange(steps + 1)[:, None]
+    return rows
+
+
+def expected(line: dict[str, object]) -> Episode:
+    number, steps = int(line["number"]), int(line["steps"])
+    states = {"observation/image": frames(number, steps), "observation/position": np.arange(steps + 1.0)}
+    rewards = np.array(line["rewards"])
+    return Episode(
+        states, {"action": np.arange(steps) + number}, rewards, line["end"] == "goal", line["end"] == "clock"
+    )
+
+
+@dataclass(frozen=True)
+class LinesReader(EpisodeReader):
+    """Reads the format; ``lazy`` decodes frames in blocks of three."""
+
+    lazy: bool = False
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        data = b"".join(raw.stream) if raw.stream is not None else raw.path.read_bytes()
+        if not data.endswith(b"end\n"):
+            raise CorruptSourceError(f"{raw.name} is cut")
+        for text in data.splitlines()[:-1]:
+            line = json.loads(text)
+            episode = expected(line)
+            if self.lazy:
+                image = episode.states["observation/image"]
+                blocks = (image[low : low + 3] for low in range(0, len(image), 3))
+                episode.states["observation/image"] = LazyRows("uint8", (SIDE, SIDE), blocks)
+            yield episode
+
+
+class StreamReader(LinesReader):
+    whole = False
+
+
+class SandboxedReader(LinesReader):
+    native_libraries = ("h5py",)
+
+
+class CrashingReader(SandboxedReader):
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        if raw.name == "2.lines":
+            ctypes.string_at(0)
+        yield from super().episodes(raw)
+
+
+class LinesJob(EpisodeFilesJob):
+    source, converter = "lines", "lines 1"
+
+
+class LinesSource(Source):
+    name = "lines"
+    home = "/nowhere"
+    supports = frozenset({"codec", "layout", "parts"})
+
+    def __init__(self, reader: EpisodeReader, together: int = 0) -> None:
+        self.reader, self.together = reader, together
+
+    def names(self) -> list[str]:
+        return ["some"]
+
+    def find(self, name, location, options):
+        files = [raw_object(location, item) for item in sorted(location.list(), key=lambda item: item.name)]
+        units = (
+            units_of_files(files, self.together)
+            if self.together
+            else [Unit(raw.path, number, (raw,)) for number, raw in enumerate(files)]
+        )
+        return LinesJob(name, location, units, self.reader, options)
+
+
+def write_files(folder: Path, files: list[list[int]]) -> list[dict[str, object]]:
+    """Files with episodes of these steps; returns all lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, object]] = []
+    for number, lengths in enumerate(files):
+        here = [episode_line(len(lines) + place, steps) for place, steps in enumerate(lengths)]
+        text = "".join(json.dumps(line) + "\n" for line in here) + "end\n"
+        (folder / f"{number}.lines").write_text(text)
+        lines += here
+    return lines
+
+
+class LinesTests(SourceTests):
+    """An empty file first, an episode without a step, one unit without a step at the end."""
+
+    name = "some"
+    files = ([], [7, 0, 30], [1, 4], [12], [0])
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        self.lines = write_files(tmp_path / "raw", list(self.files))
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        kept = [line for line in self.lines if line["steps"]]
+        assert dataset.episodes.length.tolist() == [line["steps"] for line in kept]
+        assert dataset.manifest.counts["empty_episodes"] == 2
+        for number, line in enumerate(kept):
+            wanted, steps = expected(line), dataset.episode(number)
+            for key in ("image", "position"):
+                rows = wanted.states[f"observation/{key}"]
+                assert np.array_equal(steps["observation", key], rows[:-1])
+                assert np.array_equal(steps["next", "observation", key], rows[1:])
+            assert np.array_equal(steps["action"], wanted.steps["action"])
+            assert np.array_equal(steps["next", "reward"][:, 0], wanted.rewards)
+            assert steps["next", "terminated"].flatten().tolist() == [False] * (line["steps"] - 1) + [wanted.terminated]
+            assert bool(steps["next", "truncated"][-1]) != wanted.terminated
+
+
+class TestWholeFiles(LinesTests):
+    source = LinesSource(LinesReader())
+
+
+class TestStreams(LinesTests):
+    source = LinesSource(StreamReader(lazy=True))
+
+
+class TestSandbox(LinesTests):
+    source = LinesSource(SandboxedReader())
+
+
+class TestSmallFilesTogether(LinesTests):
+    source = LinesSource(LinesReader(lazy=True), together=400)
+
+
+def make(raw: Path, root: Path, reader: EpisodeReader | None = None, **options) -> Path:
+    source = LinesSource(reader or LinesReader())
+    job = source.open("some", open_location(os.fspath(raw)), ConvertOptions(**options))
+    request = Request("lines/some", root=root, options=job.options, procs=1)
+    return run(job, DatasetPlace(root, "lines/some"), request, Listener(), os.fspath(raw)).path
+
+
+def test_readers_and_layouts_give_the_same_values(tmp_path):
+    write_files(tmp_path / "raw", [[7, 30], [5]])
+    whole = make(tmp_path / "raw", tmp_path / "whole")
+    assert dataset_content(make(tmp_path / "raw", tmp_path / "lazy", LinesReader(lazy=True))) == dataset_content(whole)
+    for options in ({"codec": "raw"}, {"layout": "ted"}):
+        other = Dataset(make(tmp_path / "raw", tmp_path / str(options), **options))
+        assert all((other[index] == Dataset(whole)[index]).all() for index in (0, 6, 41))
+
+
+def test_shards_choose_units(tmp_path):
+    write_files(tmp_path / "raw", [[7], [5], [3]])
+    dataset = Dataset(make(tmp_path / "raw", tmp_path, parts=(0, 2)))
+    assert dataset.episodes.length.tolist() == [7, 3]
+
+
+def test_a_crash_of_a_library_names_the_file(tmp_path):
+    write_files(tmp_path / "raw", [[7], [5], [3]])
+    with pytest.raises(CorruptSourceError, match=r"2\.lines"):
+        make(tmp_path / "raw", tmp_path, CrashingReader())
+
+
+@dataclass(frozen=True)
+class ChangedReader(LinesReader):
+    """Spoils the second episode."""
+
+    change: str = ""
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        for number, episode in enumerate(super().episodes(raw)):
+            states, steps, rewards = dict(episode.states), dict(episode.steps), episode.rewards
+            if number == 1 and self.change == "key":
+                steps["more"] = rewards
+            elif number == 1 and self.change == "dtype":
+                steps["action"] = steps["action"] + 0.5
+            elif number == 1 and self.change == "rows":
+                states["observation/position"] = states["observation/position"][:-1]
+            elif number == 1 and self.change == "lazy rows":
+                states["observation/image"] = LazyRows("uint8", (SIDE, SIDE), [np.zeros((99, SIDE, SIDE), np.uint8)])
+            elif number == 1 and self.change == "reward":
+                rewards = rewards * np.inf
+            yield Episode(states, steps, rewards, episode.terminated, episode.truncated)
+
+
+@pytest.mark.parametrize("change", ["key", "dtype", "rows", "lazy rows", "reward"])
+def test_an_episode_unlike_the_others_is_named(tmp_path, change):
+    write_files(tmp_path / "raw", [[7, 5, 3]])
+    with pytest.raises(CorruptSourceError, match=r"0\.lines: episode 1"):
+        make(tmp_path / "raw", tmp_path, ChangedReader(change=change))
+    assert not (tmp_path / "lines").exists()
+
+
+def test_units_unlike_each_other_are_refused(tmp_path):
+    write_files(tmp_path / "raw", [[7], [5, 3]])
+    with pytest.raises(CorruptSourceError, match=r"1\.lines: episode 1"):
+        make(tmp_path / "raw", tmp_path, ChangedReader(change="dtype"))
+
+
+def test_no_step_at_all_is_an_error(tmp_path):
+    write_files(tmp_path / "raw", [[], [0]])
+    with pytest.raises(CorruptSourceError, match="no episode with a step"):
+        make(tmp_path / "raw", tmp_path)
