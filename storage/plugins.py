@@ -33,8 +33,8 @@ BUILT_IN = {
     "d4rl": "rbdata.datasets.sources.d4rl.source:D4rlSource",
     "minari": "rbdata.datasets.sources.minari.source:MinariSource",
     "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
-    "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "exorl": "rbdata.datasets.sources.exorl.source:ExorlSource",
+    "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED
     from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
+    from ..ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Unit, raw_object
     from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
     from ..ingest.raw_files import WholeFileJob, hash_file
     from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
@@ -27,6 +28,15 @@ _HOMES = {
     "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
     "...storage.writer": ("ColumnWriter",),
     "..fetch": ("Location", "RemoteObject"),
+    "..ingest.episode_files": (
+        "Episode",
+        "EpisodeFilesJob",
+        "EpisodeReader",
+        "LazyRows",
+        "RawInput",
+        "Unit",
+        "raw_object",
+    ),
     "..ingest.job": (
         "ConvertOptions",
         "Job",
