@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from rbdata.testing import SourceTests, dataset_content
 SIDE = 40
 
 
-def episode_line(number: int, steps: int) -> dict[str, object]:
+def episode_line(number: int, steps: int) -> dict[str, Any]:
     """One episode of the format, a line of JSON; its frames follow from its number."""
     rewards = [float(number + step) for step in range(steps)]
     return {"number": number, "steps": steps, "rewards": rewards, "end": ("goal", "clock", "")[number % 3]}
@@ -47,7 +48,7 @@ def frames(number: int, steps: int) -> np.ndarray:
     return rows
 
 
-def expected(line: dict[str, object]) -> Episode:
+def expected(line: dict[str, Any]) -> Episode:
     number, steps = int(line["number"]), int(line["steps"])
     states = {"observation/image": frames(number, steps), "observation/position": np.arange(steps + 1.0)}
     rewards = np.array(line["rewards"])
@@ -116,10 +117,10 @@ class LinesSource(Source):
         return LinesJob(name, location, units, self.reader, options)
 
 
-def write_files(folder: Path, files: list[list[int]]) -> list[dict[str, object]]:
+def write_files(folder: Path, files: list[list[int]]) -> list[dict[str, Any]]:
     """Files with episodes of these steps; returns all lines."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, object]] = []
+    lines: list[dict[str, Any]] = []
     for number, lengths in enumerate(files):
         here = [episode_line(len(lines) + place, steps) for place, steps in enumerate(lengths)]
         text = "".join(json.dumps(line) + "\n" for line in here) + "end\n"
