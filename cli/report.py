@@ -129,7 +129,7 @@ def announcement(estimate: Estimate) -> list[str]:
     )
     what = f"{about}{amounts.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
     if estimate.estimated and not estimate.steps:  # how long they will be is not known
-        what = amounts.plural(estimate.episodes, "episode") if estimate.episodes else "them"
+        what = amounts.plural(estimate.episodes, "episode") if estimate.episodes else "the episodes"
     return [*from_where, f"write {what} to {target}"]
 
 

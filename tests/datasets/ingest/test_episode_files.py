@@ -31,6 +31,7 @@ from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.testing import SourceTests, dataset_content
+from servers import http_server
 
 #: Frames that compress, and are large enough to be filled part by part.
 SIDE = 40
@@ -240,3 +241,44 @@ def test_no_step_at_all_is_an_error(tmp_path):
     write_files(tmp_path / "raw", [[], [0]])
     with pytest.raises(CorruptSourceError, match="no episode with a step"):
         make(tmp_path / "raw", tmp_path)
+
+
+# -- over a network ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reader", [LinesReader(), StreamReader(), SandboxedReader()], ids=["whole", "stream", "sandbox"]
+)
+def test_over_http(tmp_path, reader):
+    """The bytes of the dataset are those of a conversion in place; nothing that was fetched is left."""
+    write_files(tmp_path / "raw", [[7, 30], [5], [3]])
+    here = make(tmp_path / "raw", tmp_path / "here", reader)
+    with http_server(tmp_path / "raw") as server:
+        job = LinesSource(reader).open("some", open_location(server.url), ConvertOptions())
+        request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=2)
+        there = run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url).path
+    assert dataset_content(there) == dataset_content(here)
+    assert [path.name for path in there.parent.iterdir() if ".lock" not in path.name] == ["some"]
+
+
+def test_a_damaged_file_costs_no_finished_unit(tmp_path):
+    """A file that is damaged ends the run; the next one does not fetch what is decoded."""
+    write_files(tmp_path / "raw", [[7, 30], [5], [3]])
+    damaged = tmp_path / "raw" / "2.lines"
+    whole = damaged.read_bytes()
+    with http_server(tmp_path / "raw") as server:
+
+        def attempt():
+            job = LinesSource(LinesReader()).open("some", open_location(server.url), ConvertOptions())
+            request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=1)
+            return run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url).path
+
+        damaged.write_bytes(whole[:-4])
+        with pytest.raises(CorruptSourceError, match=r"2\.lines"):
+            attempt()
+        damaged.write_bytes(whole)
+        server.faults.requests.clear()
+        made = attempt()
+        fetched = {path for method, path, _ in server.faults.requests if method == "GET" and path.endswith(".lines")}
+    assert fetched == {"/2.lines"}
+    assert dataset_content(made) == dataset_content(make(tmp_path / "raw", tmp_path / "here"))
