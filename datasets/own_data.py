@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import DatasetExistsError, UsageError, refusing_exits
+from ..errors import DatasetExistsError, UnfinishedDatasetError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
 from ..storage.lock import when_free
+from ..storage.schema import LARGE_ROW
 from .ingest.job import ConvertOptions
 from .ingest.progress_bar import progress_listener
 from .ingest.request import Listener, Request
 from .ingest.run import find_existing, run
+from .user_code.identity import content_hash, identify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-#: Bytes of short episodes that are put together before their rows are looked at.
-_TOGETHER_BYTES, _TOGETHER_EPISODES = 4 << 20, 512
+#: Short episodes are put together before their rows are looked at: so many bytes, episodes and seconds.
+_TOGETHER_BYTES, _TOGETHER_EPISODES, _TOGETHER_SECONDS = 4 << 20, 512, 1.0
 
 
 @check_keywords
@@ -75,9 +78,10 @@ def from_arrays(
 
 @check_keywords
 def from_episodes(
-    episodes: Iterable[Mapping[str, Any]],
+    episodes: Iterable[Mapping[str, Any]] | Callable[[int], Iterable[Mapping[str, Any]]],
     dataset_id: str,
     *,
+    identity: str | None = None,
     environment: str | None = None,
     root: str | os.PathLike[str] | None = None,
     codec: Literal["auto", "raw", "zstd"] = "auto",
@@ -96,18 +100,59 @@ def from_episodes(
     shapes of rows.
 
     ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they come. Where it
-    raises, there is no dataset. All else as in `from_arrays`.
+    raises, there is no dataset.
+
+    A run that was interrupted goes on where the episodes can be begun again: ``episodes`` is then a function, and
+    ``episodes(first)`` gives those from number ``first`` on, the same ones each time. The next run takes the first episode, to
+    see that it is the same, and then those that are missing; the dataset has the bytes of an uninterrupted run. The function is
+    identified by its content, as those of `preprocess`, or by ``identity``, a text of yours: another one starts other work.
+    With an ``identity``, an iterable is begun again as well: the episodes that are there are skipped. Any other iterable
+    is made from the beginning.
+
+    All else as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit and a function
+    without an identity, UnfinishedDatasetError where other episodes were begun under this id, unless ``force``.
     """
-    made_from = {"made_from": "episodes", "script": _script()}
+    made_from = {"made_from": "episodes", "script": _script(), **_identified(episodes, identity)}
     options = ConvertOptions(codec, layout, unknown_next)
     request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
-    remaining = iter(episodes)
+    remaining = iter(_begun(episodes, 0))
     first = list(islice(remaining, 1))
     if not first:
         raise UsageError("there are no episodes")
-    named = {key: key for key in _arrays_of(first[0], 0)}
-    tables = _tables(chain(first, remaining))
+    arrays = _arrays_of(first[0], 0)
+    named, tables = {key: key for key in arrays}, _tables(chain(first, remaining))
+    if callable(episodes) or identity is not None:
+        content = [made_from.get("identity") or made_from["function"], content_hash(arrays)]
+
+        def begin(number: int) -> Iterator[Table]:
+            rest = _begun(episodes, number) if callable(episodes) else islice(remaining, number - 1, None)
+            return _tables(rest, number)
+
+        return _make(tables, named, request, environment, made_from, progress, listener, content, begin)
     return _make(tables, named, request, environment, made_from, progress, listener)
+
+
+def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
+    """The episodes from number ``first`` on."""
+    begun = episodes(first) if callable(episodes) else episodes
+    if not isinstance(begun, Iterable):
+        what = f"episodes({first}) returned" if callable(episodes) else "episodes are"
+        raise UsageError(f"{what} a {type(begun).__name__}, not an iterable of episodes")
+    return begun
+
+
+def _identified(episodes: Any, identity: str | None) -> dict[str, Any]:
+    """What identifies the episodes, for the lineage; empty where nothing does."""
+    if identity is not None:
+        return {"identity": identity}
+    if not callable(episodes):
+        return {}
+    try:
+        found = identify(episodes, "episodes")
+    except UsageError as error:
+        hint = 'state what identifies its episodes: from_episodes(..., identity="simulator 3, seed 0")'
+        raise UsageError(error.message, hint=hint) from error
+    return {"function": {name: value for name, value in asdict(found).items() if value}}
 
 
 def _make(
@@ -118,6 +163,8 @@ def _make(
     made_from: Mapping[str, Any],
     progress: bool | None,
     listener: Listener | None,
+    content: Any = None,
+    begin: Callable[[int], Iterator[Table]] | None = None,
 ) -> Path:
     from .sources.arrays.job import ArraysJob
 
@@ -125,11 +172,16 @@ def _make(
     if find_existing(place, request) is not None:
         message = f"{place.id} is there already"
         raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
-    name, content = place.id, uuid.uuid4().hex  # what is in memory is not continued by another run
-    job = ArraysJob(name, tables, given, request.options, made_from=made_from, content=content, environment=environment)
+    about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
+    job = ArraysJob(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
         action = partial(run, job, place, request, events, str(made_from["script"]))
-        return when_free(action, request.wait, events.on_note, events.on_stage).path
+        try:
+            return when_free(action, request.wait, events.on_note, events.on_stage).path
+        except UnfinishedDatasetError as error:
+            message = f"an unfinished {place.id} exists, begun with other episodes or options, or another function"
+            hint = f"continue with what it was begun with, or start over with force=True ({place.working})"
+            raise UnfinishedDatasetError(message, hint=hint) from error
 
 
 def _script() -> str:
@@ -141,12 +193,12 @@ def _script() -> str:
 # -- episodes as tables --------------------------------------------------------------------------------------------------
 
 
-def _tables(episodes: Iterable[Mapping[str, Any]]) -> Iterator[Table]:
-    """Episodes as tables with ``episode_lengths``; short ones are put together."""
+def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Table]:
+    """Episodes from number ``first`` on as tables with ``episode_lengths``; short ones are put together."""
     from .sources.arrays.tables import Table
 
     together: list[dict[str, np.ndarray]] = []
-    size = 0
+    size, since = 0, time.monotonic()
 
     def table(number: int) -> Table:
         first = number - len(together)
@@ -155,20 +207,36 @@ def _tables(episodes: Iterable[Mapping[str, Any]]) -> Iterator[Table]:
         joined = {key: np.concatenate([one[key] for one in together]) for key in together[0]}
         return Table(name, {**joined, "episode_lengths": np.array(lengths)})
 
-    number = 0
-    for number, episode in enumerate(episodes):
+    number = first
+    for number, episode in enumerate(episodes, first):
         arrays = {key: np.array(value) for key, value in _arrays_of(episode, number).items()}  # may be used again
         if together and _kind(arrays) != _kind(together[0]):
             message = f"episode {number} is unlike the ones before: {_shown(arrays)}; before {_shown(together[0])}"
             raise UsageError(message, hint="all episodes have the same keys, dtypes and shapes of rows")
-        together.append(arrays)
-        size += sum(array.nbytes for array in arrays.values())
-        if size >= _TOGETHER_BYTES or len(together) >= _TOGETHER_EPISODES:
-            yield table(number + 1)
+        if together and _has_final_state(arrays) != _has_final_state(together[0]):
+            yield table(number)
             together.clear()
             size = 0
+        together.append(arrays)
+        size += sum(array.nbytes for array in arrays.values())
+        # What a dictionary for frames is trained on must not depend on time.
+        is_late = time.monotonic() - since > _TOGETHER_SECONDS and not _has_frames(arrays)
+        # The first one alone: a run that goes on looks at it again, and at no more.
+        is_late |= number == 0
+        if size >= _TOGETHER_BYTES or len(together) >= _TOGETHER_EPISODES or is_late:
+            yield table(number + 1)
+            together.clear()
+            size, since = 0, time.monotonic()
     if together:
         yield table(number + 1)
+
+
+def _has_frames(arrays: Mapping[str, np.ndarray]) -> bool:
+    return any(array.nbytes >= LARGE_ROW * len(array) for array in arrays.values())
+
+
+def _has_final_state(arrays: Mapping[str, np.ndarray]) -> bool:
+    return any(len(array) > len(arrays["reward"]) for array in arrays.values())
 
 
 def _is_action(key: str) -> bool:
@@ -204,6 +272,13 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     if table.unreadable:
         key, why = next(iter(table.unreadable.items()))
         raise UsageError(f"episode {number}: {key} cannot be stored: {why}")
+    for key, array in table.values.items():
+        more = key == "observation" or key.startswith("observation/")
+        if not array.ndim or len(array) - length not in (0, more):
+            rows = f"{len(array)} rows" if array.ndim else "one value"
+            message = f"episode {number}: {key} has {rows}, and the episode {length} steps"
+            hint = "a row per step; observations may have one more, and flags may be one value"
+            raise UsageError(message, hint=hint)
     return table.values
 
 

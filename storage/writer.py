@@ -141,6 +141,8 @@ Files = dict[str, list[list[Any]]]
 
 #: Kinds of entries that a run can resume from.
 _WORK = {"part", "merged", "statistics", "copy", "log"}
+#: The entry of a run that no other can go on with.
+_ONCE = "once"
 #: The record of appended rows before the first part.
 _NOTHING = {"blob": 0, "rows": 0}
 
@@ -153,7 +155,8 @@ class DatasetWriter:
     fingerprint raises UnfinishedDatasetError.
     ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of
     all leaves are appended (`Codec.open_appender` writes them); none has its place in a preallocated file. ``command`` is
-    the command line of this run, which continues it, if there is one.
+    the command line of this run, which continues it, if there is one. ``continues``: whether another run can go on with this
+    one's work; what it leaves is otherwise discarded by the next (``discarded`` then says so).
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class DatasetWriter:
         restart: bool = False,
         appended: bool = False,
         command: str = "",
+        continues: bool = True,
     ) -> None:
         self.place, self.schema, self.parts, self.appended = place, schema, parts, appended
         self.bulk = tuple(schema[name] for name in bulk)
@@ -177,6 +181,7 @@ class DatasetWriter:
         journal = Journal(self.folder / JOURNAL)
         same = journal.fingerprint == fingerprint
         resumes = same and (not restart or bool(journal.find("restart")))
+        self.discarded = bool(journal.find(_ONCE))
         if not resumes and (restart or journal.fingerprint is None or not _holds_work(journal, self.folder)):
             place.discard_working()
             self.folder.mkdir(parents=True)
@@ -184,6 +189,8 @@ class DatasetWriter:
             journal.start(fingerprint)
             if restart:
                 journal.record({"kind": "restart"})
+            if not continues:
+                journal.record({"kind": _ONCE})
         elif not same:
             message = f"an unfinished {place.id} exists, started with other options, shards or source files"
             how = (
@@ -449,6 +456,8 @@ class DatasetWriter:
 def _holds_work(journal: Journal, folder: Path) -> bool:
     """Whether a run can resume from anything in a working folder."""
     kinds = {entry.get("kind") for entry in journal.entries}
+    if _ONCE in kinds:
+        return False
     return bool(kinds & _WORK) or holds_files(folder / RAW) or holds_files(folder / PARTS)
 
 

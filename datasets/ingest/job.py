@@ -150,6 +150,8 @@ class Job:
     unverified_before: Sequence[str] = ()
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     resolved_options: Mapping[str, Any] = {}
+    #: Whether another run can go on with the work of an interrupted one.
+    continues = True
     #: The modules of the C libraries that read its whole files: that is done in a sandbox (`raw_files.RawReading`).
     native_libraries: Sequence[str] = ()
 
@@ -259,6 +261,10 @@ class StagedJob(Job):
     def staged_parts(self, folder: Path) -> int:
         """How many parts an interrupted run has decoded into ``folder``. Changes nothing."""
         return 0
+
+    def holds_staged(self, folder: Path) -> bool:
+        """Whether a run that ended before its first part was decoded left anything in ``folder`` to go on with."""
+        return False
 
     def staged_dictionary(self) -> bytes:
         """The dictionary that staged rows are compressed with."""

@@ -10,11 +10,17 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           that they are compressed with; trained on the first rows recorded
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}
+
+A recording whose episodes can be begun again in the middle is kept while it is written (`RecordingWriter.keep`):
+
+    kept.json            {"files": {name: [bytes, crc32c]}, "about": what the writer's owner goes on from}
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +28,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import DiskSpaceError
+from ...storage.checksums import Crc32c, join_ranges, sum_range
 from ...storage.codecs import PLAIN, load_codec
 from ...storage.codecs.compressed import compressed_codec
-from ...storage.durable import is_full, sync_files
+from ...storage.durable import has_bytes, is_full, sync_files, write_atomically
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...storage.parts import Encode
+from ...storage.untrusted_json import parse_json
 from ...storage.writer import ColumnWriter
 from ..fetch.location import DirectoryLocation
 from .job import ConvertOptions, Expectation, PartSpec, Plan, StagedJob
@@ -39,7 +47,7 @@ _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
 #: What frames are guessed to shrink to where no environment can be tried; it ranges from 1/200 (Pong) to 1/2 (noise).
 GUESSED_RATIO = 0.1
 
-REWARD, END, DICTIONARY, ABOUT = "reward", "end", "dictionary", "about.json"
+REWARD, END, DICTIONARY, ABOUT, KEPT = "reward", "end", "dictionary", "about.json", "kept.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
 #: From the end of a step to the outcome of its episode.
 _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
@@ -56,7 +64,11 @@ def end_codes(transitions: TransitionRows, low: int, high: int) -> np.ndarray:
 
 
 class RecordingWriter:
-    """Appends blocks of rows; ``codec`` is that of large columns. Without a ``dictionary`` it trains one."""
+    """Appends blocks of rows; ``codec`` is that of large columns. Without a ``dictionary`` it trains one.
+
+    Where the caller can go on in the middle, `resume` is called first, `mark` after whole episodes, and `keep` now and then
+    and when an error ends the work.
+    """
 
     def __init__(
         self, folder: Path, columns: Sequence[Column], *, codec: str, threads: int, dictionary: bytes | None = None
@@ -69,6 +81,47 @@ class RecordingWriter:
         #: Blocks that wait for the dictionary, and their bytes.
         self._waiting: list[tuple[int, int, np.ndarray]] = []
         self._waiting_bytes = 0
+        self._keeps = False
+        #: Of each file, what was written since the last mark, and up to it.
+        self._sums: dict[str, Crc32c] = defaultdict(Crc32c)
+        self._ranges: dict[str, list[Any]] = {}
+        self._about: dict[str, Any] | None = None
+
+    def resume(self) -> dict[str, Any] | None:
+        """Go on with what an interrupted writer kept in the folder: returns what `mark` got. None, and an empty folder, where
+        it kept nothing, or its files are no longer what was written."""
+        self._keeps, kept = True, _read_kept(self._folder)
+        files: dict[str, list[Any]] = {} if kept is None else kept["files"]
+        for path in self._folder.iterdir():
+            if path.name not in files and (kept is None or path.name != KEPT):
+                path.unlink()
+        if kept is None:
+            return None
+        for name, (size, _) in files.items():
+            os.truncate(self._folder / name, size)
+        self._ranges = files
+        if DICTIONARY in files:
+            self._encode = self._codec.encoder((self._folder / DICTIONARY).read_bytes(), self._threads)
+        about: dict[str, Any] = kept["about"]
+        return about
+
+    def mark(self, about: dict[str, Any]) -> None:
+        """What is written so far are whole episodes, from which ``about`` (JSON) tells how to go on."""
+        if self._compressed and self._encode is None:
+            return  # rows wait in memory
+        for name, written in self._sums.items():
+            before = self._ranges.get(name)
+            self._ranges[name] = join_ranges([written.range] if before is None else [before, written.range])
+        self._sums.clear()
+        self._about = about
+
+    def keep(self) -> None:
+        """Make what was written up to the last mark last."""
+        if self._about is not None:
+            sync_files(self._folder, self._ranges)
+            content = {"files": self._ranges, "about": self._about}
+            write_atomically(self._folder / KEPT, json.dumps(content).encode())
+            self._about = None
 
     def is_compressed(self, number: int) -> bool:
         """Whether the rows of a column are compressed."""
@@ -105,7 +158,7 @@ class RecordingWriter:
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
         chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
         dictionary = self._codec.train(chosen)
-        (self._folder / DICTIONARY).write_bytes(dictionary)
+        self._append(DICTIONARY, dictionary)
         self._encode = self._codec.encoder(dictionary, self._threads)
         for env, number, block in self._waiting:
             self._compress(env, number, block)
@@ -120,14 +173,30 @@ class RecordingWriter:
         self._append(lengths_path(Path(f"{env}.{number}")).name, lengths)
 
     def _append(self, name: str, data: np.ndarray | bytes) -> None:
+        content = data if isinstance(data, bytes) else np.ascontiguousarray(data)
         try:
             with (self._folder / name).open("ab") as file:
-                file.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+                file.write(content)
+            if self._keeps and len(content):
+                self._sums[name].update(content)
         except OSError as error:
             if not is_full(error):
                 raise
             message = f"the disk is full: the recording in {self._folder} does not fit"
             raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
+
+
+def _read_kept(folder: Path) -> dict[str, Any] | None:
+    """What `RecordingWriter.keep` wrote, if the files begin with what they had then."""
+    try:
+        kept = parse_json((folder / KEPT).read_bytes())
+        sound = all(
+            has_bytes(folder / name, size) and sum_range(folder / name, 0, size)[1] == crc32c
+            for name, (size, crc32c) in kept["files"].items()
+        )
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+    return kept if sound and isinstance(kept.get("about"), dict) else None
 
 
 class Recording:

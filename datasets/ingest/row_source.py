@@ -99,12 +99,18 @@ class CountedStream:
 # -- staged rows --------------------------------------------------------------------------------------------------------
 
 
+def unfinished(target: Path) -> Path:
+    """The folder that becomes ``target`` when it is complete."""
+    return target.with_name(target.name + ".part")
+
+
 @contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
-    """A new folder to stage into, which becomes ``target`` when it is complete."""
-    partial = target.with_name(target.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+def staging_folder(target: Path, *, keep: bool = False) -> Iterator[Path]:
+    """A folder to stage into, which becomes ``target`` when it is complete: a new one, unless what is there is to be kept."""
+    partial = unfinished(target)
+    if not keep:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=keep)
     yield partial
     sync_folder(partial)
     partial.rename(target)

@@ -163,7 +163,12 @@ def _write(
         parts=job.parts(),
         restart=request.force,
         command=request.command,
+        continues=job.continues,
     )
+    if writer.discarded and not request.force:
+        listener.on_note(
+            f"{place.id} was begun before and is made from the beginning: nothing states how to go on with it"
+        )
     going_on, run = writer.holds_work(), _Run(job, place, request, listener, writer, old)
     try:
         paths = run.fetch()
@@ -281,7 +286,7 @@ def stage_all(
                 finished, left = finished + 1, left - 1
                 listener.on_part_done(index)
     except BaseException:
-        if not finished:
+        if not finished and not job.holds_staged(folder):
             remove_tree(folder)  # nothing worth keeping for the next run
         raise
     listener.on_stage("sorting the rows")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import rbdata
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
+from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
 
 N = 300
@@ -276,3 +280,181 @@ def test_what_a_generator_raises_is_raised_and_leaves_nothing(root: Path) -> Non
     assert not list(root.rglob("*.memmap"))
     with pytest.raises(UsageError, match="no episodes"):
         rbdata.from_episodes([], "my/x")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"observation": np.zeros((3, 2))}, "observation has 3 rows, and the episode 4 steps"),
+        ({"observation": np.zeros((6, 2))}, "observation has 6 rows"),
+        ({"goal": np.zeros((5, 2))}, "goal has 5 rows"),
+        ({"seed": 3}, "seed has one value"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_steps_are_refused_though_another_episode_makes_up_for_them(
+    change: dict[str, Any], text: str
+) -> None:
+    first, second = episodes([4, 4])
+    second["observation"] = np.zeros((6 if len(change.get("observation", ())) == 3 else 4, 2))
+    with pytest.raises(UsageError, match=text):
+        rbdata.from_episodes([{**first, **change}, second], "my/x")
+
+
+def test_episodes_with_and_without_a_final_observation() -> None:
+    first, second, third = episodes([4, 4, 4])
+    second["observation"], second["terminated"] = second["observation"][:4], True
+    dataset = rbdata.open_dataset(rbdata.from_episodes([first, second, third], "my/x"))
+    assert dataset.episodes.length.tolist() == [4, 4, 4]
+    np.testing.assert_array_equal(dataset.episode(2)["next", "observation"], third["observation"][1:])
+
+
+# -- continued -----------------------------------------------------------------------------------------------------------
+
+#: A program whose episodes are told where to begin; it writes where, and kills itself at the episode that a file names.
+PROGRAM = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import rbdata
+from rbdata.datasets.ingest.request import Listener
+from rbdata.datasets.sources.arrays.job import ArraysJob
+
+ArraysJob.keep_seconds = 0
+kind, here = sys.argv[1], Path(sys.argv[2])
+
+
+def episodes(first):
+    with open(here / "asked", "a") as file:
+        file.write(f"{first} ")
+    kill = int((here / "kill").read_text())
+    for number in range(first, 1500):
+        if number == kill:
+            os.kill(os.getpid(), 9)
+        rng = np.random.default_rng(number)
+        length = 1 + number % 30
+        states = rng.normal(size=(length + 1, 3))
+        if kind == "frames":
+            states = rng.integers(0, 9, (length + 1, 60, 60), np.uint8)
+        elif number % 100 == 1:
+            states = states[:-1]
+        yield {"observation": states, "action": rng.normal(size=length), "reward": rng.normal(size=length),
+               "terminated": number % 2}
+
+
+generated = {"episodes": episodes(0), "identity": "mine"} if kind == "identity" else {"episodes": episodes}
+notes = []
+if kind == "plain":
+    generated = {"episodes": episodes(0)}
+rbdata.from_episodes(dataset_id="my/x", listener=Listener(on_note=notes.append), **generated)
+print(*notes)
+"""
+
+
+def run_program(kind: str, folder: Path, root: Path, kill: int = -1) -> str:
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    (folder / "kill").write_text(str(kill))
+    command = [sys.executable, str(program), kind, str(folder)]
+    ended = subprocess.run(command, env={**os.environ, "RBDATA_ROOT": str(root)}, capture_output=True, text=True)
+    assert ended.returncode == (0 if kill < 0 else -signal.SIGKILL), ended.stderr
+    return ended.stdout
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*")) if path.is_file()}
+    made = "my/x/rbdata.json"
+    found = {name: path.read_bytes() for name, path in files.items() if name != made}
+    return {
+        **found,
+        made: [line for line in files[made].open() if '"created"' not in line and '"checksum"' not in line],
+    }
+
+
+@pytest.mark.parametrize("kind", ["rows", "frames", "identity"])
+def test_a_killed_run_continues_with_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    run_program(kind, tmp_path, tmp_path / "whole")
+    (tmp_path / "asked").unlink()
+    for kill in (3, 1100, 1499):
+        run_program(kind, tmp_path, tmp_path / "root", kill)
+    run_program(kind, tmp_path, tmp_path / "root")
+    assert contents(tmp_path / "root") == contents(tmp_path / "whole")
+    asked = [int(number) for number in (tmp_path / "asked").read_text().split()]
+    if kind == "identity":
+        return
+    later = [number for number in asked if number]  # each run looks at the first episode again
+    assert len(asked) - len(later) == 4
+    assert 600 < later[-2] <= 1100 < later[-1] < 1500
+
+
+def test_a_killed_generator_starts_over_and_says_so(tmp_path: Path) -> None:
+    run_program("plain", tmp_path, tmp_path / "root", 1100)
+    assert "is made from the beginning" in run_program("plain", tmp_path, tmp_path / "root")
+    assert len(rbdata.open_dataset("my/x").episodes) == 1500
+
+
+class Begun:
+    """Episodes that can be begun again, and fail at one of them."""
+
+    def __init__(self, made: list[dict[str, Any]], fails: int | None = None) -> None:
+        self.made, self.fails, self.asked = made, fails, list[int]()
+
+    def __call__(self, first: int) -> Iterator[dict[str, Any]]:
+        self.asked.append(first)
+        for number in range(first, len(self.made)):
+            if number == self.fails:
+                raise ZeroDivisionError("mine")
+            yield self.made[number]
+
+
+def test_what_was_made_before_an_error_is_kept() -> None:
+    made = episodes([3] * 700)
+    with pytest.raises(ZeroDivisionError):
+        rbdata.from_episodes(Begun(made, fails=600), "my/x", identity="v1")
+    assert [entry.state for entry in rbdata.list_datasets()] == ["partial"]
+    again = Begun(made)
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(again, "my/x", identity="v1")), made)
+    assert again.asked == [0, 513]
+    assert rbdata.read_manifest(rbdata.open_dataset("my/x").folder).source["identity"] == "v1"
+
+
+@pytest.mark.parametrize("damage", ["0.reward", "0.0", "kept.json"])
+def test_what_changed_since_it_was_kept_is_made_again(damage: str, root: Path) -> None:
+    made = episodes([3] * 700)
+    with pytest.raises(ZeroDivisionError):
+        rbdata.from_episodes(Begun(made, fails=600), "my/x", identity="v1")
+    (found,) = root.rglob(damage)
+    content = found.read_bytes()
+    found.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    again = Begun(made)
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(again, "my/x", identity="v1")), made)
+    assert again.asked == [0]
+
+
+def test_other_episodes_are_not_added_to_those_that_are_there() -> None:
+    made = episodes([3] * 700)
+    with pytest.raises(ZeroDivisionError):
+        rbdata.from_episodes(Begun(made, fails=600), "my/x", identity="v1")
+    for other, identity in ((made, "v2"), (episodes([4] * 700), "v1")):
+        with pytest.raises(UnfinishedDatasetError, match="begun with other episodes"):
+            rbdata.from_episodes(Begun(other), "my/x", identity=identity)
+    with pytest.raises(UnfinishedDatasetError):
+        rbdata.from_episodes(made, "my/x")
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(made, "my/x", force=True)), made)
+
+
+def test_a_function_that_cannot_be_identified_states_its_identity(tmp_path: Path) -> None:
+    made, file = episodes([3] * 3), (tmp_path / "data").open("w")
+
+    def reading(first: int) -> Iterator[dict[str, Any]]:
+        file.tell()
+        yield from made[first:]
+
+    with pytest.raises(UsageError) as caught:
+        rbdata.from_episodes(reading, "my/x")
+    assert "identity=" in str(caught.value.hint)
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(reading, "my/x", identity="v1")), made)
+
+
+def test_a_function_that_gives_no_episodes() -> None:
+    with pytest.raises(UsageError, match="returned a NoneType"):
+        rbdata.from_episodes(lambda first: None, "my/x", identity="v1")  # type: ignore[arg-type,return-value]

@@ -5,11 +5,14 @@ Everything is read in this process: arrays in memory cannot be sent to others ch
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ from ....errors import UsageError
 from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
 from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
-from ...ingest.recording import RECORDING, RecordedJob, Recording, RecordingWriter
-from ...ingest.row_source import staging_folder
+from ...ingest.recording import KEPT, RECORDING, RecordedJob, Recording, RecordingWriter
+from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock
@@ -45,10 +48,13 @@ class ArraysJob(RecordedJob):
 
     ``tables`` are read in order, once; where there are several, each is one episode or more, never a part of one. ``given``
     is the map (`roles`), which the first table must fit, and all others as the first. ``made_from`` says what they are, and
-    identifies them in ``content``.
+    identifies them in ``content``: None where nothing does. ``begin`` gives the tables from an episode on, where they can
+    be begun there: tables then have ``episode_lengths``, and what an interrupted run recorded is kept.
     """
 
     source, converter, staging = "arrays", "arrays 1", "reading the arrays"
+    #: Seconds between two times that what is recorded is kept.
+    keep_seconds = 1.0
     #: What keeps files open, and temporary folders there, as long as the job.
     opened: ExitStack
 
@@ -62,6 +68,7 @@ class ArraysJob(RecordedJob):
         made_from: Mapping[str, Any],
         content: Any,
         environment: str | None = None,
+        begin: Callable[[int], Iterable[Table]] | None = None,
     ) -> None:
         remaining = iter(tables)
         first = next(remaining, None)
@@ -70,13 +77,15 @@ class ArraysJob(RecordedJob):
         plain = join_columns(first, given)
         self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
         super().__init__(name, columns_of(self.roles, first.arrays), 1, options)
+        self._first = first
         self._tables: Iterable[Table] = (
-            [first, *remaining] if isinstance(tables, Sequence) else _chained(first, remaining)
+            [first, *remaining] if isinstance(tables, Sequence) else chain([first], remaining)
         )
         self._is_one = isinstance(tables, Sequence) and len(tables) == 1
         self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
-        self._given, self._made_from, self._content = given, made_from, content
-        self._environment = environment
+        self._given, self._made_from, self._environment = given, made_from, environment
+        self.continues, self._content = content is not None, uuid.uuid4().hex if content is None else content
+        self.begin = begin
         self._unreadable = dict(first.unreadable)
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
@@ -95,11 +104,14 @@ class ArraysJob(RecordedJob):
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def sections(self) -> Iterator[tuple[Table, Roles, TransitionRows]]:
-        """The tables with what becomes of their rows. Raises UsageError for one that is unlike the first."""
-        for number, table in enumerate(self._tables):
+    def sections(self, first: int = 0) -> Iterator[tuple[Table, Roles, TransitionRows]]:
+        """The tables, of episode ``first`` and those after it, with what becomes of their rows.
+
+        Raises UsageError for one that is unlike the first.
+        """
+        for table in self.begin(first) if self.begin and first else self._tables:
             plain = join_columns(table, self._given)
-            roles = find_roles(table.arrays, plain, table.name) if number else self.roles
+            roles = self.roles if table is self._first else find_roles(table.arrays, plain, table.name)
             columns = columns_of(roles, table.arrays)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
@@ -127,6 +139,9 @@ class ArraysJob(RecordedJob):
             return []
         return [_ReadTask(0, self, folder / RECORDING, self._codec, threads)]
 
+    def holds_staged(self, folder: Path) -> bool:
+        return self.begin is not None and (unfinished(folder / RECORDING) / KEPT).is_file()
+
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -153,11 +168,6 @@ class ArraysJob(RecordedJob):
         if self.left_out:
             notes.append(f"Left out: {name_left_out(self.left_out)}.")
         return notes
-
-
-def _chained(first: Table, remaining: Iterator[Table]) -> Iterator[Table]:
-    yield first
-    yield from remaining
 
 
 def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
@@ -199,20 +209,28 @@ class _ReadTask:
         return self.job._counts[0]
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        with staging_folder(self.target) as folder:
-            self._write(folder, on_block)
+        begin = self.job.begin
+        with staging_folder(self.target, keep=begin is not None) as folder:
+            writer = RecordingWriter(folder, self.job.columns, codec=self.codec, threads=self.threads)
+            kept = writer.resume() if begin else None
+            try:
+                self._write(writer, kept or {}, on_block)
+            except BaseException:
+                with suppress(OSError):
+                    writer.keep()
+                raise
         return {}
 
-    def _write(self, folder: Path, on_block: OnBlock) -> None:
+    def _write(self, writer: RecordingWriter, kept: Mapping[str, Any], on_block: OnBlock) -> None:
         columns = self.job.columns
-        writer = RecordingWriter(folder, columns, codec=self.codec, threads=self.threads)
         writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without an episode
         for number, column in enumerate(columns):
             if not writer.is_compressed(number):
                 writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
-        done = states = 0
-        counts: Counter[str] = Counter()
-        for table, roles, transitions in self.job.sections():
+        done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
+        counts: Counter[str] = Counter(kept.get("counts"))
+        kept_at = time.monotonic()
+        for table, roles, transitions in self.job.sections(episodes):
             for block in blocks(table, roles, columns, transitions):
                 for number, rows in enumerate(block.rows):
                     if len(rows):
@@ -224,6 +242,13 @@ class _ReadTask:
                 done += len(block.rewards)
                 on_block(done, 0, 0)
             counts.update(transitions.counts)
+            if self.job.begin is None:
+                continue
+            episodes += table.arrays["episode_lengths"].shape[0]
+            writer.mark({"steps": done, "states": states, "episodes": episodes, "counts": dict(counts)})
+            if time.monotonic() - kept_at >= self.job.keep_seconds:
+                writer.keep()
+                kept_at = time.monotonic()
         if not done:
             raise UsageError(f"{self.job.name}: there is no step whose successor is known, and none that is terminated")
         writer.finish({"states": [states], "counts": dict(counts), "notes": []})

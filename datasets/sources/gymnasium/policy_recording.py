@@ -28,7 +28,7 @@ from ....errors import RbdataError, UsageError, is_interrupt, reason
 from ....storage.codecs.compressed import compressed_codec
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RECORDING, RecordingWriter, block_rows
-from ...ingest.row_source import staging_folder
+from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf
 from ...workers.task import OnBlock
 from .environments import (
@@ -89,7 +89,7 @@ class RecordTask:
                     _Recording(self, envs, actor, folder, notes).run(on_block)
         except BaseException:
             _end_forks(process)
-            shutil.rmtree(self.target.with_name(self.target.name + ".part"), ignore_errors=True)
+            shutil.rmtree(unfinished(self.target), ignore_errors=True)
             if not any(self.target.parent.iterdir()):
                 self.target.parent.rmdir()  # so that nothing is left to be continued
             raise
