@@ -173,7 +173,7 @@ class RecordingWriter:
         self._append(lengths_path(Path(f"{env}.{number}")).name, lengths)
 
     def _append(self, name: str, data: np.ndarray | bytes) -> None:
-        content = data if isinstance(data, bytes) else np.ascontiguousarray(data)
+        content = data if isinstance(data, bytes) else np.ascontiguousarray(data).data
         try:
             with (self._folder / name).open("ab") as file:
                 file.write(content)
