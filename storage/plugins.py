@@ -34,6 +34,8 @@ BUILT_IN = {
     "minari": "rbdata.datasets.sources.minari.source:MinariSource",
     "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
     "exorl": "rbdata.datasets.sources.exorl.source:ExorlSource",
+    "vd4rl": "rbdata.datasets.sources.vd4rl.source:VD4RLSource",
+    "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }

@@ -64,6 +64,37 @@ def damage_reported(name: str) -> Iterator[None]:
         raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
 
+def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str, h5py.Dataset]]:
+    """Every array below a file or group (h5py's) with its path from there, in order; ``name`` is what errors call it.
+
+    Raises CorruptSourceError for links, and for more than ``most`` objects.
+    """
+    import h5py
+
+    seen: set[Any] = set()
+    arrays: set[Any] = set()
+    count = 0
+    stack = [("", top["/"] if isinstance(top, h5py.File) else top, 0)]
+    while stack:
+        prefix, group, depth = stack.pop()
+        for key in group:
+            path = prefix + key
+            count += 1
+            if count > most or depth > DEEPEST or key in (".", ".."):
+                raise CorruptSourceError(f"{name}: too many or too deep objects ({path!r})")
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                message = f"{name}: {path} is a link to somewhere else, which is not followed"
+                raise CorruptSourceError(message, hint="the provider's files have none: use another mirror (--mirror)")
+            item = group[key]
+            if isinstance(item, h5py.Group):
+                if item.id not in seen:  # a group may contain itself
+                    seen.add(item.id)
+                    stack.append((path + "/", item, depth + 1))
+            elif isinstance(item, h5py.Dataset) and item.id not in arrays:  # an array may have a hundred names
+                arrays.add(item.id)
+                yield path, item
+
+
 def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     """Refuse an array (``h5py.h5d.DatasetID``) whose values are in other files, or not what its file of ``size`` bytes holds.
 

@@ -10,17 +10,18 @@ This module and the modules that define sources are imported for ``rbdata downlo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ... import settings
 from ...errors import ObjectNotFoundError, UsageError
 from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from ..fetch import open_location
-from ..fetch.location import without_login
+from ..fetch.location import check_search, join_path, without_login
 from .catalogue_entry import CatalogueEntry, CatalogueFile, RemoteDataset, RemoteListing, cache_listing, read_listing
 from .known_environment import KnownEnvironment, stated_environment
 from .options import SourceOption
@@ -214,6 +215,27 @@ def only_object(location: Location, kind: str, *suffixes: str) -> RemoteObject:
         message = f"{location.url} holds {len(found)} {kind} files, not one"
         raise ObjectNotFoundError(message, hint="give the file, or a folder with that file alone")
     return found[0]
+
+
+#: A file with its path below a location.
+FoundFile: TypeAlias = "tuple[str, RemoteObject]"
+#: Folders inside each other that are searched.
+_DEEPEST = 8
+
+
+def files_below(location: Location, folder: str, *suffixes: str) -> list[FoundFile]:
+    """All files with one of these suffixes in a folder and the folders in it, sorted by their paths. Raises FetchErrors."""
+    whole = getattr(location, "tree", None)
+    found = whole(folder) if whole else _walk(location, folder, count(1))
+    return sorted(((path, item) for path, item in found if path.endswith(suffixes)), key=lambda one: one[0])
+
+
+def _walk(location: Location, folder: str, numbers: Iterator[int], depth: int = 0) -> Iterator[FoundFile]:
+    check_search(location.url, next(numbers))
+    yield from ((join_path(folder, item.name), item) for item in location.list(folder))
+    for name in location.folders(folder) if depth < _DEEPEST else ():
+        if not name.startswith("."):
+            yield from _walk(location, join_path(folder, name), numbers, depth + 1)
 
 
 def _default(option: SourceOption) -> Any:

@@ -30,7 +30,7 @@ from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
 from ....storage.schema import Leaf
 from ....storage.writer import ColumnWriter
-from ...formats.hdf5 import DEEPEST, ChunkedRows, attributes, check_storage, damage_reported
+from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.row_source import Block, RowSource
 from ...ingest.spaces import LossyCastError, cast
@@ -45,7 +45,6 @@ OPTIONAL = ("timeouts", "next_observations")
 #: One number a step.
 SCALARS = ("rewards", "terminals", "timeouts")
 
-_MOST_OBJECTS = 10_000
 #: Metadata up to this many values are kept as they are; of larger arrays shape, dtype and checksum.
 _FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
 #: Chunks that two blocks share are unpacked once.
@@ -91,7 +90,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
 
     Raises CorruptSourceError for what is missing, has the wrong length, dtype or shape, or points outside the file.
     """
-    found = dict(_walk(file, name))
+    found = dict(arrays_below(file, name))
     missing = [key for key in REQUIRED if key not in found]
     if missing:
         there = ", ".join(sorted(found)[:12]) or "nothing"
@@ -138,34 +137,6 @@ def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
         return cast(values, bool)
     except LossyCastError as error:
         raise CorruptSourceError(f"{name}: {key} of row {error.row} is {error.value}") from error
-
-
-def _walk(file: h5py.File, name: str) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Every dataset with its path, in order; refuses links."""
-    import h5py
-
-    seen: set[Any] = set()
-    arrays: set[Any] = set()
-    count = 0
-    stack = [("", file["/"], 0)]
-    while stack:
-        prefix, group, depth = stack.pop()
-        for key in group:
-            path = prefix + key
-            count += 1
-            if count > _MOST_OBJECTS or depth > DEEPEST or key in (".", ".."):
-                raise CorruptSourceError(f"{name}: too many or too deep objects ({path!r})")
-            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-                message = f"{name}: {path} is a link to somewhere else, which is not followed"
-                raise CorruptSourceError(message, hint="D4RL files have none: use another mirror (--mirror)")
-            item = group[key]
-            if isinstance(item, h5py.Group):
-                if item.id not in seen:  # a group may contain itself
-                    seen.add(item.id)
-                    stack.append((path + "/", item, depth + 1))
-            elif isinstance(item, h5py.Dataset) and item.id not in arrays:  # an array may have a hundred names
-                arrays.add(item.id)
-                yield path, item
 
 
 def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:

@@ -1,0 +1,75 @@
+"""Episodes as dm_env's time steps: action and reward of row t *led to* the observation of row t.
+
+    row           0        1    2    3
+    observation   s0       s1   s2   s3
+    action        (zeros)  a0   a1   a2
+    reward        (0)      r0   r1   r2
+    discount      (1)      d0   d1   d2        0 where the episode terminated
+
+So a file of n + 1 rows has n transitions (s[t-1], action[t], reward[t], s[t]); row 0 has a dummy action and reward. This is how
+DrQ-v2, URLB and DreamerV2 store episodes (`EfficientReplayBuffer.add`, `relable_episode`, `common/replay.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...errors import CorruptSourceError
+from ..ingest.episode_files import Episode, Rows
+
+
+def dm_env_episode(
+    states: Mapping[str, Rows],
+    steps: Mapping[str, np.ndarray],
+    rewards: np.ndarray,
+    counts: Counter[str],
+    *,
+    discount: np.ndarray | None = None,
+    terminal: np.ndarray | None = None,
+    whole: bool = True,
+) -> Episode:
+    """An episode of n + 1 rows of everything; ``states`` are left as they are, of all else row 0 is dropped.
+
+    It terminated if its last row is ``terminal``, or has a ``discount`` of 0. Else it was truncated, or where the data do not
+    hold its end (not ``whole``) cut. Such flags in rows before the last do not end it; they are counted as ``inner_terminals``.
+    """
+    ends = np.zeros(len(rewards), bool)
+    if discount is not None:
+        ends |= discount == 0
+    if terminal is not None:
+        ends |= terminal != 0
+    terminated = bool(len(ends) > 1 and ends[-1])
+    counts["inner_terminals"] += int(np.count_nonzero(ends[1:-1]))
+    kept = {key: rows[1:] for key, rows in steps.items()}
+    return Episode(states, kept, rewards[1:], terminated, whole and not terminated)
+
+
+def check_lengths(arrays: Mapping[str, np.ndarray], rows: int, where: str) -> None:
+    """Raise CorruptSourceError where an array has another number of rows than ``rows``."""
+    for key, values in arrays.items():
+        if not values.ndim or len(values) != rows:
+            message = f"{where}: {key} has the shape {list(values.shape)}, and there are {rows} rows"
+            raise CorruptSourceError(message, hint="the file is not what its provider publishes")
+
+
+def check_keys(missing: list[str], where: str, there: list[str]) -> None:
+    """Raise CorruptSourceError for keys that are missing."""
+    if missing:
+        hint = f"it holds {', '.join(there[:12]) or 'nothing'}"
+        raise CorruptSourceError(f"{where} has no {', '.join(missing)}", hint=hint)
+
+
+def vector_rows(values: np.ndarray) -> np.ndarray:
+    """Rows as vectors: a single number per row gets a dimension, as states have one."""
+    return values[:, None] if values.ndim == 1 else values
+
+
+#: What `dm_env_episode` counts, for the notes of a dataset.
+SENTENCES = {
+    "inner_terminals": (
+        "{n} rows inside episodes are flagged terminal, or have discount 0, and do not end them: see info/discount."
+    )
+}

@@ -1,0 +1,100 @@
+"""RoboSet: RoboHive's demonstrations of simulated hands and kitchens, and of real robots with four cameras; HDF5 logs.
+
+Kumar et al., "RoboHive: A Unified Framework for Robot Learning", NeurIPS 2023 (https://arxiv.org/abs/2310.06828);
+Bharadhwaj et al., "RoboAgent: Generalization and Efficiency in Robot Manipulation via Semantic Augmentations and Action
+Chunking", ICRA 2024 (https://arxiv.org/abs/2309.01918).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....errors import ObjectNotFoundError
+from ...fetch import Location
+from ...ingest.job import ConvertOptions
+from ..known_environment import KnownEnvironment
+from ..source import Source, files_below
+
+if TYPE_CHECKING:
+    from .job import RobosetJob
+
+SIMULATED = "hf://jdvakil/RoboSet_Sim"
+TELEOPERATION = "hf://jdvakil/RoboSet-Teleoperation"
+#: The first part of names of data of real robots: the rest is a folder or file of `TELEOPERATION`.
+REAL = "real"
+
+_HANDS = ("door", "relocate", "hammer", "pen")
+_SKILLS = ("MicroOpen", "Knob2Off", "LdoorOpen", "SdoorOpen", "Knob1On")
+_BY_TASK = "FK1-v4(human)/human_demos_by_task"
+NAMES = (
+    *(f"DAPG({kind})/{hand}_v2d-v1" for kind in ("expert", "human") for hand in _HANDS),
+    *(f"FK1-v4(expert)/FK1_{skill}Random_v2d-v4" for skill in _SKILLS),
+    "FK1-v4(human)/human_demos_by_playdata",
+    f"{_BY_TASK}/human_demo_singleTask_Fixed-v4",
+    *(f"{_BY_TASK}/FK1_{skill}Random_v2d-v4" for skill in _SKILLS),
+)
+_NAME = re.compile(r"[\w.()+-]+(/[\w.()+-]+)+")
+_ENVIRONMENT = re.compile(r"\w+_v2d-v\d+")
+_SUFFIX = ".h5"
+
+
+class RobosetSource(Source):
+    """Names are the folders of the simulated data, and ``real/...`` for folders and files of the teleoperated ones."""
+
+    name = "roboset"
+    home = SIMULATED
+    supports = frozenset({"parts", "codec", "layout"})
+    open_ended = True
+
+    def names(self) -> Sequence[str]:
+        return list(NAMES)
+
+    def knows(self, name: str) -> bool:
+        return _NAME.fullmatch(name) is not None
+
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
+        return [TELEOPERATION if name.startswith(f"{REAL}/") else self.home]
+
+    def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
+        """RoboHive's environment, whose id is the last part of the name of a simulated dataset."""
+        last = str(record.get("dataset")).rpartition("/")[2]
+        return KnownEnvironment(last, requirements="robohive") if _ENVIRONMENT.fullmatch(last) else None
+
+    def find(self, name: str, location: Location, options: ConvertOptions) -> RobosetJob:
+        """All logs in the dataset's folder, or the log of its name. Raises FetchErrors."""
+        from .job import RobosetJob
+
+        tried = [name, name.removeprefix(f"{REAL}/")] if name.startswith(f"{REAL}/") else [name]
+        for path in tried:
+            try:
+                found = files_below(location, path, _SUFFIX)
+            except ObjectNotFoundError:
+                found = []
+            if not found:
+                file = path.removesuffix(_SUFFIX) + _SUFFIX
+                try:
+                    found = [(file, location.stat(file))]
+                except ObjectNotFoundError:
+                    continue
+            return RobosetJob(name, location, found, options)
+        message = f"{location.url} holds no logs of {name}"
+        raise ObjectNotFoundError(message, hint=f"looked for .h5 files in {' and '.join(tried)}")
+
+    def recognises(self, path: Path) -> bool:
+        from ...ingest.raw_files import hdf5_names
+
+        files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path] if path.suffix == _SUFFIX else []
+        names = hdf5_names(files[0]) if files else set()
+        return bool(names) and all(re.fullmatch(r"Trial\d+", name) for name in names)
+
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> RobosetJob:
+        """A log, or a folder of logs."""
+        from .job import RobosetJob
+
+        found = files_below(location, "", _SUFFIX)
+        if not found:
+            raise ObjectNotFoundError(f"{location.url} holds no .h5 files", hint="give a log, or a folder of logs")
+        return RobosetJob(None, location, found, options)

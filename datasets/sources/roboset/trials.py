@@ -1,0 +1,225 @@
+"""RoboHive's logs: HDF5 files with a group for each trial, of simulated robots and of real ones.
+
+    Trial0/observations, actions, rewards, done, time, env_infos/...       simulated
+    Trial0/data/rgb_left, d_left, qp_arm, ..., ctrl_arm, ctrl_ee, time     real; perhaps derived/pose_ee, config/solved
+
+A trial of n steps has n + 1 rows. Reward, done, env_infos and the sensors of row t belong to observation t; action t leads from
+observation t to t + 1, so that the last row has none (NaN). Logs of before March 2023 lack that row: their last action is real,
+but its result is not in the file. HDF5 lists Trial10 before Trial2: the numbers are the order. The logger stores None as NaN,
+and floating-point numbers as float16 where it is not told otherwise.
+(vikashplus/robohive: `utils/examine_env.py`, `logger/grouped_datasets.py`, `logger/roboset_logger.py`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.leaf import DTYPES
+from ....storage.schema import LARGE_ROW
+from ...formats.hdf5 import ChunkedRows, arrays_below, check_storage, damage_reported
+from ...formats.limits import check_row_bytes, check_rows
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ..dm_env_order import check_keys, vector_rows
+
+if TYPE_CHECKING:
+    import h5py
+
+_TRIAL = re.compile(r"Trial(\d{1,9})")
+_SIMULATED = ("observations", "actions", "rewards", "done")
+_SOLVED = "config/solved"
+#: Bytes of large rows that are read at a time.
+_BLOCK_BYTES = 4 << 20
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_]+")
+
+SENTENCES = {
+    "given_up_steps": "{n} trials end with a real action, whose result is not in the data: these steps are left out.",
+    "unusable_steps": "{n} steps have NaN in action or reward: they are left out, and the episode is cut there.",
+    "unequal_trials": "{n} trials have arrays of unequal length: their rows are those that all arrays have.",
+    "inner_ends": "{n} rows inside trials are flagged done: an episode ends there, and the rest is another one.",
+    "unrewarded_trials": "The data of real robots have no rewards: next/reward is 0.",
+    "empty_arrays": "{n} arrays that hold nothing but NaN (None in the log) are left out, counted file by file.",
+    "other_arrays": "{n} arrays that are not numbers row by row are left out.",
+}
+
+
+@dataclass(frozen=True)
+class TrialReader(EpisodeReader):
+    """Reads a log, its trials by their number. ``files`` are the paths of all logs of the dataset, in order."""
+
+    files: tuple[str, ...] = ()
+    native_libraries = ("h5py",)
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        import h5py
+
+        assert raw.path is not None
+        with damage_reported(raw.name), h5py.File(raw.path, "r", locking=False) as file:
+            numbered = sorted((int(match[1]), name) for name in file if (match := _TRIAL.fullmatch(name)))
+            if not numbered:
+                message = f"{raw.name} holds no trials"
+                raise CorruptSourceError(message, hint=f"it holds {', '.join(list(file)[:12]) or 'nothing'}")
+            empty: frozenset[str] | None = None
+            seed = self.files.index(raw.name)
+            for number, name in numbered:
+                trial = _Trial(file, name, raw, {"seed": seed, "episode": number})
+                if empty is None:
+                    empty = trial.empty()
+                    raw.counts["empty_arrays"] += len(empty)
+                yield from trial.episodes(empty)
+
+
+class _Trial:
+    """An open trial: rows of 1 KiB and more are read block by block, all else when it is used."""
+
+    def __init__(self, file: h5py.File, name: str, raw: RawInput, numbers: Mapping[str, int]) -> None:
+        import h5py
+
+        self._where, self._counts, self._numbers = f"{raw.name}: {name}", raw.counts, numbers
+        if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
+            raise CorruptSourceError(f"{self._where} is no group of this file")
+        size = file.id.get_filesize()
+        found = dict(arrays_below(file[name], self._where, most=1000))
+        self._real = any(path.startswith("data/") for path in found)
+        self._solved = self._number(found.pop(_SOLVED), size) if _SOLVED in found else np.nan
+        self._arrays = {path: one for path, one in found.items() if self._usable(path, one, size)}
+        needed = ("data/ctrl_arm", "data/ctrl_ee") if self._real else _SIMULATED
+        check_keys([path for path in needed if path not in self._arrays], self._where, sorted(found))
+        lengths = {len(one) for one in self._arrays.values()}
+        self._counts["unequal_trials"] += len(lengths) > 1
+        self.rows = check_rows(min(lengths), size, self._where)
+        self._small: dict[str, np.ndarray] = {}
+
+    def empty(self) -> frozenset[str]:
+        """The arrays of single numbers that are all NaN."""
+        return frozenset(
+            path
+            for path, one in self._arrays.items()
+            if path.startswith("env_infos/")
+            and one.dtype.kind == "f"
+            and one.ndim == 1
+            and np.isnan(self._read(path)).all()
+        )
+
+    def episodes(self, empty: frozenset[str]) -> Iterator[Episode]:
+        """The trial's runs of steps whose action and reward are numbers, each up to the next row that is flagged done."""
+        steps = max(0, self.rows - 1)
+        actions = [self._read(path) for path in self._arrays if self._is_action(path)]
+        real = np.ones(self.rows, bool)
+        for rows in actions:
+            if rows.dtype.kind == "f":
+                real &= ~np.isnan(rows.reshape(len(rows), -1)).any(1)
+        rewards, done = np.zeros(steps, np.float32), np.zeros(steps, bool)
+        usable = real[:steps].copy()
+        if self._real:
+            self._counts["unrewarded_trials"] += 1
+        else:
+            rewards = self._read("rewards")[1:].reshape(steps, -1)
+            if steps and rewards.shape[1] != 1:
+                raise CorruptSourceError(f"{self._where}: rewards has {rewards.shape[1]} numbers a row, not one")
+            rewards = rewards.reshape(steps)
+            done = self._read("done")[1:].reshape(steps, -1).any(1)
+            usable &= np.isfinite(rewards)
+        self._counts["given_up_steps"] += bool(self.rows and real[-1])
+        self._counts["unusable_steps"] += int(np.count_nonzero(~usable))
+        self._counts["inner_ends"] += int(np.count_nonzero(done[:-1]))
+        behind = np.flatnonzero(usable & (done | ~np.append(usable[1:], False))) + 1
+        begin = 0
+        for end in behind.tolist():
+            begin += int(np.argmax(usable[begin:end]))  # behind what was left out
+            yield self._episode(empty, begin, end, rewards, bool(done[end - 1]), end == steps)
+            begin = end
+        if not len(behind):
+            yield self._episode(empty, 0, 0, rewards, False, False)
+
+    def _episode(
+        self, empty: frozenset[str], low: int, high: int, rewards: np.ndarray, terminated: bool, last: bool
+    ) -> Episode:
+        states: dict[str, Rows] = {}
+        steps: dict[str, Rows] = {}
+        for path in sorted(self._arrays):
+            if path in ("rewards", "done") or path in empty:
+                continue
+            key = self._key(path)
+            if key in states or key in steps:
+                raise CorruptSourceError(f"{self._where}: {path} and another array would both be called {key}")
+            if self._is_action(path):
+                steps[key] = self._read(path)[low:high]
+            else:
+                states[key] = self._state_rows(path, low, high + 1)
+        steps |= {key: np.full(high - low, number, np.int64) for key, number in self._numbers.items()}
+        if self._real:
+            steps["info/solved"] = np.full((high - low, 1), self._solved, np.float32)
+        return Episode(states, steps, rewards[low:high], terminated, last and not terminated)
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def _is_action(self, path: str) -> bool:
+        return path.startswith("data/ctrl_") if self._real else path == "actions"
+
+    def _key(self, path: str) -> str:
+        """The leaf that an array becomes."""
+        first, _, rest = path.partition("/")
+        if path in ("time", "data/time"):
+            return "time"
+        if self._real:
+            key = (
+                f"action/{rest}"
+                if self._is_action(path)
+                else "info/user"
+                if path == "data/user"
+                else f"observation/{rest}"
+            )
+        else:
+            key = {"observations": "observation", "actions": "action"}.get(path, f"info/{rest if rest else first}")
+        return "/".join(_NOT_IN_KEYS.sub("_", part) for part in key.split("/"))
+
+    def _usable(self, path: str, array: h5py.Dataset, size: int) -> bool:
+        rowed = path.partition("/")[0] in (("data", "derived") if self._real else (*_SIMULATED, "env_infos", "time"))
+        shape = array.shape
+        good = rowed and shape and 0 not in shape[1:] and array.dtype.newbyteorder("=").name in DTYPES
+        if not good:
+            self._counts["other_arrays"] += 1
+            return False
+        where = f"{self._where}/{path}"
+        check_storage(array.id, where, least=1 << 16, size=size)
+        check_row_bytes(int(np.prod(shape[1:], dtype=np.int64)) * array.dtype.itemsize, where)
+        return True
+
+    def _number(self, array: h5py.Dataset, size: int) -> float:
+        """A single number, NaN for anything else."""
+        if array.shape not in ((), (1,)) or array.dtype.kind not in "biuf":
+            return float("nan")
+        check_storage(array.id, f"{self._where}/{_SOLVED}", least=1 << 16, size=size)
+        return float(np.asarray(array[()]).reshape(-1)[0])
+
+    def _read(self, path: str) -> np.ndarray:
+        """The rows of a small array."""
+        if path not in self._small:
+            array = self._arrays[path]
+            self._small[path] = (
+                ChunkedRows(array, None, 0, f"{self._where}/{path}").read(0, self.rows) if self.rows else array[:0]
+            )
+        return self._small[path]
+
+    def _state_rows(self, path: str, low: int, high: int) -> Rows:
+        array: Any = self._arrays[path]
+        row_bytes = int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize
+        if row_bytes < LARGE_ROW:
+            return vector_rows(self._read(path)[low:high])
+        dtype = array.dtype.newbyteorder("=").name
+        return LazyRows(dtype, tuple(array.shape[1:]), self._blocks(path, row_bytes, low, min(high, self.rows)))
+
+    def _blocks(self, path: str, row_bytes: int, low: int, high: int) -> Iterator[np.ndarray]:
+        rows, size = (
+            ChunkedRows(self._arrays[path], None, 0, f"{self._where}/{path}"),
+            max(1, _BLOCK_BYTES // row_bytes),
+        )
+        for first in range(low, high, size):
+            with damage_reported(self._where):
+                yield rows.read(first, min(first + size, high))

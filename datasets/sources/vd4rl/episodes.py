@@ -1,0 +1,163 @@
+"""V-D4RL's files: 64px, an npz for each episode; 84px, HDF5 shards of whole episodes. Both are in dm_env's order.
+
+64px    image [n + 1, 64, 64, 3], action, reward; perhaps discount, is_first, is_last, is_terminal, and simulator states
+        (height, orientations, velocity, ...). `hdf5_to_npz.py` wrote its flags as constants of 501 rows, so
+        that an episode of 500 rows has 501 flags: the rows of ``image`` count (conglu1997/v-d4rl, issue 13).
+84px    observation [n + 1, 3, 84, 84], action, reward, discount, step_type: 0 first, 1 inside, 2 last (float64 in some
+        shards), episodes one after the other. A shard may begin or end inside one (`split_hdf5_shards.py` cuts by rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.leaf import DTYPES
+from ...formats.hdf5 import ChunkedRows, check_storage, damage_reported
+from ...formats.limits import check_row_bytes, check_rows
+from ...formats.npz import NpzArchive
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
+from ..dm_env_order import check_keys, check_lengths, dm_env_episode, vector_rows
+
+if TYPE_CHECKING:
+    import h5py
+
+_FLAGS = ("is_first", "is_last", "is_terminal")
+_FIRST, _MID, _LAST = 0, 1, 2
+_HDF5_KEYS = ("observation", "action", "reward", "discount", "step_type")
+#: Bytes of frames that are read at a time.
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class EpisodeFileReader(EpisodeReader):
+    """Reads an npz, which is one episode."""
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        assert raw.path is not None
+        with NpzArchive(raw.path, raw.name) as archive:
+            yield _episode_of_file(archive, raw)
+
+
+def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
+    check_keys([key for key in ("image", "action", "reward") if key not in archive.keys], raw.name, archive.keys)
+    dtype, shape = archive.head("image")
+    _check_frames(dtype, shape, f"{raw.name}: image")
+    arrays = {key: archive.array(key) for key in archive.keys if key != "image"}
+    flags = {key: arrays.pop(key) for key in _FLAGS if key in arrays}
+    check_lengths(arrays, shape[0], raw.name)
+    for key, values in flags.items():
+        if values.ndim != 1 or len(values) < shape[0]:
+            raise CorruptSourceError(
+                f"{raw.name}: {key} has the shape {list(values.shape)}, and there are {shape[0]} images"
+            )
+    raw.counts["files_with_more_flags"] += any(len(values) > shape[0] for values in flags.values())
+    terminal = flags["is_terminal"][: shape[0]] if "is_terminal" in flags else None
+    action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", None)
+    if discount is None:
+        discount = 1 - terminal.astype(np.float32) if terminal is not None else np.ones(shape[0], np.float32)
+    return dm_env_episode(
+        {
+            "observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image")),
+            **{f"observation/{key}": vector_rows(arrays[key]) for key in sorted(arrays)},
+        },
+        {"action": action, "info/discount": discount.astype(np.float32)},
+        reward,
+        raw.counts,
+        discount=discount,
+        terminal=terminal,
+    )
+
+
+def _check_frames(dtype: np.dtype, shape: tuple[int, ...], where: str) -> None:
+    if dtype != np.uint8 or len(shape) != 4:
+        raise CorruptSourceError(f"{where} holds {dtype} {list(shape)}, not frames (uint8, four dimensions)")
+
+
+@dataclass(frozen=True)
+class ShardReader(EpisodeReader):
+    """Reads an HDF5 shard of episodes."""
+
+    native_libraries = ("h5py",)
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        import h5py
+
+        assert raw.path is not None
+        with damage_reported(raw.name), h5py.File(raw.path, "r", locking=False) as file:
+            shard = _Shard(file, raw.name, raw.path)
+            for low, high in shard.bounds():
+                yield shard.episode(low, high, raw)
+
+
+class _Shard:
+    """An open shard: its frames are read block by block, all else at once."""
+
+    def __init__(self, file: h5py.File, name: str, path: Path) -> None:
+        self._name = name
+        found = {key: self._dataset(file, key) for key in file}
+        check_keys([key for key in _HDF5_KEYS if key not in found], name, sorted(found))
+        frames = found.pop("observation")
+        _check_frames(frames.dtype, frames.shape, f"{name}: observation")
+        self.rows = check_rows(frames.shape[0], path.stat().st_size, name)
+        self._shape = tuple(frames.shape[1:])
+        self._frames = ChunkedRows(frames, None, 0, name)
+        self._arrays = {key: ChunkedRows(one, None, 0, name).read(0, len(one)) for key, one in found.items()}
+        check_lengths(self._arrays, self.rows, name)
+        self._types = self._arrays.pop("step_type")
+        wrong = ~np.isin(self._types, (_FIRST, _MID, _LAST))
+        if self._types.ndim != 1 or wrong.any():
+            what = (
+                f"{self._types[wrong][0]} in row {int(wrong.argmax())}"
+                if self._types.ndim == 1
+                else "more than one number"
+            )
+            raise CorruptSourceError(f"{name}: step_type is 0, 1 or 2 for each row, here it is {what}")
+
+    def _dataset(self, file: h5py.File, key: str) -> Any:
+        import h5py
+
+        where = f"{self._name}: {key}"
+        if not isinstance(file.get(key, getlink=True), h5py.HardLink) or not isinstance(file[key], h5py.Dataset):
+            raise CorruptSourceError(f"{where} is no array of this file")
+        dataset = file[key]
+        check_storage(dataset.id, where, least=1 << 16, size=file.id.get_filesize())
+        if not dataset.shape or 0 in dataset.shape or dataset.dtype.newbyteorder("=").name not in DTYPES:
+            raise CorruptSourceError(f"{where} holds {dataset.dtype} {list(dataset.shape or ())}, not rows of numbers")
+        check_row_bytes(dataset.nbytes // dataset.shape[0], where)
+        return dataset
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """The rows of each episode, from and to."""
+        begins = np.flatnonzero(self._types == _FIRST)
+        behind = np.flatnonzero(self._types == _LAST) + 1
+        edges = np.unique(np.concatenate([[0], begins, behind, [self.rows]])).tolist()
+        return list(pairwise(edges))
+
+    def episode(self, low: int, high: int, raw: RawInput) -> Episode:
+        raw.counts["cut_beginnings"] += bool(self._types[low] != _FIRST)
+        here = {key: values[low:high] for key, values in self._arrays.items()}
+        action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
+        return dm_env_episode(
+            {
+                "observation": LazyRows("uint8", self._shape, self._blocks(low, high)),
+                **{f"info/{key}": vector_rows(here[key]) for key in sorted(here)},
+            },
+            {"action": action, "info/discount": discount.astype(np.float32)},
+            reward,
+            raw.counts,
+            discount=discount,
+            whole=bool(self._types[high - 1] == _LAST),
+        )
+
+    def _blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
+        size = max(1, _BLOCK_BYTES // int(np.prod(self._shape)))
+        for first in range(low, high, size):
+            with damage_reported(self._name):
+                yield self._frames.read(first, min(first + size, high))

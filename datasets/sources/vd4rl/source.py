@@ -1,0 +1,114 @@
+"""V-D4RL: DeepMind Control from pixels, as npz episodes of 64 x 64 pixels and HDF5 shards of 84 x 84.
+
+Lu, Ball, Rudner, Parker-Holder, Osborne, Teh, "Challenges and Opportunities in Offline Reinforcement Learning from Visual
+Observations", TMLR 2023 (https://arxiv.org/abs/2206.04779).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....errors import CorruptSourceError, ObjectNotFoundError
+from ...fetch import Location, RemoteObject
+from ...ingest.job import ConvertOptions
+from ..catalogue_entry import RemoteDataset
+from ..source import Source, files_below
+
+if TYPE_CHECKING:
+    from .job import VD4RLJob
+
+ENVIRONMENTS = ("walker_walk", "cheetah_run", "humanoid_walk")
+LEVELS = ("random", "medium_replay", "medium", "medium_expert", "expert")
+SIZES = ("64px", "84px")
+_NAME = re.compile(rf"({'|'.join(ENVIRONMENTS)})-({'|'.join(LEVELS)})(?:-({'|'.join(SIZES)}))?")
+#: The provider's own path of a dataset, as TorchRL names it.
+_PATH = re.compile(r"(main|distracting|multitask)(/[\w.-]+){1,6}/(64px|84px)")
+_TOP = "vd4rl"
+_SUFFIXES = (".npz", ".hdf5")
+
+
+def folder_of(name: str) -> str:
+    """The folder of a dataset at the provider, below ``vd4rl``: ``main/walker_walk/random/64px``."""
+    match = _NAME.fullmatch(name)
+    return "/".join(("main", match[1], match[2], match[3] or SIZES[0])) if match else name
+
+
+class VD4RLSource(Source):
+    """Names are ``<env>-<level>``, with ``-64px`` (which it is without) or ``-84px``; or a folder of the provider
+    (``distracting/...``, ``multitask/...``, ``main/walker_walk/random/64px``)."""
+
+    name = "vd4rl"
+    home = "hf://conglu/vd4rl"
+    supports = frozenset({"parts", "codec", "layout"})
+    open_ended = True
+
+    def names(self) -> Sequence[str]:
+        return [f"{env}-{level}-{size}" for env in ENVIRONMENTS for level in LEVELS for size in SIZES]
+
+    def knows(self, name: str) -> bool:
+        return _NAME.fullmatch(name) is not None or _PATH.fullmatch(name) is not None
+
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
+        """Every folder that holds files, with their bytes; those of ``main`` by their short names."""
+        short = {folder_of(name): name for name in self.names()}
+        held: dict[str, list[RemoteObject]] = {}
+        for path, item in files_below(location, "", *_SUFFIXES):
+            held.setdefault(path.rpartition("/")[0].removeprefix(f"{_TOP}/"), []).append(item)
+        for folder, files in held.items():
+            if self.knows(folder):
+                episodes = len(files) if folder.endswith(SIZES[0]) else None
+                yield RemoteDataset(short.get(folder, folder), episodes, None, sum(item.size or 0 for item in files))
+
+    def find(self, name: str, location: Location, options: ConvertOptions) -> VD4RLJob:
+        """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
+        from .job import VD4RLJob
+
+        folder = folder_of(name)
+        tried = (f"{_TOP}/{folder}", folder)
+        for path in tried:
+            try:
+                files = _data_files(location.list(path))
+            except ObjectNotFoundError:
+                continue
+            if files:
+                return VD4RLJob(name, location, path, files, options)
+        message = f"{location.url} holds no files of {name}"
+        raise ObjectNotFoundError(message, hint=f"looked for .npz and .hdf5 files in {' and '.join(tried)}")
+
+    def recognises(self, path: Path) -> bool:
+        from ...formats.npz import NpzArchive
+        from ...ingest.raw_files import hdf5_names
+
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        file = next((file for file in files if file.suffix in _SUFFIXES and file.is_file()), None)
+        if file is None:
+            return False
+        if file.suffix == ".hdf5":
+            return {"observation", "action", "reward", "step_type"} <= hdf5_names(file)
+        try:
+            with NpzArchive(file, file.name) as archive:
+                return {"image", "action", "reward"} <= set(archive.keys)
+        except (CorruptSourceError, OSError):
+            return False
+
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> VD4RLJob:
+        """A folder of npz files, or of shards; or one such file."""
+        from .job import VD4RLJob
+
+        files = _data_files(location.list())
+        if not files:
+            message = f"{location.url} holds no .npz and no .hdf5 files"
+            raise ObjectNotFoundError(message, hint="give the folder that holds the files of one dataset")
+        return VD4RLJob(None, location, "", files, options)
+
+
+def _data_files(items: Sequence[RemoteObject]) -> list[RemoteObject]:
+    """The npz files of a folder, else its HDF5 files."""
+    for suffix in _SUFFIXES:
+        found = [item for item in items if item.name.endswith(suffix)]
+        if found:
+            return found
+    return []
