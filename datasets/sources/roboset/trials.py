@@ -114,16 +114,18 @@ class _Trial:
         for rows in actions:
             if rows.dtype.kind == "f":
                 real &= ~np.isnan(rows.reshape(len(rows), -1)).any(1)
-        rewards, done = np.zeros(steps, np.float32), np.zeros(steps, bool)
-        usable = real[:steps].copy()
+        rewards: np.ndarray = np.zeros(steps, np.float32)
+        done: np.ndarray = np.zeros(steps, bool)
+        usable: np.ndarray = real[:steps].copy()
         if self._real:
             self._counts["unrewarded_trials"] += 1
         else:
-            rewards = self._read("rewards")[1:].reshape(steps, -1)
-            if steps and rewards.shape[1] != 1:
-                raise CorruptSourceError(f"{self._where}: rewards has {rewards.shape[1]} numbers a row, not one")
-            rewards = rewards.reshape(steps)
-            done = self._read("done")[1:].reshape(steps, -1).any(1)
+            rewards = self._read("rewards")[1:].reshape(-1)
+            if len(rewards) != steps:
+                raise CorruptSourceError(
+                    f"{self._where}: rewards is {list(self._read('rewards').shape)}, not one number a row"
+                )
+            done = (self._read("done")[1:].reshape(steps, -1) != 0).any(1)
             usable &= np.isfinite(rewards)
         self._counts["given_up_steps"] += bool(self.rows and real[-1])
         self._counts["unusable_steps"] += int(np.count_nonzero(~usable))
