@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import rlu_writer
 import torch
+from paths import DATA
 from rbdata.datasets.fetch.transports import open_raw
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.arrays.source import ArraysSource
@@ -27,12 +28,15 @@ from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.datasets.sources.openml.source import OpenmlSource
+from rbdata.datasets.sources.roboset.source import RobosetSource
+from rbdata.datasets.sources.vd4rl.source import VD4RLSource
 from rbdata.storage.dataset import Dataset
 from rbdata.testing import SourceTests
 from rbdata_csvlog import CsvLogSource
 from rbdata_csvlog.job import CsvLogJob
+from transitions_truth import Truth
 
-EXORL = Path(__file__).parents[2] / "data" / "exorl"
+EXORL = DATA / "exorl"
 
 
 class TestAtariShards(SourceTests):
@@ -106,6 +110,38 @@ class TestExorl(SourceTests):
             assert all(np.array_equal(dataset[key], truth[name]) for key, name in pairs.items())
             for name in ("reward", "terminated", "truncated"):
                 assert np.array_equal(dataset["next", name][:, 0], truth[name])
+
+
+class TestVD4RL(SourceTests):
+    """Files that are an episode each."""
+
+    source, name = VD4RLSource(), "walker_walk-medium_replay-64px"
+    observation = "observation/image"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        folder = Path("vd4rl") / "main" / "/".join(self.name.split("-"))
+        shutil.copytree(DATA / "vd4rl" / folder, tmp_path / "raw" / folder)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        Truth.of_file(DATA / "vd4rl" / "truth" / f"{self.name}.npz").check(dataset, self.observation)
+
+
+class TestVD4RLShards(TestVD4RL):
+    name, observation = "cheetah_run-medium-84px", "observation"
+
+
+class TestRoboset(SourceTests):
+    source, name = RobosetSource(), "DAPG(human)/door_v2d-v1"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        shutil.copytree(DATA / "roboset" / self.name, tmp_path / "raw" / self.name)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        Truth.of_file(DATA / "roboset" / "truth" / f"{self.name.replace('/', '_')}.npz").check(dataset)
 
 
 class TestArrays(SourceTests):
