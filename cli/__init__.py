@@ -21,30 +21,30 @@ from typing import Any, NoReturn
 from ..errors import PluginWarning
 from .console import INTERRUPTED, OutputClosed, explain, out
 
-#: New objects between two garbage collections, instead of 700: most commands create fewer, apart from the objects of
-#: imported modules, which stay anyway.
+#: New objects between two garbage collections, instead of 700. Most commands create fewer, not counting the objects of
+#: imported modules, which are never freed.
 GC_THRESHOLD = 50_000
 
-#: Seconds that an interrupted process may take to clean up after its message.
+#: Seconds that an interrupted process gets for cleaning up after its message.
 CLEANUP_SECONDS = 0.5
 
-#: Seconds after Ctrl-C during which a second one counts as the same.
-PATIENCE = 2.0
+#: A second Ctrl-C within this many seconds counts as the first one.
+SAME_INTERRUPT_SECONDS = 2.0
 
-#: Seconds until a Ctrl-C that came during an import is tried again.
+#: Seconds between attempts to deliver a Ctrl-C that arrived during an import.
 IMPORT_POLL_SECONDS = 0.005
 
 
 def main() -> NoReturn:
     """The ``rbdata`` program."""
-    _occupy_standard_descriptors()
+    _open_standard_streams()
     _take_ctrl_c_once()
     _show_plugin_warnings()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     code = run(sys.argv[1:])
     signal.setitimer(signal.ITIMER_REAL, 0)
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, in a moment
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is about to exit
         # Release what the exception refers to first, worker processes included. At exit Python joins the threads that
         # still read from the network; after Ctrl-C the user should not wait for them.
         gc.collect()
@@ -55,8 +55,8 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _occupy_standard_descriptors() -> None:
-    """Where a stream is closed (``2>&-``), the next file opened would get its number, and what is written to it."""
+def _open_standard_streams() -> None:
+    """Open /dev/null for each closed standard stream (``2>&-``), or the next file opened would receive its output."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -65,7 +65,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 def _take_ctrl_c_once() -> None:
-    """The first Ctrl-C interrupts the work, which then cleans up; another one only ends a clean-up that takes long."""
+    """The first Ctrl-C interrupts the work, which then cleans up; a later one ends the process if that takes long."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return  # ignored, as in a background job of a shell script
     first: list[float] = []
@@ -78,7 +78,7 @@ def _take_ctrl_c_once() -> None:
                 raise KeyboardInterrupt
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, IMPORT_POLL_SECONDS)
-        elif now - first[0] > PATIENCE:
+        elif now - first[0] > SAME_INTERRUPT_SECONDS:
             out.note("interrupted again: ended without cleaning up; the same command continues")
             os._exit(INTERRUPTED)
 
@@ -86,7 +86,7 @@ def _take_ctrl_c_once() -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: some of torch's swallow an interrupt, or abort the process."""
+    """Whether a module is being imported: some modules of torch swallow an interrupt or abort the process."""
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -95,7 +95,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _show_plugin_warnings() -> None:
-    """Each in one line, and none while a shell asks for completions."""
+    """Print each plug-in warning on one line, and none during shell completion."""
     usual = warnings.formatwarning
 
     def format_warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
@@ -113,10 +113,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         from .group import invoke
 
-        code = invoke([*arguments])  # `list` is a module of this package
+        code = invoke([*arguments])  # not list(arguments): `list` is a module of this package
         out.flush()
     except (BrokenPipeError, OutputClosed):
-        pass  # the reader of stdout has ended (``| head``): not a failure
+        pass  # the reader of stdout has exited (``| head``): not a failure
     except BaseException as error:
         code = _report(error)
     _discard_unwritten()
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _discard_unwritten() -> None:
-    """Python flushes both streams again at exit: output that cannot be written must not cause an error then."""
+    """Redirect streams that cannot be written to /dev/null: Python flushes them again at exit, which must not fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -135,8 +135,8 @@ def _discard_unwritten() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Print an error; returns the exit code. A function, so that the exception and everything it refers to is freed."""
-    if isinstance(error, SystemExit) and "_RBDATA_COMPLETE" in os.environ:  # how completion ends
+    """Print an error; returns the exit code. A function, so that the exception and all that it refers to are freed."""
+    if isinstance(error, SystemExit) and "_RBDATA_COMPLETE" in os.environ:  # completion ends with SystemExit
         return error.code if isinstance(error.code, int) else 1
     failure = explain(error)
     if out.json:
@@ -146,7 +146,7 @@ def _report(error: BaseException) -> int:
             out.flush()
         except OutputClosed:
             pass
-        except OSError:  # stdout cannot be written: at least the terminal or the log says why
+        except OSError:  # stdout cannot be written: report on stderr
             out.fail(error, failure)
     else:
         out.fail(error, failure)

@@ -56,12 +56,12 @@ def run(
     cache_dir: CacheDir = None,
     root: Root = None,
 ) -> None:
-    """Measure how fast a dataset gives batches from where it lies, and what bounds that.
+    """Measure how fast batches are drawn from a dataset, on this machine or at a URL, and what limits the rate.
 
-    Patterns: transitions, stacks of 4 and slices of 16, drawn from everywhere (global) or from a few places at a time (blocks).
-    At a URL each begins with an empty cache, in a temporary folder. "first" is the time to the first batch, "steps/s" the rate
-    while blocks arrive, "cached" that of the same batches when they are there, "link allows" what plain reads of as many bytes
-    would take.
+    Patterns: transitions, stacks of 4 and slices of 16, drawn from the whole dataset (global) or from a few groups of
+    consecutive steps at a time (blocks). At a URL each pattern starts with an empty cache in a temporary folder. "first" is
+    the time to the first batch, "steps/s" the rate while blocks are fetched, "cached" the rate of the same batches from the
+    cache, "link allows" the rate of plain reads of the same number of bytes.
     """
     from ..datasets.rates import measure
 
@@ -92,4 +92,4 @@ def run(
         rows.append((*row, rate.bytes_per_step, bound) if link else (*row[:3], bound))
     out.table(_REMOTE if link else _LOCAL, [[_rounded(value) for value in row] for row in rows])
     if any(rate.calculated for rate in found.rates):
-        out.note("calculated: a batch would take longer than there is time; more --seconds measure it")
+        out.note("calculated: a batch takes longer than the time given; raise --seconds to measure it")

@@ -1,4 +1,4 @@
-"""Datasets of the catalogue as rows: of `list`, of `search`, and as JSON."""
+"""Datasets of the catalogue as table rows and JSON, for `list` and `search`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Here = Mapping[str, "LocalDataset"]
 
 
 def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
-    """Print a table for a terminal, without the columns of which nothing is known.
+    """Print a table for a terminal, without columns that are empty.
 
     Datasets that differ only in a number (runs of a game) share a row.
     """
@@ -44,7 +44,7 @@ def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
 
 
 def combine(entries: Iterable[CatalogueEntry], here: Here) -> list[tuple[str, CatalogueEntry]]:
-    """Entries with what is shown as their id: ``atari/Pong/1-3,5`` for consecutive ones that differ in a number only."""
+    """Entries with the id to show: ``atari/Pong/1-3,5`` for consecutive entries that differ only in a number."""
     from ..datasets.ingest.request import format_numbers
 
     def family(entry: CatalogueEntry) -> Any:
@@ -75,7 +75,7 @@ def _row(shown: str, entry: CatalogueEntry, here: Here) -> tuple[str | None, ...
 
 
 def about(count: int | None, entry: CatalogueEntry) -> str | None:
-    """A count, marked where it is approximate."""
+    """A count, marked if it is approximate."""
     return None if count is None else f"{'~' * entry.approximate}{amounts.count(count)}"
 
 

@@ -73,7 +73,7 @@ def _store(key: str, value: str | None) -> None:
     from .. import settings
 
     file = settings.store(key, value)
-    now = next((one for one in settings.effective() if one.name == key), None)  # none for the mirror of every source
+    now = next((one for one in settings.effective() if one.name == key), None)  # None for the mirror of every source
     if out.json:
         out.document({"file": str(file), "setting": key, "value": value})
     elif out.quiet:

@@ -1,13 +1,11 @@
-"""The output of every command: all of it is printed through ``out``.
+"""The output of every command, all printed through ``out``.
 
-stdout carries the result and nothing else: tables, values, one JSON document; what a user's function prints while a command
-works goes to stderr. stderr carries progress, notes, hints, questions and errors. Three modes: text, ``--json`` (one document,
-also for errors) and ``--quiet`` (ids or paths). Text has two forms: aligned columns on a terminal, and tab-separated rows with
-plain numbers in a pipe.
+stdout carries only the result: tables, values or one JSON document. stderr carries progress, notes, hints, questions, errors,
+and what a user's function prints. Three modes: text, ``--json`` (one document, also for errors) and ``--quiet`` (ids or
+paths). Text is aligned columns on a terminal, and tab-separated rows with plain numbers in a pipe.
 
-A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` asks for it
-on a dumb terminal too, and for messages (stderr) that go to a file, such as the log of a CI job; rows in a pipe stay plain,
-as programs read them.
+A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` adds colour
+on a dumb terminal, and in messages (stderr) that go to a file, such as the log of a CI job. Rows in a pipe are never coloured.
 
 `explain` describes an exception to the user.
 """
@@ -30,10 +28,10 @@ from ..errors import RbdataError, UsageError, without_logins
 from ..errors import printable as escaped
 from ..storage import amounts
 
-# -- failures: rbdata's own errors, errors of the system, and bugs ----------------------------------------------------------
+# -- failures: errors of rbdata, of the operating system, and bugs -----------------------------------------------------------
 
 INTERRUPTED = 130
-#: What stands for the file in errors of stdout.
+#: The file name in errors about stdout.
 _STANDARD_OUTPUT = "standard output"
 
 
@@ -73,7 +71,10 @@ _SYSTEM = {
     errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
     errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
     errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
-    errno.EFBIG: ("file_too_large", "allow larger files (ulimit -f unlimited), or choose a file system that has them"),
+    errno.EFBIG: (
+        "file_too_large",
+        "allow larger files (ulimit -f unlimited), or use a file system that supports them",
+    ),
     errno.EIO: ("io", "the disk reports an error; `rbdata verify ID` shows which files are damaged"),
     errno.ENAMETOOLONG: ("name_too_long", "choose a shorter name, or a --root with a shorter path"),
     errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
@@ -90,7 +91,7 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # out of memory, or a limit
-        return Failure("memory", "the system allows no further thread", _SYSTEM[errno.ENOMEM][1], 1)
+        return Failure("memory", "cannot start another thread", _SYSTEM[errno.ENOMEM][1], 1)
     from ..storage.durable import system_error
 
     error = system_error(error) or error
@@ -99,7 +100,7 @@ def explain(error: BaseException) -> Failure:
         message = f"{what}: {error.filename}" if error.filename else what
         code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
         if error.filename == _STANDARD_OUTPUT:
-            hint = "what the command prints cannot be written where it goes: make room there, or send it elsewhere"
+            hint = "the command's output cannot be written: free space there, or redirect it"
         elif "usable temporary directory" in what:
             hint = "set TMPDIR to a folder that can be written"
         elif message == os.strerror(errno.ENOENT):
@@ -116,14 +117,14 @@ def explain(error: BaseException) -> Failure:
 
 
 def _argument_failure(error: BaseException) -> Failure | None:
-    """Typer's errors about arguments. Depending on its version they come from the package click or from Typer's own copy."""
+    """Typer's errors about arguments. Depending on its version they are classes of click or of Typer's copy of click."""
     import typer
 
     usage_error, click_error = typer.BadParameter.__mro__[1:3]
     if not isinstance(error, click_error):
         return None
     complaint: Any = error
-    # Typer checks values with pydantic, which says of some messages that they are of a ValueError.
+    # Typer checks values with pydantic, which starts some messages with "Value error".
     message = " ".join(complaint.format_message().replace("Value error, ", "").split())
     context = getattr(error, "ctx", None)
     hint = f"`{context.command_path if context else 'rbdata COMMAND'} --help` shows the usage"
@@ -155,7 +156,7 @@ _STATES = {
 
 
 def state_style(state: object) -> str:
-    """The style of a state: ``complete``, ``partial 37%``, ``damaged``; none where it is not known."""
+    """The style of a state: ``complete``, ``partial 37%``, ``damaged``; '' for other text."""
     return _STATES.get(str(state).partition(" ")[0], "")
 
 
@@ -177,10 +178,10 @@ def _paint(content: str, style: str) -> str:
 
 
 def printable(content: str, *, one_line: bool = False) -> str:
-    """Text from elsewhere (names, notes, licences, messages of servers), its control characters as escapes (``\\x1b``).
+    """Untrusted text (names, notes, licences, messages of servers) with control characters as escapes (``\\x1b``).
 
-    The login in a URL becomes ``***``: outputs end up in logs and bug reports. Tabs and ends of lines stay, unless it is to
-    be ``one_line``.
+    The login in a URL becomes ``***``: outputs end up in logs and bug reports. Tabs and newlines are escaped only for
+    ``one_line``.
     """
     if one_line:
         content = content.replace("\n", "\\n").replace("\t", "\\t")
@@ -188,7 +189,7 @@ def printable(content: str, *, one_line: bool = False) -> str:
 
 
 def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:
-    """A paragraph behind a prefix, its other lines behind ``rest`` (spaces); one line where the width is None (pipes)."""
+    """A paragraph after a prefix, its further lines after ``rest`` (default: spaces); one line if ``width`` is None."""
     if width is None:
         return prefix + text
     indent = " " * len(prefix) if rest is None else rest
@@ -212,7 +213,7 @@ def shortened(text: str, length: int) -> str:
 
 
 class OutputClosed(Exception):
-    """The reader of stdout has ended (``| head``). Not a failure: the rest of the output is not needed."""
+    """The reader of stdout has exited (``| head``). Not a failure: the rest of the output is not needed."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ AMOUNTS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """A named value: its text on a terminal, in a style, and the bare value in a pipe (the text where ``value`` is None)."""
+    """A named value: styled text on a terminal, the bare ``value`` in a pipe (the text if ``value`` is None)."""
 
     name: str
     text: str
@@ -249,7 +250,7 @@ class Fact:
 
 
 class Console:
-    """See the module. The streams are looked up at each use, so that tests and progress bars can replace them."""
+    """Prints results and messages. Looks up the streams at each use, so that tests and progress bars can replace them."""
 
     def __init__(self) -> None:
         self.configure(())
@@ -277,7 +278,7 @@ class Console:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, 80 where it does not state them."""
+        """Columns of the terminal, 80 if unknown."""
         return shutil.get_terminal_size().columns
 
     # -- the result: stdout ------------------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ class Console:
             print(content, file=sys.stdout)
 
     def flush(self) -> None:
-        """Write what is buffered of the result."""
+        """Write buffered output."""
         with _named_stdout():
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -384,32 +385,34 @@ class Console:
             self._write("".join(traceback.format_exception(error)))
 
     def ask(self, question: str, option: str) -> str:
-        """What the user types after a question. Raises UsageError, which names the ``option``, where nobody can answer."""
-        answer = ""
-        if _is_terminal(sys.stdin) and _is_terminal(sys.stderr):
-            self._write(f"{question}: ")
-            answer = sys.stdin.readline()
-            if not answer.endswith("\n"):
-                self._write("\n")
-        if not answer.strip():
+        """The user's answer to a question. Raises UsageError naming ``option`` without an answer or a terminal."""
+        answer = self._read_answer(f"{question}: ") if self._can_ask else ""
+        if not answer:
             raise UsageError(f"{question}: no answer, so pass {option}")
-        return answer.strip()
+        return answer
 
     def confirm_deletion(self, what: str, lines: Sequence[str] = ()) -> bool:
-        """Ask whether to delete ``what``, of which the ``lines`` are the parts. Raises UsageError where nobody can answer."""
-        if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+        """Ask whether to delete ``what``, listed in detail by ``lines``. Raises UsageError without a terminal."""
+        if not self._can_ask:
             message = f"nothing deleted ({what}): not a terminal; pass --yes"
             raise UsageError(message, hint="--dry-run shows what would be deleted")
         for line in lines:
             self._write(line + "\n")
-        self._write(f"Delete {what}? [y/N] ")
-        answer = sys.stdin.readline()
-        if not answer.endswith("\n"):
-            self._write("\n")
-        if answer.strip().lower() in ("y", "yes"):
+        if self._read_answer(f"Delete {what}? [y/N] ").lower() in ("y", "yes"):
             return True
         self.note("nothing deleted")
         return False
+
+    @property
+    def _can_ask(self) -> bool:
+        return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
+
+    def _read_answer(self, question: str) -> str:
+        self._write(question)
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):  # end of input, without a line break on the terminal
+            self._write("\n")
+        return answer.strip()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -423,7 +426,7 @@ class Console:
             prefix = painted = " " * len(prefix)
 
     def _write(self, content: str, *, is_printable: bool = False) -> None:
-        # stderr is closed, full, or its reader has ended (``2>&1 | head``): no reason to stop the work.
+        # A stderr that is closed, full, or without a reader (``2>&1 | head``) does not stop the work.
         with suppress(OSError, ValueError):
             if sys.stderr is not None:
                 sys.stderr.write(content if is_printable else printable(content))
@@ -435,7 +438,7 @@ class Console:
 
 @contextmanager
 def _named_stdout() -> Iterator[None]:
-    """Errors of stdout state that they are: its disk may be full, not that of the datasets."""
+    """Name stdout in its write errors: its disk may be full instead of the one with the datasets."""
     try:
         yield
     except BrokenPipeError as error:
@@ -456,7 +459,7 @@ out = Console()
 
 @contextmanager
 def other_output_to_stderr() -> Iterator[None]:
-    """Python's ``print`` (above a live bar, which takes over stderr), C code and child processes write to stderr inside."""
+    """Redirect stdout to stderr inside the block, for Python's ``print``, C code and child processes."""
     if sys.stdout is None or sys.stderr is None:
         yield
         return
@@ -476,7 +479,7 @@ def other_output_to_stderr() -> Iterator[None]:
 
 
 def _flush_c() -> None:
-    """Lines that C code has begun must not be written to stdout later."""
-    ctypes = sys.modules.get("ctypes")  # where it is not loaded, no user's function was called
+    """Flush C's buffer of stdout, which would otherwise be written after the redirection ends."""
+    ctypes = sys.modules.get("ctypes")  # if it is not loaded, no user's function was called
     if ctypes is not None and sys.platform != "win32":
         ctypes.CDLL(None).fflush(None)

@@ -19,7 +19,7 @@ EXAMPLES = """
 """
 
 
-#: Has the options that sources declare as well.
+#: The command also has the options that sources declare.
 SOURCE_OPTIONS = True
 
 
@@ -44,9 +44,9 @@ def run(
 ) -> int:
     """Convert raw files that are already on this machine.
 
-    Without --source, the one whose data they plainly are: HDF5 files of D4RL and Minari, Minari folders, ARFF and
-    Parquet tables (openml), folders of Atari shards.
-    The raw files are not changed. An interrupted conversion continues when the same command is run again.
+    Without --source, the source is recognised from the files: HDF5 files of D4RL and Minari, Minari folders, ARFF and
+    Parquet tables (openml), folders of Atari shards. The raw files are not changed. An interrupted conversion continues when
+    the same command is run again.
     """
     from ..datasets.acquire import convert
     from ..datasets.ingest.request import make_request
@@ -57,7 +57,7 @@ def run(
 
     extra = selected_options(ctx)
     if re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(path)) and not path.exists():
-        message = f"{path} is a URL: raw files of this machine are converted"
+        message = f"{path} is a URL: only files on this machine are converted"
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
     name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"

@@ -30,7 +30,7 @@ EXAMPLES = """
 """
 
 
-#: Has the options that sources declare as well.
+#: The command also has the options that sources declare.
 SOURCE_OPTIONS = True
 
 
@@ -93,8 +93,8 @@ def run(
         if len(requests) == 1:
             outcome = work(ids[0], lambda listener: download(requests[0], listener))
             was_copied = outcome.manifest is not None and "copied" in outcome.manifest.provenance
-            done = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
-            return finish([Result(outcome.id, outcome)], root, done)
+            verb = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
+            return finish([Result(outcome.id, outcome)], root, verb)
         results = [
             attempt(request.id, root, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
             for request in requests

@@ -32,7 +32,7 @@ def run(
     """Write a dataset as files of another library.
 
     npz: flat arrays. d4rl: HDF5. minari: a folder that minari.load_dataset loads. parquet: a row per step. torchrl: a folder
-    that TensorDict.load_memmap maps. What the format does not hold is said. The dataset stays as it is.
+    that TensorDict.load_memmap maps. Notes list what the format cannot hold. The dataset is not changed.
     """
     from ..api import open_dataset
     from ..datasets.export import write_export

@@ -1,6 +1,6 @@
 """The commands and their help. A command's module is imported when the command runs, not when the help lists it.
 
-Simple arguments are converted here instead of by pydantic, which Typer uses: importing it takes longer than most commands.
+Simple arguments are converted here instead of by Typer, whose import of pydantic takes longer than most commands run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .options import Root
 # -- conversion of arguments ---------------------------------------------------------------------------------------------
 
 
-def _spare_conversion(params: list[Any]) -> None:
-    """Have these parameters convert simple values themselves."""
+def _convert_without_pydantic(params: list[Any]) -> None:
+    """Convert simple values of these parameters by `_process`."""
     for param in params:
         param.process_value = partial(_process, param, param.process_value)
 
 
 def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """`Parameter.process_value` for options that are not given, text, paths and lists of text; ``convert`` for the others."""
+    """`Parameter.process_value` for absent options, text, paths and lists of text; calls ``convert`` for other values."""
     kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
     several = param.multiple or param.nargs == -1
     converted: Any
@@ -47,12 +47,12 @@ def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: An
 
 
 class _QuickHelp:
-    """For subclasses of Click's commands: the same for the option ``--help``, which they make themselves."""
+    """Mixin for Click's commands: quick conversion for the option ``--help``, which Click creates itself."""
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None and not isinstance(option.process_value, partial):
-            _spare_conversion([option])
+            _convert_without_pydantic([option])
         return option
 
 
@@ -63,11 +63,11 @@ _EVERYWHERE = ("root", "json", "quiet", "debug", "help")
 
 
 class _Command(_QuickHelp, TyperCommand):
-    """A command whose help groups the options. A parameter with an attribute ``by_source`` (the help of each source that
-    declares it, by the name of the source) is listed with these sources."""
+    """A command whose help groups the options. A parameter with an attribute ``by_source`` (source name to help text) is
+    listed under each of these sources."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """ID, not {ID}: braces are not needed around what is required."""
+        """Write ID instead of Click's {ID} for required arguments."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -95,7 +95,7 @@ class _Command(_QuickHelp, TyperCommand):
 
 # -- commands ------------------------------------------------------------------------------------------------------------
 
-#: In the order of first use. The module of the same name has the command's ``run`` and ``EXAMPLES``.
+#: In the order in which a new user needs them. The module of the same name has the command's ``run`` and ``EXAMPLES``.
 COMMANDS = {
     "list": "List the datasets on this machine and those to download.",
     "search": "Search the datasets to download by words, kinds and size.",
@@ -129,18 +129,18 @@ class Commands(_QuickHelp, TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        names: Any = dict.fromkeys(COMMANDS)  # Typer's suggestions need the names only
+        names: Any = dict.fromkeys(COMMANDS)  # Typer's suggestions need only the names
         self.commands = names
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _own_exceptions():
+        with _shielded_exceptions():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _own_exceptions():
+        with _shielded_exceptions():
             return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -154,8 +154,8 @@ class _Verbs(_QuickHelp, TyperGroup):
 
 
 @contextmanager
-def _own_exceptions() -> Iterator[None]:
-    """Hide two exceptions from Typer, which prints nothing on Ctrl-C and takes a closed stdout for a failure."""
+def _shielded_exceptions() -> Iterator[None]:
+    """Replace two exceptions that Typer would handle: it prints nothing on Ctrl-C and reports a closed stdout as a failure."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -171,8 +171,9 @@ def load(name: str) -> Any:
     epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
     app = typer.Typer(cls=_Verbs, add_completion=False, rich_markup_mode=None)
     if hasattr(module, "VERBS"):
-        alone = getattr(module, "run", None)  # what the command does without a verb
-        app.callback(help=module.HELP, epilog=epilog, invoke_without_command=alone is not None)(alone or (lambda: None))
+        without_verb = getattr(module, "run", None)
+        callback = app.callback(help=module.HELP, epilog=epilog, invoke_without_command=without_verb is not None)
+        callback(without_verb or (lambda: None))
         for verb, function in module.VERBS.items():
             app.command(verb, cls=_Command, epilog=epilog)(function)
     else:
@@ -188,15 +189,15 @@ def load(name: str) -> Any:
     command.params.extend(param for param in common if not own.intersection(param.opts))
     for verb in getattr(command, "commands", {}).values():
         verb.params.extend(_common_options())
-        _spare_conversion(verb.params)
-    _spare_conversion(command.params)
+        _convert_without_pydantic(verb.params)
+    _convert_without_pydantic(command.params)
     return command
 
 
 def _common_options(group: bool = False) -> list[Any]:
-    """Options of every command. The console reads them itself, so they are not passed to commands (``expose_value``).
+    """Options of every command. The console reads them from the command line, so commands do not receive them.
 
-    A ``group`` has ``--root`` as well, for the command behind it.
+    A ``group`` also accepts ``--root`` on behalf of the command that follows.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -246,7 +247,7 @@ def invoke(arguments: list[str]) -> int:
 
     group = typer.main.get_command(app)
     group.params.extend(_common_options(group=True))
-    _spare_conversion(group.params)
+    _convert_without_pydantic(group.params)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)

@@ -37,9 +37,9 @@ def run(
     ],
     root: Root = None,
 ) -> None:
-    """Show what is known of a dataset before it is downloaded, and the command to download it. No network is used.
+    """Show what is known about a dataset before it is downloaded, and the command to download it. Works offline.
 
-    What is not known is shown as -. A dataset that is on this machine: rbdata inspect ID shows what it holds.
+    Unknown values are shown as -. For a dataset on this machine, rbdata inspect ID shows its contents.
     """
     from .. import settings
     from ..datasets import catalogue
@@ -65,7 +65,7 @@ def run(
     elif listed and (mirror or entry.available):
         out.hint(settings.command("download", entry.id, root=root) if mirror else entry.command_at(root))
     elif listed:
-        out.note("no known place is public: name a copy with --mirror, or RBDATA_MIRROR")
+        out.note("not published at any known location: name a copy with --mirror, or RBDATA_MIRROR")
 
 
 def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:
@@ -94,7 +94,7 @@ def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None
     yield Fact("citation", entry.citation or _UNKNOWN)
     yield Fact("origin", entry.origin or _UNKNOWN)
     if mirror:
-        yield Fact("mirror", f"{mirror} (of your settings)", mirror)
+        yield Fact("mirror", f"{mirror} (from your settings)", mirror)
     for place in entry.places:
         yield Fact("place", _place(place), f"{place.access} {place.url or place.name}")
     yield from (Fact("note", note) for note in entry.notes)
@@ -121,7 +121,7 @@ def _place(place: Place) -> str:
 
 
 def _options(entry: CatalogueEntry) -> Iterator[str]:
-    """The options of the source that matter most for the dataset, as `rbdata download --help` has them."""
+    """The source's options that matter most for the dataset, as `rbdata download --help` shows them."""
     from ..datasets import catalogue
 
     for option in catalogue.load_source(entry.source).options:

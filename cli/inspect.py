@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -76,7 +77,7 @@ def run(
         Option(metavar="K FILE", help="Write episode K as an animation: out.gif, .webp or .png."),
     ] = None,
     html: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a card of the dataset, one page in itself: card.html.")
+        Path | None, Option(metavar="FILE", help="Write a card of the dataset, one self-contained page: card.html.")
     ] = None,
     croissant: Annotated[
         Path | None, Option(metavar="FILE", help="Write Croissant metadata, for catalogues: croissant.json.")
@@ -85,7 +86,7 @@ def run(
         Path | None, Option(metavar="FILE", help="Write a README for a Hugging Face repository: README.md.")
     ] = None,
     force: Annotated[
-        bool, Option("--force", help="Replace files that are there; pictures of rbdata are replaced without it.")
+        bool, Option("--force", help="Replace existing files; pictures made by rbdata are replaced without it.")
     ] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
@@ -94,7 +95,7 @@ def run(
     """Show what a dataset holds: tensors, episodes, returns, origin.
 
     Kind is how a tensor is stored. step: one row per transition; state: one row per state, read as both KEY and next/KEY.
-    Distributions of more than 65,536 steps are those of a sample, so that the command is quick for a dataset of any size.
+    Distributions of more than 65,536 steps are computed from a sample, so that the command is quick for datasets of any size.
     """
     from ..datasets.card.overview import overview
     from ..datasets.local import find
@@ -102,41 +103,26 @@ def run(
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
 
-    drawn = bool(plot or frames or episode or video or html or croissant or card)
-    looks = bool(plot or html or croissant or card or out.json or not (out.quiet or episodes))
+    files = _Files(plot, frames, episode or [], video, html, croissant, card, force)
+    needs_overview = files.need_overview or out.json or not (out.quiet or episodes)
     remote = None
     if is_remote(dataset):
-        if drawn:
-            hint = "`rbdata download --mirror` fetches it first"
-            raise UsageError("pictures and cards are made of datasets on this machine", hint=hint)
+        if files.requested:
+            hint = "fetch it first with `rbdata download --mirror`"
+            raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
         with phase("reading"):
             remote = open_remote(dataset, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
             path, manifest, table = remote.path, remote.manifest, remote.episodes
-            found = overview(path, manifest, table, remote.rows) if looks else None
+            found = overview(path, manifest, table, remote.rows) if needs_overview else None
     else:
         path = find(dataset, root)
 
         def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
             table = open_episodes(path, manifest.episodes, manifest.steps)
-            return manifest, table, overview(path, manifest, table) if looks else None
+            return manifest, table, overview(path, manifest, table) if needs_overview else None
 
         manifest, table, found = read_snapshot(path, read)
-    notes = []
-    if drawn:
-        notes = _write_files(
-            path,
-            manifest,
-            table,
-            found,
-            plot=plot,
-            frames=frames,
-            episodes=episode or [],
-            video=video,
-            html=html,
-            croissant=croissant,
-            card=card,
-            force=force,
-        )
+    notes = _write_files(files, path, manifest, table, found) if files.requested else []
 
     if out.json and found:
         record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
@@ -166,14 +152,14 @@ def run(
 
 
 def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
-    """A remote dataset: its URL, the bytes in the cache, and the files that cannot be checked block by block."""
+    """For a remote dataset: its URL, the bytes in the cache, and the files that cannot be checked block by block."""
     if dataset is None:
         return {}
     from ..storage.remote.remote_dataset import RemoteDataset
 
-    there = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
+    cached = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
     unverified = dataset.unverified if isinstance(dataset, RemoteDataset) else []
-    return {"url": without_login(url), "cached_bytes": there, "unverified": unverified}
+    return {"url": without_login(url), "cached_bytes": cached, "unverified": unverified}
 
 
 def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
@@ -182,7 +168,7 @@ def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
         return []
     facts = [Fact("url", record["url"]), Fact("cached", amounts.size(record["cached_bytes"]), record["cached_bytes"])]
     if record["unverified"]:
-        what = f"{', '.join(record['unverified'])}: no checksums of blocks, checked when all of it is here"
+        what = f"{', '.join(record['unverified'])}: no block checksums, checked once the whole file is cached"
         facts.append(Fact("unverified", what))
     return facts
 
@@ -211,7 +197,7 @@ def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
 
 
 def _show_distributions(found: Overview) -> None:
-    """Histograms of returns, lengths, rewards and actions; actions of several elements as a table with a line for each."""
+    """Histograms of returns, lengths, rewards and actions; actions of several elements as a table, one line each."""
     from .bar_charts import chart, shows_blocks, side_by_side, sparkline
 
     blocks = shows_blocks()
@@ -234,7 +220,7 @@ def _show_distributions(found: Overview) -> None:
 
 
 def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
-    """The keys of a batch and the leaves they are read from: as a tree on a terminal, by their full names in a pipe."""
+    """The keys of a batch and the leaves they are read from: a tree on a terminal, full names in a pipe."""
     rows: list[tuple[Any, ...]] = []
     seen: set[str] = set()
     keys = [(leaf.name, leaf) for leaf in manifest.schema]
@@ -312,27 +298,37 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-# -- the files that it writes --------------------------------------------------------------------------------------------
+# -- the files that the command writes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files to write, as the options name them; ``episodes`` are those to draw on ``frames``."""
+
+    plot: Path | None
+    frames: Path | None
+    episodes: list[int]
+    video: tuple[int, Path] | None
+    html: Path | None
+    croissant: Path | None
+    card: Path | None
+    force: bool
+
+    @property
+    def need_overview(self) -> bool:
+        return bool(self.plot or self.html or self.croissant or self.card)
+
+    @property
+    def requested(self) -> bool:
+        return bool(self.need_overview or self.frames or self.episodes or self.video)
 
 
 def _write_files(
-    folder: Path,
-    manifest: Manifest,
-    table: EpisodeTable,
-    found: Overview | None,
-    *,
-    plot: Path | None,
-    frames: Path | None,
-    episodes: list[int],
-    video: tuple[int, Path] | None,
-    html: Path | None,
-    croissant: Path | None,
-    card: Path | None,
-    force: bool,
+    files: _Files, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
 ) -> list[str]:
-    """Write the figure, frames, animation and cards that are requested; returns what to print of each.
+    """Write the requested figure, frames, animation and cards; returns a note about each.
 
-    Raises an error for any file that may not be written, before any of them is drawn.
+    Raises an error for any file that may not be written before the first one is drawn.
     """
     from ..datasets.card.figure import SUFFIXES, draw_figure, render_figure
     from ..datasets.card.frames import (
@@ -353,38 +349,39 @@ def _write_files(
         make_html,
         make_readme,
     )
+    from ..storage.dataset import Dataset
     from ..storage.durable import write_atomically
 
-    if episodes and frames is None:
+    if files.episodes and files.frames is None:
         raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
-    shown = cast("Overview", found)  # it is None only where charts and cards are not requested
-    number, moving = video or (0, None)
+    shown = cast("Overview", found)  # None only if neither charts nor cards are requested
+    number, animation = files.video or (0, None)
 
     def draw_frames(suffix: str) -> tuple[bytes, str]:
-        dataset = _open(folder)
-        return encode_image(draw_sheet(dataset, choose_strips(dataset, episodes)), suffix), ""
+        dataset = Dataset(folder)
+        return encode_image(draw_sheet(dataset, choose_strips(dataset, files.episodes)), suffix), ""
 
     def draw_video(suffix: str) -> tuple[bytes, str]:
         with count_progress(f"episode {number}") as show:
-            made = animate(_open(folder), number, suffix, show)
+            made = animate(Dataset(folder), number, suffix, show)
         every = f", one of {made.stride}" if made.stride > 1 else ""
         return made.data, f": episode {number}, {made.frames} frames{every}, {RATE} a second"
 
-    # Where to, the formats, and what makes the content and words about it.
-    files: list[tuple[Path | None, tuple[str, ...], Callable[[str], tuple[bytes, str]]]] = [
-        (plot, SUFFIXES, lambda suffix: (render_figure(draw_figure(manifest.id, shown, table), suffix), "")),
-        (frames, SHEET_SUFFIXES, draw_frames),
-        (moving, ANIMATION_SUFFIXES, draw_video),
-        (html, HTML_SUFFIXES, lambda suffix: (make_html(folder, manifest, shown, table).encode(), "")),
-        (croissant, CROISSANT_SUFFIXES, lambda suffix: (make_croissant(folder, manifest, shown).encode(), "")),
-        (card, README_SUFFIXES, lambda suffix: (make_readme(manifest, shown).encode(), "")),
+    # Target, formats, and a function that returns the content and words for the note.
+    outputs: list[tuple[Path | None, tuple[str, ...], Callable[[str], tuple[bytes, str]]]] = [
+        (files.plot, SUFFIXES, lambda suffix: (render_figure(draw_figure(manifest.id, shown, table), suffix), "")),
+        (files.frames, SHEET_SUFFIXES, draw_frames),
+        (animation, ANIMATION_SUFFIXES, draw_video),
+        (files.html, HTML_SUFFIXES, lambda suffix: (make_html(folder, manifest, shown, table).encode(), "")),
+        (files.croissant, CROISSANT_SUFFIXES, lambda suffix: (make_croissant(folder, manifest, shown).encode(), "")),
+        (files.card, README_SUFFIXES, lambda suffix: (make_readme(manifest, shown).encode(), "")),
     ]
-    requested = [(target, suffixes, make) for target, suffixes, make in files if target is not None]
+    requested = [(target, suffixes, make) for target, suffixes, make in outputs if target is not None]
     seen: set[Path] = set()
     for target, suffixes, _ in requested:
         check_outside(target, folder, manifest)
         # Users edit metadata and READMEs: they are replaced only with --force.
-        check_target(target, suffixes, force=force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
+        check_target(target, suffixes, force=files.force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
         if target.resolve() in seen:
             raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
         seen.add(target.resolve())
@@ -394,9 +391,3 @@ def _write_files(
         write_atomically(target, content)
         notes.append(f"wrote {target}{words}")
     return notes
-
-
-def _open(folder: Path) -> Dataset:
-    from ..storage.dataset import Dataset
-
-    return Dataset(folder)

@@ -16,6 +16,7 @@ from .options import Root, complete_source
 from .progress import count_progress
 
 if TYPE_CHECKING:
+    from ..datasets.local import LocalDataset
     from ..datasets.search import SourceSummary
     from ..datasets.sources.catalogue_entry import CatalogueEntry
 
@@ -51,7 +52,7 @@ def run(
     ] = False,
     root: Root = None,
 ) -> None:
-    """List the datasets on this machine, and the sources of others; with SOURCE, the datasets of one source.
+    """List the datasets on this machine and the sources of other datasets; with SOURCE, the datasets of one source.
 
     State is complete, partial (an unfinished download, with its progress), damaged, or - if not on this machine. In a
     pipe every dataset is one tab-separated row: id, state, steps, episodes, bytes. Only --refresh uses the network; its
@@ -67,52 +68,38 @@ def run(
         raise UsageError(f"two sources are given, {name} and {source}", hint=f"rbdata list {name}")
     source = name or source
     if source is not None and source not in (*catalogue.source_names(), catalogue.MINE):
-        there_are = f"sources: {', '.join(catalogue.source_names())}"
-        instead = f"`{settings.command('search', source)}` finds datasets"
-        raise UnknownDatasetError(f"there is no source {source!r}", hint=f"{there_are}; {instead}")
+        names = ", ".join(catalogue.source_names())
+        hint = f"sources: {names}; `{settings.command('search', source)}` finds datasets"
+        raise UnknownDatasetError(f"there is no source {source!r}", hint=hint)
     if refresh:
         _refresh(source, root)
 
-    where = settings.root(root)
+    folder = settings.root(root)
     everything = list_local(root)
     here = {one.id: one for one in everything if _matches(one.id, source, match)}
-    known = {} if local or source == catalogue.MINE else catalogue.entries(source, where)
+    known = {} if local or source == catalogue.MINE else catalogue.entries(source, folder)
     absent = [entry for entry in known.values() if entry.id not in here and _matches(entry.id, None, match)]
     remotes = {} if source == catalogue.MINE else _remotes(source, root)
 
     if out.json:
         rows = [_record(one, known) for one in here.values()] + [catalogue_table.record(entry) for entry in absent]
         sources = [vars(one) for one in summarise(known.values())]
-        out.document({"root": str(where), "datasets": rows, "sources": sources, "remotes": remotes})
+        out.document({"root": str(folder), "datasets": rows, "sources": sources, "remotes": remotes})
     elif out.quiet:
         for dataset_id in (*here, *(entry.id for entry in absent)):
             out.line(dataset_id)
-    elif out.on_terminal and (source or match) and absent:
-        mine = [known[one] for one in here if one in known]
-        others = [_row(one) for one in here.values() if one.id not in known]
-        if others:
-            out.table(_COLUMNS, others)
-            out.line()
-        catalogue_table.show([*mine, *absent], here)
-    elif out.on_terminal and absent:
-        if here:
-            out.table(_COLUMNS, map(_row, here.values()))
-            out.line()
-        out.table(_SOURCES, map(_source_row, summarise(known.values())))
-    elif here or absent:
-        out.table(_COLUMNS, [*map(_row, here.values()), *(_absent(entry) for entry in absent)])
-    if (
-        not where.is_dir() and root is not None
-    ):  # given: perhaps misspelt. The one by default is made by the first download.
-        out.note(
-            f"{where}: no {'' if os.path.lexists(where) else 'such '}folder; choose another with --root or RBDATA_ROOT"
-        )
+    else:
+        _show(here, absent, known, narrowed=bool(source or match))
+
+    if root is not None and not folder.is_dir():  # perhaps misspelt; the first download creates the default root
+        what = "not a folder" if os.path.lexists(folder) else "no such folder"
+        out.note(f"{folder}: {what}; choose another with --root or RBDATA_ROOT")
     elif not here and not absent:
         wanted = f"{source} datasets" if source else "datasets"
         elsewhere = f"; {amounts.count(len(everything))} of other sources" if everything else ""
-        out.note(f"no dataset matches {match!r}" if match else f"no {wanted} under {where}{elsewhere}")
+        out.note(f"no dataset matches {match!r}" if match else f"no {wanted} under {folder}{elsewhere}")
     elif not here and out.on_terminal and not (source or match):
-        out.note(f"no datasets on this machine yet (in {where})")
+        out.note(f"no datasets on this machine yet (in {folder})")
     for one in here.values():
         if one.problem:
             out.note(f"{one.id}: {one.problem}")
@@ -122,6 +109,29 @@ def run(
         usable = next((entry for entry in absent if entry.available), absent[0])
         first = ("search", "hopper", "medium") if here else ("download", "gymnasium/CartPole-v1")
         out.hint(settings.command(*(("info", usable.id) if source or match else first), root=root))
+
+
+def _show(
+    here: dict[str, LocalDataset], absent: list[CatalogueEntry], known: dict[str, CatalogueEntry], *, narrowed: bool
+) -> None:
+    """Print tables of the datasets on this machine and of the absent ones: these by source, unless the list is ``narrowed``
+    to a source or a pattern."""
+    from ..datasets.search import summarise
+
+    rows = list(map(_row, here.values()))
+    if not (out.on_terminal and absent):
+        if rows or absent:
+            out.table(_COLUMNS, [*rows, *map(_absent, absent)])
+        return
+    if narrowed:
+        rows = [_row(one) for one in here.values() if one.id not in known]
+    if rows:
+        out.table(_COLUMNS, rows)
+        out.line()
+    if narrowed:
+        catalogue_table.show([*(known[one] for one in here if one in known), *absent], here)
+    else:
+        out.table(_SOURCES, map(_source_row, summarise(known.values())))
 
 
 def _matches(dataset_id: str, source: str | None, match: str | None) -> bool:

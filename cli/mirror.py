@@ -59,7 +59,9 @@ def push(
     force: Annotated[bool, Option("--force", help="Replace a different dataset of the same id.")] = False,
     licence: Annotated[
         str | None,
-        Option("--license", metavar="NAME", help="hf:// only: its licence, such as mit; else the source's, or asked."),
+        Option(
+            "--license", metavar="NAME", help="hf:// only: the licence, such as mit (default: the source's, or asked)."
+        ),
     ] = None,
     public: Annotated[bool, Option("--public", help="hf:// only: make the repository public, not private.")] = False,
     root: Root = None,
@@ -169,7 +171,7 @@ def rm(
 ) -> int:
     """Delete a dataset, or a folder of raw files, from a mirror.
 
-    Shows what would go, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
+    Shows what would be deleted, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors.contents import find_held, remove

@@ -19,19 +19,19 @@ _ROOT = "rbdata.root"
 
 
 def _inherit_root(ctx: Context, value: Path | None) -> Path | None:
-    """``--root`` may come before the command: a command without its own uses that one."""
+    """``--root`` may come before the command; a ``--root`` after the command takes precedence."""
     if value is not None:
         ctx.meta[_ROOT] = value
     return ctx.meta.get(_ROOT)
 
 
 def _root(ctx: Context) -> Path | None:
-    """The root that completion looks at."""
+    """The root that completion lists."""
     return ctx.params.get("root") or ctx.meta.get(_ROOT)
 
 
 def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
-    """The full ids that start with the text, else the bare names that do."""
+    """The full ids that start with the text; if there are none, the bare names that do."""
     full = [one for one in ids if one.startswith(incomplete)]
     return full or [name for name in (one.partition("/")[2] for one in ids) if name.startswith(incomplete)]
 
@@ -90,7 +90,7 @@ CacheDir = Annotated[
     Path | None, Option(metavar="DIR", help="With a URL: keep what is read here (default: .remote under the root).")
 ]
 CacheLimit = Annotated[
-    str | None, Option(metavar="SIZE", help="With a URL: keep at most so much of the dataset, such as 20GB.")
+    str | None, Option(metavar="SIZE", help="With a URL: keep at most this much of the dataset, such as 20GB.")
 ]
 
 Root = Annotated[
@@ -139,15 +139,15 @@ _SOURCE_OPTIONS = "rbdata.source_options"
 
 
 def selected_options(ctx: Context) -> dict[str, Any]:
-    """The options on the command line, by name; the source rejects those that it does not declare."""
+    """Source options on the command line, by name; the source rejects options that it does not declare."""
     return dict(ctx.meta.get(_SOURCE_OPTIONS, {}))
 
 
 def source_parameters(command: str, taken: Collection[str]) -> list[Any]:
-    """What sources declare for a command (``download`` or ``convert``), to be added to the command's own options.
+    """The parameters that sources declare for a command (``download`` or ``convert``).
 
-    Sources that declare an option of the same flag and kind share it. Where the kinds differ, or the flag is one of
-    ``taken``, the command's own, the later source's flag begins with the name of the source: ``--csvlog-steps``.
+    Sources that declare an option of the same flag and kind share it. If the kinds differ, or the command itself has the flag
+    (``taken``), the later source's flag is prefixed with the name of the source: ``--csvlog-steps``.
     """
     from ..datasets import catalogue
 
@@ -176,7 +176,7 @@ def source_parameters(command: str, taken: Collection[str]) -> list[Any]:
 
 
 def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
-    """A parameter as Typer reads it from a function, for the options of one flag."""
+    """A parameter, as Typer reads it from a signature, for all options of one flag."""
     first = shared[0][1]
     choices = tuple(dict.fromkeys(choice for _, option in shared for choice in option.choices))
     kind: Any = list[str] if first.type is dict else Literal[choices] if choices else first.type
@@ -241,5 +241,5 @@ def parse_key_values(words: Sequence[str], flag: str) -> dict[str, Any]:
     return arguments
 
 
-#: Python users write these; as strings they would all be true.
+#: Python users write these; as strings all of them would be true.
 _PYTHON_LITERALS = {"True": True, "False": False, "None": None}

@@ -58,7 +58,7 @@ def run(
     ] = None,
     keys: Annotated[
         Literal["all", "common"],
-        Option(help="Of several datasets. all: their leaves must be alike; common: leave out those that are not."),
+        Option(help="For several datasets. all: their leaves must be alike; common: leave out leaves that differ."),
     ] = "all",
     per: Annotated[
         Literal["batch", "sample", "episode"] | None,
@@ -104,10 +104,10 @@ def run(
     ] = False,
     root: Root = None,
 ) -> int:
-    """Make a new dataset from some or all of one on this machine, or of several, with Python functions.
+    """Make a new dataset from one or several datasets on this machine, with Python functions.
 
-    The function takes and returns a TensorDict in TED, TorchRL's Episode Data format. Keys and shapes may change, but all
-    results must have the same ones. An interrupted run continues when the same command is run again.
+    A function takes and returns a TensorDict in TED, TorchRL's Episode Data format. It may change keys and shapes, in the same
+    way for all batches. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.driver import preprocess
     from ..preprocess.function_chain import parse_arguments
@@ -151,7 +151,7 @@ def run(
 def _select(
     episodes: str | None, min_return: float | None, top: str | None, shuffle: int | None, dataset: Dataset
 ) -> Dataset:
-    """The episodes that the options choose. Raises UsageError where there are none."""
+    """The episodes that the options select. Raises UsageError if there are none."""
     import numpy as np
 
     from ..datasets.ingest.request import parse_numbers
@@ -160,7 +160,7 @@ def _select(
     view = dataset if listed is None else dataset.select(episodes=listed)
     numbers = np.flatnonzero(view.episodes.where(min_return=min_return, top=None if top is None else _parse_top(top)))
     if not len(numbers):
-        raise UsageError(f"of {dataset.id} no episode is selected", hint="rbdata inspect shows its returns")
+        raise UsageError(f"no episode of {dataset.id} is selected", hint="rbdata inspect shows its returns")
     if shuffle is not None:
         numbers = np.random.default_rng(shuffle).permutation(numbers)
     return view.select(episodes=numbers)

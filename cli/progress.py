@@ -1,7 +1,7 @@
 """Progress of a run: bars on a terminal, one line every few seconds in a log.
 
-Both are a `_Display`, which receives the events of a `datasets.ingest.request.Listener` and takes rate and time left from a
-`Tally`. There is a bar where the share that is done is known; otherwise the phase has a name: "looking for ...", "writing",
+Both are a `_Display`, which receives the events of a `datasets.ingest.request.Listener` and gets rate and time left from a
+`Tally`. A phase with a known share of work done has a bar; others show only their name: "looking for ...", "writing",
 "committing".
 """
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ..datasets.acquire import Estimate, Listener
     from ..datasets.workers.task import TaskProgress
 
-#: Seconds between two lines of a log, and before the first; after LINES lines they come LINES times as seldom.
+#: Seconds between two lines of a log, and before the first; after LINES lines the interval is LINES times as long.
 LINE_INTERVAL, LINES = 10.0, 6
 #: Seconds before the bar of `byte_progress` appears.
 BAR_DELAY = 0.5
-#: Seconds after which a phase without a bar shows for how long it has been going on.
-LONG = 2.0
+#: Seconds after which a phase without a bar shows its elapsed time.
+ELAPSED_DELAY = 2.0
 #: Seconds over which the rate is averaged.
 RATE_WINDOW = 20.0
 #: Seconds of progress before the time left is estimated.
 MEASURED = 2.0
-#: Columns to the right of the bars for what the terminal prints when Ctrl-C is pressed, twice.
+#: Columns reserved to the right of the bars, where the terminal echoes Ctrl-C (^C), twice.
 ECHO_WIDTH = 5
 
 
@@ -42,7 +42,7 @@ class Tally:
     def __init__(self, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
         self.parts, self.done_parts = estimate.parts, estimate.done_parts
         self.bytes = estimate.fetch_bytes
-        #: What the rows of parts are: of a recording by number of episodes, how many steps there will be is not known.
+        #: What the rows of parts count: a recording of a number of episodes does not know its number of steps.
         self.unit = "episodes" if estimate.episodes and not estimate.steps else "steps"
         self.names = estimate.part_names
         self.tasks: dict[int, TaskProgress] = {}
@@ -105,7 +105,7 @@ class Tally:
         return (last[field] - first[field]) / passed if passed > 0 else 0.0
 
     def describe(self) -> list[str]:
-        """Amount, rate, time left, retries: those that are known, the least important first."""
+        """Amount, rate, time left, retries, as far as known; the least important first."""
         words = []
         if not self.bytes and self.parts > 1:
             words.append(f"part {min(self.done_parts + 1, self.parts)} of {self.parts}")
@@ -138,7 +138,7 @@ def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> I
 
 @contextmanager
 def byte_progress(title: str, then: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback ``(done, total)`` in bytes that shows the share done, after a delay; all done, the phase ``then``."""
+    """Yield a callback ``(done, total)`` in bytes that shows the share done after a delay, then the phase ``then``."""
     if out.quiet:
         yield lambda done, total: None
         return
@@ -167,7 +167,7 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def phase(title: str) -> Iterator[Callable[[str, float], None]]:
-    """Show ``title`` while the block runs; the callback ``(what, share)`` shows how much of it is done."""
+    """Show ``title`` while the block runs; yield a callback ``(what, share)`` that shows the share done."""
     if out.quiet:
         yield lambda what, share: None
         return
@@ -178,7 +178,7 @@ def phase(title: str) -> Iterator[Callable[[str, float], None]]:
 
 @contextmanager
 def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Lines | _Bars]:
-    """Bars or lines, with the waits before another try of the network."""
+    """Bars or lines, which also show the waits before network retries."""
     from ..datasets.fetch import retries
 
     with _Bars(on_estimate) if out.live else _Lines(title, on_estimate) as display, retries.listen(display.wait):
@@ -186,7 +186,7 @@ def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estima
 
 
 class _Display:
-    """What bars and lines have in common: the events of a run become phases, shares and the tally."""
+    """Base of bars and lines: turns the events of a run into phases, shares and the tally."""
 
     def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
         self._on_estimate = on_estimate
@@ -205,23 +205,23 @@ class _Display:
         )
 
     def phase(self, what: str, words: str = "") -> None:
-        """Show a phase whose share is not known."""
+        """Show a phase whose share done is unknown."""
         raise NotImplementedError
 
     def share(self, what: str, share: float, words: str) -> None:
-        """Show how much of the only work is done."""
+        """Show the share done of the only phase."""
         raise NotImplementedError
 
     def counted(self, what: str, done: int, total: int, words: str) -> None:
-        """Show how much of one of several phases is done."""
+        """Show the share done of one of several phases."""
         raise NotImplementedError
 
     def wait(self, why: str, seconds: float) -> None:
-        """Show why nothing arrives."""
+        """Show why no data arrive."""
         raise NotImplementedError
 
     def show(self, tally: Tally) -> None:
-        """Show how much of the parts is done."""
+        """Show the progress of the parts."""
         raise NotImplementedError
 
     def estimate(self, estimate: Estimate) -> None:
@@ -297,15 +297,16 @@ class _Bars(_Display):
         class Words(TextColumn):
             def render(self, task: Any) -> Any:
                 words, passed = task.fields["words"], task.elapsed or 0.0
-                return Text(words or (amounts.duration(int(passed)) if task.total is None and passed >= LONG else ""))
+                late = task.total is None and passed >= ELAPSED_DELAY
+                return Text(words or (amounts.duration(int(passed)) if late else ""))
 
         super().__init__(on_estimate)
-        # The terminal prints ^C where the cursor is, behind the last bar: if that began a new line, the bars would be erased
-        # from the wrong one.
+        # The terminal echoes ^C at the cursor, behind the last bar. If that wrapped to a new line, rich would erase the wrong
+        # lines.
         terminal = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
         bar = max(8, min(30, terminal.width // 4))
-        #: Width of the text behind a bar, and the number of bars that fit on the screen.
         self._width = terminal.width
+        #: Width of the text behind a bar, and the number of bars that fit on the screen.
         self._text_width, self._most_bars = terminal.width - bar - 16, max(2, terminal.height - 4)
         self._screen = Progress(
             TextColumn("{task.description}", markup=False),
@@ -345,7 +346,7 @@ class _Bars(_Display):
         self.share(what, done / max(1, total), words)
 
     def wait(self, why: str, seconds: float) -> None:
-        """Show below the bars why nothing arrives, while that lasts."""
+        """Show below the bars why no data arrive, for the duration of the wait."""
         self._show("wait", "waiting", None, why)
         timer = threading.Timer(seconds + 1.0, self._drop, ("wait",))
         timer.daemon = True
@@ -367,7 +368,7 @@ class _Bars(_Display):
             self._drop(key)
         words = tally.describe()
         while len(words) > 1 and len(", ".join(words)) > self._text_width:
-            words = words[1:]  # time left is more important than the rate, the rate more than the amount
+            words = words[1:]  # the least important first
         self._show("total", "total", tally.share, ", ".join(words))
         for task in tally.running[: self._most_bars]:
             if tally.parts == 1 and not task.wait:  # the bar of the total shows the same
@@ -382,7 +383,7 @@ class _Bars(_Display):
             return
         self._screen.start()
         what, words = (printable(part, one_line=True) for part in (what, words))
-        if share is not None:  # on a narrow screen names and words are shortened, before the share has no room
+        if share is not None:  # on a narrow screen, shorten names and words to leave room for the share
             what = shortened(what, max(10, self._width - 29))
             names = [str(row.description) for row in self._screen.tasks]
             words = shortened(words, self._width - max(map(len, [what, *names])) - 7)

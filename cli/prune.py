@@ -21,8 +21,8 @@ _COLUMNS = (Column("id"), Column("what"), Column("size", amounts.size, right=Tru
 _WHAT = {
     "unfinished": "unfinished work",
     "replaced": "replaced dataset",
-    "lock": "lock of a process that is gone",
-    "part": "piece of a file",
+    "lock": "lock of an ended process",
+    "part": "part of a file",
     "raw": "raw files",
     "empty": "empty folder",
 }
@@ -36,8 +36,8 @@ def run(
 ) -> int:
     """Delete what interrupted work left behind.
 
-    Shows the left-overs and their sizes, then asks. An unfinished download or preprocess run can be continued by its command
-    until it is deleted here. Nothing that a running process uses is deleted, and no dataset.
+    Shows the left-overs and their sizes, then asks. An unfinished download or preprocess run can be continued until it is
+    deleted here. Datasets, and files that a running process uses, are never deleted.
     """
     from ..datasets.cleanup import find_leftovers, remove_leftovers
 

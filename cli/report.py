@@ -1,4 +1,4 @@
-"""The output of download, convert and preprocess: before the work (the plan), after it (the result), after Ctrl-C."""
+"""The output of download, convert and preprocess: the plan, the result, and the message after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one of the datasets that the user named: an outcome or a failure."""
+    """The outcome or the failure of one of the datasets that the user named."""
 
     id: str
     outcome: Outcome | None
@@ -72,7 +72,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
             return action(listener)
     except KeyboardInterrupt as error:
         if stage == WAITING:
-            message = f"interrupted while waiting for the process that writes {dataset_id}, which goes on"
+            message = f"interrupted while waiting for the process that writes {dataset_id}, which continues"
             raise Interrupted(message, hint=f"wait again with: {settings.command(*out.arguments)}") from error
         raise _interrupted(seen[-1].id if seen else dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
@@ -82,7 +82,7 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     from ..storage.journal import Journal
     from ..storage.manifest import FILENAME
 
-    words, go_on = out.arguments, "continue with"
+    words, next_step = out.arguments, "continue with"
     if estimate is None:
         message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
     elif estimate.unread:
@@ -90,61 +90,62 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     elif not estimate.parts:
         message = f"interrupted while writing {dataset_id}; its raw files are kept"
     else:
-        # The journal may have one part more than the listener received before the interrupt.
+        # The journal may record one part more than the listener was told before the interrupt.
         journal = Journal(estimate.path.with_name(f".{estimate.path.name}.writing") / JOURNAL)
         kept = max(estimate.done_parts + finished, len(journal.find("part")))
         message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
         if not kept and estimate.parts == 1:
             message = f"interrupted before {dataset_id} was complete: nothing is kept"
-            go_on = "begin again with"
+            next_step = "start again with"
         if not (estimate.path / FILENAME).is_file():
             # No dataset would be replaced: --force would only discard the finished parts.
             words = [word for word in words if word != "--force"]
-    return Interrupted(message, hint=f"{go_on}: {settings.command(*words)}")
+    return Interrupted(message, hint=f"{next_step}: {settings.command(*words)}")
 
 
 def this_command() -> str:
-    """The command line, as an unfinished dataset keeps it for hints: what continues the work."""
+    """The command line that continues this work, as an unfinished dataset records it for hints."""
     unneeded = {"--json", "--quiet", "-q", "--debug"}
     return printable(settings.command(*(word for word in out.arguments if word not in unneeded)), one_line=True)
 
 
 def announcement(estimate: Estimate) -> list[str]:
     """The plan, in a few lines."""
-    from_where = [f"from {estimate.location}" + (f" ({estimate.why})" if estimate.why else "")]
+    origin = [f"from {estimate.location}" + (f" ({estimate.why})" if estimate.why else "")]
     target = f"{estimate.path} ({amounts.size(estimate.free_bytes)} free)"
     if estimate.unread:
         files = f"{amounts.plural(estimate.shards, 'file')}, then read {'it' if estimate.shards == 1 else 'them'}"
-        return [*from_where, f"fetch {amounts.size(estimate.fetch_bytes)} in {files}"]
+        return [*origin, f"fetch {amounts.size(estimate.fetch_bytes)} in {files}"]
     if estimate.done_parts:
-        from_where.append(f"continuing: {estimate.done_parts} of {estimate.parts} parts are done")
+        origin.append(f"continuing: {estimate.done_parts} of {estimate.parts} parts are done")
     left = estimate.parts - estimate.done_parts
     if estimate.fetched:
-        from_where = []  # printed before its files were fetched
+        origin = []  # printed before the raw files were fetched
     elif estimate.fetch_bytes:
-        from_where.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
+        origin.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
     about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
     episodes = (
         f", {amounts.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
     )
     what = f"{about}{amounts.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
-    if estimate.estimated and not estimate.steps:  # how long they will be is not known
+    if estimate.estimated and not estimate.steps:  # episodes of unknown lengths
         what = amounts.plural(estimate.episodes, "episode") if estimate.episodes else "the episodes"
-    return [*from_where, f"write {what} to {target}"]
+    return [*origin, f"write {what} to {target}"]
 
 
 def _size(estimate: Estimate) -> str:
-    """What the dataset will take on the disk, and what it takes in the meantime where that is a lot more."""
+    """The disk space that the dataset will take, and what it takes while it is made if that is much more."""
     low, high = estimate.stored_bytes or (estimate.disk_bytes, estimate.disk_bytes)
     size = f"{amounts.size(low)} to {amounts.size(high)}" if high > 1.2 * low else f"about {amounts.size(high)}"
     if estimate.at_most:
         size = amounts.size(high)
-    beside = f" ({amounts.size(estimate.disk_bytes)} while it is made)"
-    return size + beside * (estimate.disk_bytes > 1.1 * high)
+    if estimate.disk_bytes > 1.1 * high:
+        size += f" ({amounts.size(estimate.disk_bytes)} while it is made)"
+    return size
 
 
-def finish(results: list[Result], root: Path | None, done: str) -> int:
-    """Print the results; returns the exit code. ``done`` says what became of a dataset that was made: "Downloaded"."""
+def finish(results: list[Result], root: Path | None, verb: str) -> int:
+    """Print the results; returns the exit code. ``verb`` says what was done with a new dataset: "Downloaded"."""
     if out.json:
         out.document({"datasets": [_record(result) for result in results]})
     elif out.quiet:
@@ -154,7 +155,7 @@ def finish(results: list[Result], root: Path | None, done: str) -> int:
     elif len(results) == 1 and out.on_terminal:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported
-        out.line(_headline(result.outcome, done), state_style(result.outcome.action))
+        out.line(_headline(result.outcome, verb), state_style(result.outcome.action))
         out.facts(_facts(result.outcome))
     else:
         out.table(_COLUMNS, map(_row, results))
@@ -189,9 +190,9 @@ def _row(result: Result) -> tuple[Any, ...]:
     return tuple(record[name] for name in ("id", "action", "steps", "episodes", "bytes", "path"))
 
 
-def _headline(outcome: Outcome, done: str) -> str:
+def _headline(outcome: Outcome, verb: str) -> str:
     if outcome.action in ("written", "repaired"):
-        verb = done if outcome.action == "written" else "Repaired"
+        verb = verb if outcome.action == "written" else "Repaired"
         return f"{verb} {outcome.id} in {amounts.duration(outcome.seconds)}"
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 

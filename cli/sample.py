@@ -31,7 +31,7 @@ EXAMPLES = """
 
 #: Rounds of a benchmark, and seconds per round.
 ROUNDS, ROUND_SECONDS = 6, 0.25
-#: Bytes of the block that the copy floor gathers from: more than caches hold.
+#: Bytes of the block that the copy floor gathers from: larger than the caches of a CPU.
 FLOOR_BYTES = 1 << 28
 
 _COLUMNS = (
@@ -59,7 +59,7 @@ def run(
     ] = None,
     bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
     partial: Annotated[
-        bool, Option("--partial", help="Of an unfinished dataset: draw from the shards that are finished.")
+        bool, Option("--partial", help="Draw from the finished shards of an unfinished dataset.")
     ] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
@@ -122,7 +122,7 @@ def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
 
 
 def _range(value: torch.Tensor) -> tuple[float, float, float]:
-    """Minimum, mean and maximum, without a copy of all numbers as doubles."""
+    """Minimum, mean and maximum, without a copy of the whole tensor as doubles."""
     found = [
         (float(part.min()), float(part.sum()), float(part.max()))
         for part in (piece.double() for piece in value.reshape(-1).split(1 << 22))
@@ -138,17 +138,17 @@ def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
 
 
 def _check_target(target: Path) -> None:
-    """Raise UsageError for a file that is no .npz, DatasetExistsError if there is something at the path already."""
+    """Raise UsageError for a file other than .npz, DatasetExistsError if the path is taken."""
     if not target.parent.is_dir() and (target.suffix == ".npz" or os.path.lexists(target.parent)):
         raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path for --out")
     # A suffix begins with a letter: a folder may be called seed0.5.
     if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and target.suffix != ".npz" and not target.is_dir():
         hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"
-        raise UsageError(f"a batch is not written as a {target.suffix} file", hint=hint)
+        raise UsageError(f"a batch cannot be written as a {target.suffix} file", hint=hint)
     try:
         str(target).encode()
     except UnicodeEncodeError as error:
-        message = f"{target} holds bytes that are no text: torch writes to no such path"
+        message = f"{target} is not valid UTF-8, and torch cannot write to such a path"
         raise UsageError(message, hint="choose another path for --out") from error
     if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
         raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
@@ -157,7 +157,8 @@ def _check_target(target: Path) -> None:
 def _write(batch: TensorDict, target: Path) -> None:
     """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict.
 
-    Under another name first: an interrupted command leaves nothing at the path, and the next one replaces its rest.
+    Written under a temporary name first: an interrupted command leaves nothing at the path, and the next one replaces its
+    remains.
     """
     from ..storage.durable import close_durably, open_plain, sync_files
     from ..storage.folder import check_space, files_below, remove_tree
@@ -174,7 +175,7 @@ def _write(batch: TensorDict, target: Path) -> None:
                 close_durably(file)
         else:
             size = sum(value.nbytes for _, value in _tensors(batch))
-            check_space(target.parent, size, "the batch")  # a process that writes to a map of a full disk is killed
+            check_space(target.parent, size, "the batch")  # writing to a map on a full disk kills the process
             batch.memmap(str(made))
             sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
         made.rename(target)
@@ -184,7 +185,7 @@ def _write(batch: TensorDict, target: Path) -> None:
 
 
 def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:
-    """Batches, transitions and bytes per second, and the speed as a share of that of the copy floor."""
+    """Batches, transitions and bytes per second, and the speed as a share of the copy floor's."""
     size = sum(value.numel() * value.element_size() for value in batch.values(include_nested=True, leaves_only=True))
     rows = batch.numel()
     seconds, floor = _median_seconds(sample, _gather(rows, max(8, size // rows // 8 * 8)))
@@ -208,7 +209,7 @@ def _gather(rows: int, row_bytes: int) -> Callable[[], object]:
 
 
 def _median_seconds(*functions: Callable[[], object]) -> list[float]:
-    """Median seconds per call. The functions take turns, so that other load on the machine slows all of them alike."""
+    """Median seconds per call. The functions take turns, so that other load on the machine slows all alike."""
     seconds: list[list[float]] = [[] for _ in functions]
     for number in range(ROUNDS + 1):
         for function, times in zip(functions, seconds):

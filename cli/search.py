@@ -37,10 +37,10 @@ def run(
     limit: Annotated[int | None, Option(min=1, metavar="N", help="Show at most N, the best matches.")] = None,
     root: Root = None,
 ) -> None:
-    """Search the catalogue: the datasets that can be downloaded, recorded, or are here already, the best match first.
+    """Search the catalogue of datasets to download, to record, and on this machine; the best match comes first.
 
-    The network is not used. Counts that are approximate are marked with ~, what is not known is -. In a pipe every
-    dataset is one tab-separated row: id, steps, episodes, bytes to download, observations, actions, available, licence.
+    Works offline. Approximate counts are marked with ~, unknown ones are -. In a pipe every dataset is one tab-separated row:
+    id, steps, episodes, bytes to download, observations, actions, available, licence.
     """
     from .. import settings
     from ..datasets import search as search_datasets
@@ -75,4 +75,4 @@ def run(
         elif len(words or ()) > 1:
             out.note("every word must match: try fewer")
     if found.of_unknown_size:
-        out.note(f"left out, as their size is not known: {amounts.plural(found.of_unknown_size, 'dataset')}")
+        out.note(f"left out, because their size is unknown: {amounts.plural(found.of_unknown_size, 'dataset')}")

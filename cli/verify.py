@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +39,7 @@ _COLUMNS = (Column("id"), Column("result", style=state_style), Column("file"), C
 
 
 class CannotCheckError(RbdataError):
-    """The dataset could not be read, so it is neither good nor damaged."""
+    """The dataset could not be read, so it is known to be neither good nor damaged."""
 
     exit_code = 2
 
@@ -48,11 +50,11 @@ class CannotCheckError(RbdataError):
 
 def run(
     ids: LocalIds,
-    quick: Annotated[bool, Option("--quick", help="Compare the sizes of files only.")] = False,
-    repair: Annotated[bool, Option("--repair", help="Fetch what is damaged again, and nothing else.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Compare only the sizes of files.")] = False,
+    repair: Annotated[bool, Option("--repair", help="Fetch damaged data again, and nothing else.")] = False,
     mirror: Annotated[
         str | None,
-        Option(metavar="M", help="Repair from this mirror instead of the place that the data came from."),
+        Option(metavar="M", help="Repair from this mirror instead of the location that the data came from."),
     ] = None,
     procs: Procs = None,
     root: Root = None,
@@ -61,10 +63,10 @@ def run(
 
     Reads every byte of every file, then checks the rules of TED: an episode ends with done, done is terminated or
     truncated, and so on. A repaired dataset has the same bytes as before it was damaged. From a mirror with a converted
-    copy only the damaged ranges of files are fetched, otherwise the shards or files that they were made from.
+    copy, only the damaged ranges of files are fetched; otherwise the shards or raw files that they were made from.
     """
     if mirror is not None and not repair:
-        raise UsageError("--mirror says where to repair from", hint="add --repair")
+        raise UsageError("--mirror is only for --repair", hint="add --repair")
     if repair and any(map(is_remote, ids)):
         raise UsageError(
             "--repair is for datasets on this machine", hint="at a mirror, `rbdata mirror push` sends what differs"
@@ -72,31 +74,22 @@ def run(
     from ..datasets.local import expand, full_id
 
     ids = expand(ids, root)
-    records: list[dict[str, Any]] = []
-    checked: set[str] = set()
+    given_as: dict[str, str] = {}
     for given in ids:
-        dataset, record = full_id(without_login(given), root), None
-        if dataset in checked:
+        given_as.setdefault(full_id(without_login(given), root), given)
+    records = []
+    for dataset, given in given_as.items():
+        record, error = _check_and_repair(
+            given, dataset, root, quick, partial(_repair, mirror, procs) if repair else None
+        )
+        records.append(record)
+        if error is None:
             continue
-        checked.add(dataset)
-        try:
-            record = _check(given, dataset, root, quick)
-            records.append(record)
-            if repair:
-                _repair(record, mirror, procs)
-        except Exception as error:
-            failure = explain(error)
-            damaged = failure.code == "damaged" or record is not None
-            if len(ids) == 1 and not damaged:
-                raise CannotCheckError(failure) from error
-            if not out.json:
-                out.fail(error, failure, dataset)
-            if record is not None:  # damaged, and cannot be repaired
-                record["error"] = failure.to_json()
-                continue
-            problems = [{"path": "rbdata.json", "what": failure.message}] if damaged else []
-            result = "damaged" if damaged else "not checked"
-            records.append({"id": dataset, "result": result, "problems": problems, "error": failure.to_json()})
+        failure = explain(error)
+        if len(ids) == 1 and record["result"] == "not checked":
+            raise CannotCheckError(failure) from error
+        if not out.json:
+            out.fail(error, failure, dataset)
 
     if out.json:
         out.document({"datasets": records})
@@ -107,11 +100,8 @@ def run(
     else:
         out.table(_COLUMNS, (row for record in records for row in _rows(record)))
     for record in records:
-        done = record.get("repair")
-        if done:
-            files = amounts.plural(len(done["files"]), "file")
-            how = f"fetched {amounts.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
-            out.note(f"{record['id']}: repaired {files}, {how} {done['location']}")
+        if "repair" in record:
+            out.note(f"{record['id']}: {_repair_note(record['repair'])}")
     results = {record["result"] for record in records}
     broken = [record["id"] for record in records if record["result"] == "damaged" and "error" not in record]
     if broken:
@@ -119,8 +109,35 @@ def run(
     return 1 if "damaged" in results else 2 if "not checked" in results else 0
 
 
-def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> None:
-    """Make a damaged dataset whole, and check it again; remove what an interrupted repair left."""
+def _check_and_repair(
+    given: str, dataset: str, root: Path | None, quick: bool, mend: Callable[[dict[str, Any]], None] | None
+) -> tuple[dict[str, Any], Exception | None]:
+    """The record of a dataset, and the error if it could not be checked or repaired."""
+    record = None
+    try:
+        record = _check(given, dataset, root, quick)
+        if mend is not None:
+            mend(record)
+        return record, None
+    except Exception as error:
+        failure = explain(error)
+        if record is not None:  # damaged, and cannot be repaired
+            record["error"] = failure.to_json()
+            return record, error
+        damaged = failure.code == "damaged"
+        problems = [{"path": "rbdata.json", "what": failure.message}] if damaged else []
+        result = "damaged" if damaged else "not checked"
+        return {"id": dataset, "result": result, "problems": problems, "error": failure.to_json()}, error
+
+
+def _repair_note(done: dict[str, Any]) -> str:
+    files = amounts.plural(len(done["files"]), "file")
+    how = f"fetched {amounts.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
+    return f"repaired {files}, {how} {done['location']}"
+
+
+def _repair(mirror: str | None, procs: int | None, record: dict[str, Any]) -> None:
+    """Repair a damaged dataset and check it again; of a good one, remove what an interrupted repair left."""
     from ..datasets.repair import end_repair, repair
     from ..storage.integrity import verify
     from ..storage.manifest import Problem
