@@ -298,7 +298,7 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-# -- the files that the command writes --------------------------------------------------------------------------------------------
+# -- the files that the command writes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
