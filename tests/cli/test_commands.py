@@ -322,7 +322,7 @@ class TestSearch:
         code, answer, notes = call("search", "hopper", "--max-size", "60MB", "--source", "d4rl", "--root", made)
         sizes = [int(line.split("\t")[3]) for line in answer.splitlines()]
         assert code == 0 and sizes and max(sizes) <= 60e6
-        assert "left out, as their size is not known: 5 datasets" in notes
+        assert "left out, because their size is unknown: 5 datasets" in notes
         assert call("search", "--observations", "smell", "--root", made)[0] == 2
         assert call("search", "--max-size", "big", "--root", made)[0] == 2
 
@@ -640,7 +640,7 @@ def test_a_root_that_is_a_file_is_called_so(call, tmp_path):
     file = tmp_path / "file"
     file.touch()
     assert f"is not under {file}, which is no folder\n" in call("inspect", "Pong/5", "--root", file)[2]
-    assert f"{file}: no folder; choose another" in call("list", "--local", "--root", file)[2]
+    assert f"{file}: not a folder; choose another" in call("list", "--local", "--root", file)[2]
 
 
 class TestVerify:
