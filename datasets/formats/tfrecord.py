@@ -1,4 +1,5 @@
-"""TFRecord files of ``tf.train.Example``: records out of a byte stream, every checksum checked, and their named lists.
+"""TFRecord files of ``tf.train.Example``: records out of a byte stream or a file, every checksum checked, and their named
+lists.
 
 Format (https://www.tensorflow.org/tutorials/load_data/tfrecord, tensorflow/core/lib/io/record_writer.h). One record after
 the other, all numbers little-endian:
@@ -26,16 +27,20 @@ in several pieces, packed and unpacked mixed. Byte strings come out as views of 
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
 from ...errors import CorruptSourceError
 
-#: The longest episode of the dataset (27,000 frames) takes about 60 MB; what claims more than this is no such file.
+#: A stream keeps its record in memory. The longest episode of RL Unplugged (27,000 frames) takes about 60 MB; what claims
+#: more than this is no such file.
 _LONGEST_RECORD = 1 << 27
 
 _MASK = 0xA282EAD8
@@ -47,6 +52,10 @@ _LONGEST_VARINT = 10
 _DEEPEST = 64
 #: Values of all features, and features, of one example. An episode of 27,000 rows has 135,000 values.
 MOST_VALUES, _MOST_FEATURES = 1 << 19, 1 << 10
+#: Bytes of a packed field that are decoded at a time: a number of one byte takes fifty meanwhile.
+_VARINT_BYTES = 1 << 20
+#: Bytes of a file that are checked at a time.
+_PIECE = 1 << 20
 _DAMAGED = "the copy at the source or mirror is damaged; fetch it again, or try another mirror"
 
 
@@ -56,7 +65,7 @@ class Record:
 
     number: int
     offset: int
-    payload: bytearray
+    payload: bytearray | memoryview
 
 
 def _masked_crc32c(value: int) -> int:
@@ -70,38 +79,95 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
     Raises CorruptSourceError, naming the file, the record and its offset, when a checksum does not match or the stream
     ends inside a record.
     """
-    import google_crc32c
-
-    extend: Any = google_crc32c.extend
     source = _Source(pieces)
     number = 0
     while True:
         offset = source.position
         where = f"{name}: record {number} (at byte {offset} of the unpacked file)"
-        head = b"".join(source.take(12))
-        if not head:
+        length = _length(b"".join(source.take(12)), where)
+        if length is None:
             return
-        if len(head) < 12:
-            raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
-        length, stated = struct.unpack("<QI", head)
-        if _masked_crc32c(extend(0, head[:8])) != stated:
-            raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
         if length > _LONGEST_RECORD:
             raise CorruptSourceError(f"{where} claims to be {length} bytes long", hint=_DAMAGED)
-        payload, found = bytearray(), 0
         # Grows with what arrives: a length alone claims no memory.
-        for piece in source.take(length):
-            found = extend(found, piece)
-            payload += piece
-        tail = b"".join(source.take(4))
-        if len(payload) < length or len(tail) < 4:
-            got = len(payload) + len(tail)
-            raise CorruptSourceError(f"{where} is cut short: {got} of {length + 4} bytes are there", hint=_DAMAGED)
-        if _masked_crc32c(found) != int.from_bytes(tail, "little"):
-            raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
+        payload = bytearray()
+        _check_content(source, length, where, payload.extend)
         yield Record(number, offset, payload)
         del payload  # before the next one comes
         number += 1
+
+
+def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
+    """Yield the records of a file; each is a view of the file, mapped, until the next one is asked for.
+
+    So a record may be as long as the file, and takes no memory of its own. What is kept of it must be copied. Raises as
+    `read_records` does, after the record was read once to check it.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        source = _Source(iter(lambda: file.read(_PIECE), b""))
+        number = 0
+        while True:
+            offset = source.position
+            where = f"{name}: record {number} (at byte {offset})"
+            length = _length(b"".join(source.take(12)), where)
+            if length is None:
+                return
+            if length > size - offset:
+                raise CorruptSourceError(
+                    f"{where} is cut short: {size - offset - 12} of {length + 4} bytes are there", hint=_DAMAGED
+                )
+            _check_content(source, length, where, lambda piece: None)
+            yield Record(number, offset, _mapped(file, offset + 12, length))
+            number += 1
+
+
+def _mapped(file: BinaryIO, offset: int, length: int) -> memoryview:
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    # With the checksum behind it: a record may be empty, a map may not.
+    size = before + length + 4
+    content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=offset - before)
+    return memoryview(content)[before : before + length]
+
+
+def drop_pages(view: memoryview) -> None:
+    """Take what was read of a mapped record out of this process's memory; it is read again where it is needed again."""
+    if isinstance(view.obj, mmap.mmap):
+        view.obj.madvise(mmap.MADV_DONTNEED)
+
+
+def _length(head: bytes, where: str) -> int | None:
+    """The length of the record that begins with 12 bytes; None for no bytes. Raises CorruptSourceError."""
+    if not head:
+        return None
+    if len(head) < 12:
+        raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
+    length, stated = struct.unpack("<QI", head)
+    if _masked_crc32c(_extend(0, head[:8])) != stated:
+        raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
+    return int(length)
+
+
+def _check_content(source: _Source, length: int, where: str, take: Callable[[bytes], object]) -> None:
+    """Pass the payload on piece by piece, and compare its checksum. Raises CorruptSourceError."""
+    found = got = 0
+    for piece in source.take(length):
+        found = _extend(found, piece)
+        got += len(piece)
+        take(piece)
+    tail = b"".join(source.take(4))
+    if got < length or len(tail) < 4:
+        message = f"{where} is cut short: {got + len(tail)} of {length + 4} bytes are there"
+        raise CorruptSourceError(message, hint=_DAMAGED)
+    if _masked_crc32c(found) != int.from_bytes(tail, "little"):
+        raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
+
+
+def _extend(found: int, piece: bytes) -> int:
+    import google_crc32c
+
+    extended: int = google_crc32c.extend(found, piece)
+    return extended
 
 
 class _Source:
@@ -140,24 +206,47 @@ def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:
     Integers are int64; those written as unsigned with the highest bit set come out as the negative number of the same
     bits (``array.view("uint64")`` undoes it).
     """
-    view, budget = memoryview(payload), _Budget(MOST_VALUES)
-    found: dict[str, Value] = {}
-    for number, features in _messages(view, budget):
-        if number != 1:
-            continue
-        for entry_number, entry in _messages(features, budget):
-            if entry_number != 1:
+    lists, budget = Lists(payload), _Budget(MOST_VALUES)
+    return {name: _feature(data, budget, budget) for name, data in lists.encoded.items()}
+
+
+class Lists(Mapping[str, Value]):
+    """The features of an Example, each decoded when it is asked for. Raises WireError, then and now.
+
+    Numbers are limited by the bytes that they are written in alone: 2,000 steps with an embedding of 512 are a million. Byte
+    strings and unpacked numbers, whose objects take far more memory than a record needs to state them, are limited to
+    `MOST_VALUES` a feature.
+    """
+
+    def __init__(self, payload: bytes | bytearray | memoryview) -> None:
+        #: The encoded lists by name.
+        self.encoded: dict[str, memoryview] = {}
+        budget = _Budget(MOST_VALUES)
+        for number, features in _messages(memoryview(payload), budget):
+            if number != 1:
                 continue
-            name, value = "", memoryview(b"")
-            for part_number, part in _messages(entry, budget):
-                if part_number == 1:
-                    name = _text(part)
-                elif part_number == 2:
-                    value = part
-            found[name] = _feature(value, budget)
-            if len(found) > _MOST_FEATURES:
-                raise WireError(f"it has more than {_MOST_FEATURES} features")
-    return found
+            for entry_number, entry in _messages(features, budget):
+                if entry_number != 1:
+                    continue
+                name, value = "", memoryview(b"")
+                for part_number, part in _messages(entry, budget):
+                    if part_number == 1:
+                        name = _text(part)
+                    elif part_number == 2:
+                        value = part
+                self.encoded[name] = value
+                if len(self.encoded) > _MOST_FEATURES:
+                    raise WireError(f"it has more than {_MOST_FEATURES} features")
+
+    def __getitem__(self, name: str) -> Value:
+        data = self.encoded[name]
+        return _feature(data, _Budget(MOST_VALUES), _Budget(len(data)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.encoded)
+
+    def __len__(self) -> int:
+        return len(self.encoded)
 
 
 class _Budget:
@@ -179,7 +268,8 @@ def _text(data: memoryview) -> str:
         raise WireError("a feature name is not text") from error
 
 
-def _feature(data: memoryview, budget: _Budget) -> Value:
+def _feature(data: memoryview, budget: _Budget, numbers: _Budget) -> Value:
+    """The list of a feature; ``numbers`` is the budget of those that are packed."""
     kind, lists = 0, list[memoryview]()
     for number, part in _messages(data, budget):
         if number not in (1, 2, 3):
@@ -188,9 +278,9 @@ def _feature(data: memoryview, budget: _Budget) -> Value:
             kind, lists = number, []  # of a "one of", the last one counts
         lists.append(part)
     if kind == 2:
-        return _joined([piece for part in lists for piece in _floats(part, budget)], np.float32)
+        return _joined([piece for part in lists for piece in _floats(part, budget, numbers)], np.float32)
     if kind == 3:
-        return _joined([piece for part in lists for piece in _integers(part, budget)], np.int64)
+        return _joined([piece for part in lists for piece in _integers(part, budget, numbers)], np.int64)
     return [item for part in lists for number, item in _messages(part, budget) if number == 1]
 
 
@@ -200,27 +290,39 @@ def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate(pieces).astype(dtype) if pieces else np.empty(0, dtype)
 
 
-def _floats(data: memoryview, budget: _Budget) -> Iterator[np.ndarray]:
+def _floats(data: memoryview, budget: _Budget, numbers: _Budget) -> Iterator[np.ndarray]:
     for number, wire, value in _fields(data, budget):
         if number != 1:
             continue
         if (wire == _BYTES and len(value) % 4 == 0) or wire == _FIXED32:
-            budget.spend(len(value) // 4)
+            numbers.spend(len(value) // 4)
             yield np.frombuffer(value, "<f4")
         else:
             raise WireError("a list of floats holds something else")
 
 
-def _integers(data: memoryview, budget: _Budget) -> Iterator[np.ndarray]:
+def _integers(data: memoryview, budget: _Budget, numbers: _Budget) -> Iterator[np.ndarray]:
     for number, wire, value in _fields(data, budget):
         if number != 1:
             continue
         if wire not in (_BYTES, _VARINT):
             raise WireError("a list of integers holds something else")
-        budget.spend(len(value) // _LONGEST_VARINT)
-        numbers = decode_varints(value)
-        budget.spend(len(numbers) - len(value) // _LONGEST_VARINT)
-        yield numbers
+        for piece in _varint_pieces(value):
+            numbers.spend(len(piece) // _LONGEST_VARINT)
+            found = decode_varints(piece)
+            numbers.spend(len(found) - len(piece) // _LONGEST_VARINT)
+            yield found
+
+
+def _varint_pieces(data: memoryview) -> Iterator[memoryview]:
+    """A packed field in pieces that end where a number ends."""
+    at = 0
+    while at < len(data):
+        end = min(at + _VARINT_BYTES, len(data))
+        while end < len(data) and data[end - 1] >= 0x80 and end - at < _VARINT_BYTES + _LONGEST_VARINT:
+            end += 1
+        yield data[at:end]
+        at = end
 
 
 def decode_varints(data: memoryview) -> np.ndarray:
