@@ -65,7 +65,7 @@ def _open(data: bytes, where: str) -> ImageFile:
     except ImportError as error:
         message = f"{where} holds JPEG frames, and Pillow is not installed"
         raise MissingExtraError(message, hint="pip install pillow") from error
-    _check_segments(data, where)
+    check_segments(data, where)
     try:
         return Image.open(io.BytesIO(data), formats=["JPEG"])
     except (
@@ -75,7 +75,7 @@ def _open(data: bytes, where: str) -> ImageFile:
         raise CorruptSourceError(f"{where}: a frame is no sound JPEG: {error}") from error
 
 
-def _check_segments(data: bytes, where: str) -> None:
+def check_segments(data: bytes, where: str) -> None:
     """Raise CorruptSourceError for more scans or segments than pictures have; Pillow sees to everything else."""
     if data.count(_SCAN) > _MOST_SCANS:
         raise CorruptSourceError(f"{where}: a frame is a JPEG of more than {_MOST_SCANS} scans")

@@ -30,7 +30,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -210,12 +210,12 @@ def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:
     return {name: _feature(data, budget, budget) for name, data in lists.encoded.items()}
 
 
-class Lists(Mapping[str, Value]):
+class Lists:
     """The features of an Example, each decoded when it is asked for. Raises WireError, then and now.
 
-    Numbers are limited by the bytes that they are written in alone: 2,000 steps with an embedding of 512 are a million. Byte
-    strings and unpacked numbers, whose objects take far more memory than a record needs to state them, are limited to
-    `MOST_VALUES` a feature.
+    Packed numbers are limited by the bytes that they are written in alone: 2,000 steps with an embedding of 512 are a
+    million. Byte strings and single numbers, whose objects take far more memory than a record needs to state them, are
+    limited to `MOST_VALUES` a feature.
     """
 
     def __init__(self, payload: bytes | bytearray | memoryview) -> None:
@@ -238,15 +238,21 @@ class Lists(Mapping[str, Value]):
                 if len(self.encoded) > _MOST_FEATURES:
                     raise WireError(f"it has more than {_MOST_FEATURES} features")
 
-    def __getitem__(self, name: str) -> Value:
+    def strings(self, name: str) -> list[memoryview]:
+        """The byte strings of a feature, none for an empty one. Raises KeyError, WireError."""
+        kind, lists = _lists(self.encoded[name], budget := _Budget(MOST_VALUES))
+        if kind not in (0, 1):
+            raise WireError("it is a list of numbers")
+        return list(_strings(lists, budget))
+
+    def numbers(self, name: str) -> Iterator[np.ndarray]:
+        """The numbers of a feature in pieces, int64 or float32 ``[n]``; none for an empty one. Raises KeyError, WireError."""
         data = self.encoded[name]
-        return _feature(data, _Budget(MOST_VALUES), _Budget(len(data)))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.encoded)
-
-    def __len__(self) -> int:
-        return len(self.encoded)
+        kind, lists = _lists(data, budget := _Budget(MOST_VALUES))
+        if kind == 1 and any(True for _ in _strings(lists, budget)):
+            raise WireError("it is a list of byte strings")
+        decode = {2: _floats, 3: _integers}.get(kind)
+        return (piece for part in lists for piece in decode(part, budget, _Budget(len(data)))) if decode else iter(())
 
 
 class _Budget:
@@ -270,6 +276,16 @@ def _text(data: memoryview) -> str:
 
 def _feature(data: memoryview, budget: _Budget, numbers: _Budget) -> Value:
     """The list of a feature; ``numbers`` is the budget of those that are packed."""
+    kind, lists = _lists(data, budget)
+    if kind == 2:
+        return _joined([piece for part in lists for piece in _floats(part, budget, numbers)], np.float32)
+    if kind == 3:
+        return _joined([piece for part in lists for piece in _integers(part, budget, numbers)], np.int64)
+    return list(_strings(lists, budget))
+
+
+def _lists(data: memoryview, budget: _Budget) -> tuple[int, list[memoryview]]:
+    """The kind of a feature's list (byte strings 1, floats 2, integers 3, none 0), and the parts of the list."""
     kind, lists = 0, list[memoryview]()
     for number, part in _messages(data, budget):
         if number not in (1, 2, 3):
@@ -277,11 +293,11 @@ def _feature(data: memoryview, budget: _Budget, numbers: _Budget) -> Value:
         if number != kind:
             kind, lists = number, []  # of a "one of", the last one counts
         lists.append(part)
-    if kind == 2:
-        return _joined([piece for part in lists for piece in _floats(part, budget, numbers)], np.float32)
-    if kind == 3:
-        return _joined([piece for part in lists for piece in _integers(part, budget, numbers)], np.int64)
-    return [item for part in lists for number, item in _messages(part, budget) if number == 1]
+    return kind, lists
+
+
+def _strings(lists: Iterable[memoryview], budget: _Budget) -> Iterator[memoryview]:
+    return (item for part in lists for number, item in _messages(part, budget) if number == 1)
 
 
 def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:

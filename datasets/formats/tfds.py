@@ -1,0 +1,401 @@
+"""Folders of TensorFlow Datasets: what ``dataset_info.json`` and ``features.json`` say, and the values of a record.
+
+Both are protocol buffers as JSON (tensorflow/datasets: core/proto/{dataset_info,feature}.proto), whose 64-bit numbers are
+strings:
+
+    dataset_info.json   name, version, fileFormat, splits: [{name, filepathTemplate, shardLengths: episodes of each file}]
+    features.json       featuresDict.features, by name; each has pythonClassName, and one of
+                          featuresDict | sequence {feature, length} | tensor {dtype, shape, encoding} | text
+                          | image {dtype, shape, ...} | classLabel | boundingBox | audio | video | translation | jsonFeature
+
+A record is a ``tf.train.Example``, whose keys are the names joined by ``/`` (core/example_serializer.py). Of a sequence, the
+values of all its elements follow each other in one list; its length is that of the list. Booleans and whole numbers are
+int64 (uint64 by its bits), floating-point numbers float32, text, pictures and encoded tensors byte strings. A sequence inside
+a sequence, ``key``, is ``key/ragged_flat_values`` and ``key/ragged_row_lengths_0``, of fixed length or not.
+
+A record may have more keys than ``features.json``; they are not read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import CorruptSourceError, UsageError
+from ...storage.untrusted_json import parse_json
+from .limits import LARGEST_ROW, check_row_bytes
+from .pictures import decode_pictures, picture_size
+from .tfrecord import Lists, WireError, drop_pages
+
+INFO, FEATURES = "dataset_info.json", "features.json"
+#: The sequence that makes a record an episode.
+STEPS = "steps"
+Kind = Literal["numbers", "encoded", "picture", "text"]
+#: Bytes of encoded values that are decoded at a time.
+_BLOCK_BYTES = 8 << 20
+
+_FORMAT, _TEMPLATE = "tfrecord", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_REFETCH = "fetch it again, or use another mirror (--mirror)"
+_DTYPES = frozenset(
+    {"bool", "float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+)
+_NO_ROWS = {"audio": "sound", "video": "a video", "translation": "a translation"}
+
+
+# -- dataset_info.json -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: its files in order, and the number of episodes in each (None where that is not stated)."""
+
+    name: str
+    files: Sequence[str]
+    lengths: Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What ``dataset_info.json`` says."""
+
+    name: str
+    version: str
+    splits: Mapping[str, Split]
+    description: str
+    citation: str
+    licence: str
+
+
+def parse_info(data: bytes, where: str) -> Info:
+    """Raises CorruptSourceError, and UsageError for files of another format than TFRecord."""
+    record = _json(data, where)
+    try:
+        found = str(record.get("fileFormat") or _FORMAT).lower()
+        if found != _FORMAT:
+            message = f"{where}: the files are of format {found}; rbdata reads {_FORMAT}"
+            raise UsageError(message, hint="let tensorflow-datasets write it once more with file_format='tfrecord'")
+        name = str(record["name"])
+        splits = {str(one["name"]): _split(name, one) for one in record.get("splits") or []}
+        licence = (record.get("redistributionInfo") or {}).get("license")
+        texts = [str(record.get(key) or "") for key in ("version", "description", "citation")]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
+        raise CorruptSourceError(message, hint=_REFETCH) from error
+    return Info(name, texts[0], splits, *texts[1:], str(licence or ""))
+
+
+def _split(dataset: str, record: Mapping[str, Any]) -> Split:
+    lengths = [int(length) for length in record.get("shardLengths") or []]
+    if any(length < 0 for length in lengths):
+        raise ValueError("shardLengths has a negative number")
+    name, count = str(record["name"]), len(lengths)
+    template = str(record.get("filepathTemplate") or _TEMPLATE)
+    files = []
+    for number in range(count):
+        values = {"DATASET": dataset, "SPLIT": name, "FILEFORMAT": _FORMAT, "SHARD_INDEX": f"{number:05d}"}
+        values |= {"NUM_SHARDS": f"{count:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{count:05d}"}
+        file = template
+        for key, value in values.items():
+            file = file.replace("{" + key + "}", value)
+        files.append(file)
+    return Split(name, files, lengths)
+
+
+# -- features.json -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a key of a record holds: of ``name``, in every step or (not ``in_steps``) once an episode.
+
+    ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
+    a sequence of such: of so many, or of any number of them (-1); ``ragged``: its elements are in one list with those of all
+    others. ``packed``: encoded with zlib. ``classes``: how many a class label has.
+    """
+
+    name: str
+    in_steps: bool
+    kind: Kind
+    dtype: str
+    shape: tuple[int | None, ...]
+    items: int | None = None
+    ragged: bool = False
+    packed: bool = False
+    classes: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one value, without its `items`."""
+        return prod(size or 1 for size in self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features that have values of one size, or text; ``left_out`` are all others, and why."""
+
+    features: tuple[Feature, ...]
+    left_out: Mapping[str, str]
+
+
+def parse_features(data: bytes, where: str) -> Features:
+    """Raises CorruptSourceError for what is no ``features.json`` of episodes with ``steps``, and for unknown features."""
+    record = _json(data, where)
+    found: list[Feature] = []
+    left_out: dict[str, str] = {}
+    try:
+        if "featuresDict" not in record:
+            raise ValueError("it has no featuresDict")
+        _walk(record, "", [], found, left_out)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
+        raise CorruptSourceError(message, hint=_REFETCH) from error
+    if not any(feature.in_steps for feature in found):
+        message = f"{where} describes no episodes: it has no {STEPS}"
+        raise CorruptSourceError(message, hint="only datasets in the layout of RLDS can be read")
+    return Features(tuple(found), left_out)
+
+
+def _walk(
+    feature: Mapping[str, Any], name: str, items: list[int], found: list[Feature], left_out: dict[str, str]
+) -> None:
+    """Collect the features below one; ``items`` are the lengths of the sequences around it, without that of steps."""
+    inner = feature.get("featuresDict")
+    if inner is not None:
+        for key, one in (inner.get("features") or {}).items():
+            _walk(one, f"{name}/{key}" if name else str(key), items, found, left_out)
+    elif "sequence" in feature:
+        around = items if name == STEPS else [*items, int(feature["sequence"].get("length") or -1)]
+        _walk(feature["sequence"]["feature"], name, around, found, left_out)
+    else:
+        one = _basic(feature, name, items)
+        if isinstance(one, str):
+            left_out[name] = one
+        else:
+            found.append(one)
+
+
+def _basic(feature: Mapping[str, Any], name: str, items: list[int]) -> Feature | str:
+    """A feature that is not made of others, or why it has no rows. Raises ValueError for one that is not known."""
+    if "text" in feature:
+        kind, content = "text", {"dtype": "uint8"}
+    elif "image" in feature:
+        kind, content = "picture", {"dtype": "uint8", **feature["image"]}
+    elif "classLabel" in feature:
+        kind, content = "numbers", {"dtype": "int64"}
+    elif "boundingBox" in feature:
+        kind, content = "numbers", {"dtype": "float32", "shape": {"dimensions": [4]}, **feature["boundingBox"]}
+    elif "tensor" in feature:
+        kind, content = "numbers", feature["tensor"]
+    else:
+        known = [key for key in _NO_ROWS if key in feature]
+        if known:
+            return f"it is {_NO_ROWS[known[0]]}"
+        raise ValueError(f"{name} is a {feature.get('pythonClassName') or 'feature of no kind'}, which is not known")
+    return _described(name, items, kind, content, feature)
+
+
+def _described(name: str, items: list[int], kind: str, content: Mapping[str, Any], feature: Mapping[str, Any]) -> Any:
+    in_steps = name.partition("/")[0] == STEPS
+    dtype, shape = str(content["dtype"]), _shape(content.get("shape"))
+    encoding = str(content.get("encoding") or "none").lower()
+    if dtype in ("string", "object") and not shape:
+        kind, dtype = "text", "uint8"
+    if dtype not in _DTYPES:
+        return f"its dtype is {dtype}"
+    if kind == "picture":
+        shape = shape or (None, None, 3)
+        if len(shape) != 3 or shape[2] is None:
+            return f"its pictures have shape {list(shape)}"
+        if not in_steps:
+            return "it is a picture of a whole episode"
+    if kind == "numbers" and encoding not in ("none", "bytes", "zlib"):
+        raise ValueError(f"{name} has the encoding {encoding}, which is not known")
+    kind, ragged = "encoded" if kind == "numbers" and encoding != "none" else kind, bool(items)
+    if kind == "encoded" and shape[:1] == (None,) and not items:
+        items, shape = [-1], shape[1:]  # each string has a length of its own
+    if len(items) > 1:
+        return "it is a sequence of sequences"
+    if items and (not in_steps or kind in ("text", "picture")):
+        return f"it is a sequence {f'of {kind}s' if in_steps else 'of a whole episode'}"
+    if kind != "picture" and None in shape:
+        return f"its shape {list(shape)} is not fixed"
+    if 0 in shape or items == [0]:
+        return f"its shape {list(shape)} is empty"
+    classes = int(feature["classLabel"]["numClasses"]) if "numClasses" in feature.get("classLabel", {}) else None
+    how = {"items": items[0] if items else None, "ragged": ragged, "packed": encoding == "zlib", "classes": classes}
+    one = Feature(name, in_steps, kind, dtype, shape, **how)
+    if one.row_bytes * max(1, one.items or 1) > LARGEST_ROW:
+        raise ValueError(f"a value of {name} has {one.row_bytes} bytes, the largest that is read has {LARGEST_ROW}")
+    return one
+
+
+def _shape(record: Mapping[str, Any] | None) -> tuple[int | None, ...]:
+    sizes = [int(size) for size in (record or {}).get("dimensions") or []]
+    return tuple(None if size < 0 else size for size in sizes)
+
+
+def _json(data: bytes, where: str) -> Any:
+    try:
+        record = parse_json(data)
+    except ValueError as error:
+        raise CorruptSourceError(f"{where} is no JSON: {error}", hint=_REFETCH) from error
+    if not isinstance(record, dict):
+        raise CorruptSourceError(f"{where} is not what tensorflow-datasets writes", hint=_REFETCH)
+    return record
+
+
+# -- values of a record ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a feature in one record: ``count`` of them.
+
+    ``numbers`` ``[count, *shape]`` are decoded, ``strings`` are not yet. Of sequences, ``lengths`` ``[count]`` are the numbers
+    of elements, all of which are in ``numbers`` or ``strings``, one after the other.
+    """
+
+    feature: Feature
+    where: str
+    numbers: np.ndarray | None
+    strings: Sequence[memoryview]
+    lengths: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        if self.lengths is not None:
+            return len(self.lengths)
+        return len(self.strings) if self.numbers is None else len(self.numbers)
+
+    def elements(self) -> np.ndarray:
+        """All values, or all elements of them, ``[n, *shape]``. Raises CorruptSourceError."""
+        if self.numbers is not None:
+            return self.numbers
+        return np.concatenate([np.empty((0, *self.shape), self.feature.dtype), *self.blocks()])
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Encoded tensors, or pictures, in blocks. Raises CorruptSourceError."""
+        feature = self.feature
+        if feature.kind == "picture":
+            for block in decode_pictures(self.strings, self.shape, feature.dtype, self.where):
+                yield block
+                if self.strings:
+                    drop_pages(self.strings[0])
+            return
+        size, tensors = max(1, _BLOCK_BYTES // feature.row_bytes), self._tensors()
+        while some := list(islice(tensors, size)):
+            yield np.concatenate(some)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """That of a value, or an element: of pictures that do not state it, the first one's."""
+        shape = self.feature.shape
+        if None in shape and self.strings:
+            found = picture_size(self.strings[0], f"{self.where}: picture 0")
+            shape = (*(size or seen for size, seen in zip(shape, found)), shape[2])
+            check_row_bytes(prod(shape) * np.dtype(self.feature.dtype).itemsize, self.where)
+        return tuple(size or 0 for size in shape)
+
+    def last(self) -> np.ndarray:
+        """The last value, ``[1, *shape]``, or all elements of it. Not of pictures. Raises CorruptSourceError."""
+        if self.numbers is None and self.lengths is None:
+            return np.concatenate([np.empty((0, *self.shape)), *replace(self, strings=self.strings[-1:]).blocks()])
+        elements = self.elements()
+        return elements[len(elements) - (1 if self.lengths is None else int(self.lengths[-1])) :]
+
+    def sizes(self) -> np.ndarray:
+        """The numbers of elements of sequences, int64 ``[count]``. Raises CorruptSourceError."""
+        if self.lengths is not None:
+            return self.lengths
+        return np.array([len(block) for block in self._tensors()], np.int64)
+
+    def padded(self, most: int) -> np.ndarray:
+        """Sequences as rows ``[count, most, *shape]``, with zeros behind each. Raises ValueError for a longer one."""
+        sizes = self.sizes()
+        if len(sizes) and sizes.max() > most:
+            raise ValueError(f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements")
+        rows = np.zeros((len(sizes), most, *self.shape), self.feature.dtype)
+        rows[np.arange(most) < sizes[:, None]] = self.elements()
+        return rows
+
+    def _tensors(self) -> Iterator[np.ndarray]:
+        return (_tensor(one, self.feature, f"{self.where}: value {number}") for number, one in enumerate(self.strings))
+
+
+def read_values(lists: Lists, feature: Feature, where: str) -> Values:
+    """The values of a feature in a record. Raises CorruptSourceError."""
+    key = f"{feature.name}/ragged_flat_values" if feature.ragged else feature.name
+    where = f"{where}: {feature.name}"
+    try:
+        lengths = _lengths(lists, feature.name) if feature.ragged else None
+        if feature.kind == "numbers":
+            values = Values(feature, where, _numbers(lists, key, feature), (), lengths)
+        else:
+            values = Values(feature, where, None, lists.strings(key), lengths)
+    except KeyError as error:
+        raise CorruptSourceError(f"{where} is missing", hint=_REFETCH) from error
+    except (WireError, ValueError) as error:
+        raise CorruptSourceError(f"{where}: {error}", hint=_REFETCH) from error
+    held = len(values.strings) if values.numbers is None else len(values.numbers)
+    if lengths is not None and lengths.sum() != held:
+        raise CorruptSourceError(f"{where} states {lengths.sum()} elements, and has {held}", hint=_REFETCH)
+    if lengths is not None and feature.items != -1 and (lengths != feature.items).any():
+        raise CorruptSourceError(f"{where} has a sequence of another length than {feature.items}", hint=_REFETCH)
+    return values
+
+
+def _lengths(lists: Lists, name: str) -> np.ndarray:
+    lengths = np.concatenate([np.empty(0, np.int64), *lists.numbers(f"{name}/ragged_row_lengths_0")])
+    if lengths.dtype != np.int64 or (lengths < 0).any() or (lengths > LARGEST_ROW).any():
+        raise ValueError("the lengths of its sequences are no lengths")
+    return lengths
+
+
+def _numbers(lists: Lists, key: str, feature: Feature) -> np.ndarray:
+    dtype = np.dtype(feature.dtype)
+    pieces = [_cast(piece, dtype) for piece in lists.numbers(key)]
+    found = np.concatenate([np.empty(0, dtype), *pieces])
+    size = prod(one or 0 for one in feature.shape)
+    if len(found) % size:
+        raise ValueError(f"it has {len(found)} numbers, {size} belong to a value")
+    return found.reshape(-1, *(one or 0 for one in feature.shape))
+
+
+def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers as they are in a record in their own dtype. Raises ValueError for those that it does not have."""
+    if (found.dtype.kind == "f") != (dtype.kind == "f"):
+        raise ValueError(f"it has {found.dtype} numbers, its dtype is {dtype}")
+    if dtype == np.uint64:
+        return found.view(np.uint64)
+    with np.errstate(over="ignore"):
+        stored = found.astype(dtype)
+    if dtype.kind != "f" and (stored != found).any():
+        raise ValueError(f"{found[stored != found][0]} does not fit {dtype}")
+    return stored
+
+
+def _tensor(data: memoryview, feature: Feature, where: str) -> np.ndarray:
+    """One encoded value, as ``[1, *shape]``, or its elements."""
+    shape = tuple(size or 0 for size in feature.shape)
+    most = LARGEST_ROW if feature.items == -1 else feature.row_bytes
+    if feature.packed:
+        unpack = zlib.decompressobj()
+        try:
+            # One byte more than there can be: a small value that unpacks to gigabytes gets no further.
+            content = unpack.decompress(data, most + 1)
+        except zlib.error as error:
+            raise CorruptSourceError(f"{where} is damaged: {error}", hint=_REFETCH) from error
+        whole = unpack.eof
+    else:
+        content, whole = bytes(data), True
+    fits = len(content) % feature.row_bytes == 0 if feature.items == -1 else len(content) == feature.row_bytes
+    if not whole or not fits or len(content) > most:
+        raise CorruptSourceError(f"{where} has {len(content)} bytes, not {feature.row_bytes}", hint=_REFETCH)
+    return np.frombuffer(content, np.dtype(feature.dtype).newbyteorder("<")).reshape(-1, *shape)

@@ -1,0 +1,293 @@
+"""Episodes of RLDS: a record of a TFRecord file is one, as TensorFlow Datasets stores it (`formats.tfds`).
+
+A row of ``steps`` has the observation, the action taken there, and the reward that followed. So by the specification
+(https://github.com/google-research/rlds) the last row, ``is_last``, has an observation alone: T rows are T - 1 steps.
+
+Robot data break that: the template that most of them were made with puts the last real action, and the only reward, into the
+last row, which is ``is_last`` and ``is_terminal``. Read by the specification, no episode succeeds. There T rows are T steps,
+the last of them terminated, whose successor is nowhere and is zeros. Which of the two a dataset is follows from its last rows
+(`_is_real`); one episode does not tell, since one that failed may well end with zeros.
+
+    steps/observation[/...]     observation[/...]       a state
+    steps/action[/...]          action[/...]
+    steps/reward                ("next", "reward")
+    other features of steps     info/...                a state if it is a picture
+    features of the episode     info/...                the same in every step
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ....storage.schema import clean_keys
+from ...formats.tfds import STEPS, Feature, Values, read_values
+from ...formats.tfrecord import Lists, WireError, read_mapped_records
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.spaces import LossyCastError, cast, stored_dtype, text_rows
+
+LastRow = Literal["auto", "observation", "step"]
+_ENDS = ("is_last", "is_terminal")
+_OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
+    f"{STEPS}/{name}" for name in ("observation", "action", "reward", "discount")
+)
+#: Rows of at least this many bytes are decoded block by block.
+_LARGE = 1024
+
+
+def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
+    """The leaf of each feature by its name; rewards and flags have none. Raises SchemaError where two fall together."""
+    names = {}
+    for feature in features:
+        top, _, rest = feature.name.partition("/")
+        if top != STEPS:
+            twice = any(one.name == f"{STEPS}/{feature.name}" for one in features)
+            names[feature.name] = f"info/{'episode_' * twice}{feature.name}"
+        elif rest.partition("/")[0] in ("observation", "action"):
+            names[feature.name] = rest
+        elif rest not in ("is_first", *_ENDS) and feature.name != _REWARD:
+            names[feature.name] = f"info/{rest}"
+        if feature.items == -1 and feature.name in names:
+            names[f"{feature.name}/length"] = f"{names[feature.name]}_length"
+    keys = clean_keys(names.values())
+    return {name: keys[key] for name, key in names.items()}
+
+
+@dataclass(frozen=True)
+class RldsReader(EpisodeReader):
+    """Reads one TFRecord file.
+
+    ``keys`` are `leaf_keys`; features without one are not read. ``lengths`` are the numbers of records by file, as far as they
+    are stated. ``most`` is the longest text in bytes, and the longest sequence in elements, that a row holds.
+    """
+
+    features: tuple[Feature, ...]
+    keys: Mapping[str, str]
+    lengths: Mapping[str, int]
+    most: int
+    last_row: LastRow = "auto"
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        last_row, found = self.last_row, 0
+        if last_row == "auto":
+            real = any(self._is_real(lists, where) for where, lists in _records(raw))
+            last_row = "step" if real else "observation"
+        for where, lists in _records(raw):
+            found += 1
+            episode = self._episode(lists, where, last_row == "step", raw.counts)
+            if episode is not None:
+                yield episode
+        stated = self.lengths.get(raw.name)
+        if stated not in (None, found):
+            message = f"{raw.name} holds {found} episodes, {stated} belong to it"
+            raise CorruptSourceError(message, hint="it is cut short, or of another version; fetch it again")
+
+    def _episode(self, lists: Lists, where: str, keep: bool, counts: Counter[str]) -> Episode | None:
+        """An episode, None for a record without a row; ``keep``: the last row of a terminal one is a step."""
+        row, once = self._read(lists, where)
+        rows = next(iter(row.values())).count
+        if not rows:
+            counts["empty_episodes"] += 1
+            return None
+        flags = {name: _flags(row.get(f"{STEPS}/{name}"), rows, name == "is_last") for name in _ENDS}
+        terminal, last = bool(flags["is_terminal"][-1]), bool(flags["is_last"][-1])
+        kept = keep and terminal
+        steps = rows - (not kept)
+        self._count(row, flags, kept, counts)
+        states: dict[str, Rows] = {}
+        actions: dict[str, Rows] = {}
+        for name, values in row.items():
+            if name not in self.keys:
+                continue
+            inside = _is_in(name, _OBSERVATION)
+            if inside or (values.feature.kind == "picture" and not _is_in(name, _ACTION)):
+                found = self._leaves(values, rows, kept, scalar=(1,) if inside else ())
+                states.update(found)
+            else:
+                actions.update(self._leaves(values, steps, False))
+        for values in once.values():
+            actions.update(self._leaves(values, steps, False))
+        reward = row.get(_REWARD)
+        rewards = np.zeros(rows, np.float32) if reward is None else reward.elements().reshape(rows)
+        # A few writers mark the row before the last: the transition that ended it, not the state that it ended in.
+        terminated = terminal or bool(flags["is_terminal"][-2:].any())
+        return Episode(states, actions, rewards[:steps], terminated, last and not terminated)
+
+    def _read(self, lists: Lists, where: str) -> tuple[dict[str, Values], dict[str, Values]]:
+        """The values of the steps, and of the episode, by name. Raises CorruptSourceError for unequal lengths."""
+        every = {
+            feature.name: read_values(lists, feature, where)
+            for feature in self.features
+            if feature.name in self.keys or feature.name in _READ
+        }
+        row = {name: values for name, values in every.items() if values.feature.in_steps}
+        once = {name: values for name, values in every.items() if name not in row}
+        lengths = {name: values.count for name, values in row.items()}
+        if len(set(lengths.values())) > 1:
+            few = min(lengths, key=lengths.__getitem__)
+            many = max(lengths, key=lengths.__getitem__)
+            raise CorruptSourceError(f"{where}: {lengths[many]} rows of {many}, and {lengths[few]} of {few}")
+        for name, values in once.items():
+            if values.count != 1:
+                raise CorruptSourceError(f"{where}: {values.count} values of {name}, not one")
+        return row, once
+
+    def _count(
+        self, row: Mapping[str, Values], flags: Mapping[str, np.ndarray], kept: bool, counts: Counter[str]
+    ) -> None:
+        """Count what is odd in an episode."""
+        terminal = bool(flags["is_terminal"][-1])
+        counts["kept_last_rows"] += kept
+        counts["blank_successors"] += kept or (terminal and _ends_blank(row))
+        counts["unused_last_rows"] += terminal and not kept and _is_real(row)
+        counts["given_up_steps"] += not terminal and _has_reward(row)
+        counts["early_ends"] += bool(flags["is_last"][:-1].any())
+        counts["cut_episodes"] += not (flags["is_last"][-1] or flags["is_terminal"][-2:].any())
+        counts["episodes_without_rewards"] += _REWARD not in row
+
+    def _is_real(self, lists: Lists, where: str) -> bool:
+        """Whether the last row of a terminal episode is a step."""
+        names = (*_READ, *(feature.name for feature in self.features if _is_in(feature.name, _ACTION)))
+        wanted = [feature for feature in self.features if feature.name in names and feature.kind != "picture"]
+        row = {feature.name: read_values(lists, feature, where) for feature in wanted}
+        terminal = row.get(f"{STEPS}/is_terminal")
+        return terminal is not None and terminal.count > 0 and bool(terminal.elements()[-1].any()) and _is_real(row)
+
+    def _leaves(
+        self, values: Values, rows: int, blank: bool, scalar: tuple[int, ...] = ()
+    ) -> Iterator[tuple[str, Rows]]:
+        """The first rows of a feature by their leaf; with ``blank``, one of zeros behind them. Of a feature of the episode, its
+        value in each row."""
+        feature, key = values.feature, self.keys[values.feature.name]
+        once = not feature.in_steps
+        if feature.kind == "picture":
+            yield key, _lazy(values.blocks(), values.shape, feature, rows, blank, values.where)
+            return
+        if feature.kind == "encoded" and feature.items is None and feature.row_bytes >= _LARGE and not once:
+            yield key, _lazy(values.blocks(), values.shape, feature, rows, blank, values.where)
+            return
+        if feature.kind == "text":
+            found = self._texts(values)
+        elif feature.items is None:
+            found = _stored(values.elements(), feature, values.where)
+        elif feature.items == -1:
+            try:
+                found = _stored(values.padded(self.most), feature, values.where)
+            except ValueError as error:
+                raise CorruptSourceError(str(error), hint=_LONGER.format(self.most)) from error
+            lengths = values.sizes().reshape(-1, *scalar)
+            yield self.keys[f"{feature.name}/length"], _of_steps(lengths, rows, blank, once)
+        else:
+            found = _stored(values.elements().reshape(-1, feature.items, *values.shape), feature, values.where)
+        if found.ndim == 1:
+            found = found.reshape(-1, *scalar)
+        yield key, _of_steps(found, rows, blank, once)
+
+    def _texts(self, values: Values) -> np.ndarray:
+        longest = max(map(len, values.strings), default=0)
+        if longest > self.most:
+            message = f"{values.where}: a text of {longest} bytes, longer than a row holds"
+            raise CorruptSourceError(message, hint=_LONGER.format(self.most))
+        return text_rows([bytes(text) for text in values.strings], self.most, values.where)
+
+
+#: What is read whether or not it becomes a leaf.
+_READ = (_REWARD, _DISCOUNT, *(f"{STEPS}/{name}" for name in _ENDS))
+_LONGER = "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave it out (--exclude)"
+
+
+def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
+    """Where each record is, and its lists."""
+    assert raw.path is not None
+    for record in read_mapped_records(raw.path, raw.name):
+        where = f"{raw.name}: record {record.number} (at byte {record.offset})"
+        try:
+            yield where, Lists(record.payload)
+        except WireError as error:
+            message = f"{where} is no tf.train.Example: {error}"
+            raise CorruptSourceError(message, hint="the file was not written by tensorflow-datasets") from error
+
+
+def _is_in(name: str, folder: str) -> bool:
+    return f"{name}/".startswith(f"{folder}/")
+
+
+def _flags(values: Values | None, rows: int, default: bool) -> np.ndarray:
+    """A flag of each row; where it is not there, False but (``default``) in the last row."""
+    if values is not None:
+        return values.elements().reshape(rows, -1).any(1)
+    flags = np.zeros(rows, bool)
+    flags[-1] = default
+    return flags
+
+
+# -- the last row --------------------------------------------------------------------------------------------------------
+
+
+def _is_real(row: Mapping[str, Values]) -> bool:
+    """Whether reward or action of the last row are not zero, which by the specification mean nothing.
+
+    An action alone counts unless its discount is 0: RL Unplugged's suites leave the action of the last row as it was.
+    """
+    if _has_reward(row):
+        return True
+    if _DISCOUNT in row and not row[_DISCOUNT].elements()[-1].any():
+        return False
+    return any(_ends_with(values) for name, values in row.items() if _is_in(name, _ACTION))
+
+
+def _has_reward(row: Mapping[str, Values]) -> bool:
+    return _REWARD in row and _ends_with(row[_REWARD])
+
+
+def _ends_with(values: Values) -> bool:
+    """Whether the last value is a number other than zero."""
+    return values.feature.kind in ("numbers", "encoded") and bool(values.last().any())
+
+
+def _ends_blank(row: Mapping[str, Values]) -> bool:
+    """Whether the last observation is zeros throughout: D4RL in TensorFlow Datasets invents it."""
+    observed = [values for name, values in row.items() if _is_in(name, _OBSERVATION)]
+    return bool(observed) and not any(values.feature.kind == "picture" or _ends_with(values) for values in observed)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _stored(values: np.ndarray, feature: Feature, where: str) -> np.ndarray:
+    """Values in the dtype of their leaf."""
+    try:
+        return cast(values, _leaf_dtype(feature))
+    except LossyCastError as error:
+        raise CorruptSourceError(f"{where}: value {error.row}: {error}") from error
+
+
+def _leaf_dtype(feature: Feature) -> str:
+    return "int64" if feature.dtype == "uint64" else stored_dtype(feature.dtype, feature.name)
+
+
+def _of_steps(found: np.ndarray, rows: int, blank: bool, once: bool) -> np.ndarray:
+    if once:
+        return np.broadcast_to(found, (rows, *found.shape[1:]))
+    found = found[:rows]
+    return np.concatenate([found, np.zeros((1, *found.shape[1:]), found.dtype)]) if blank else found
+
+
+def _lazy(
+    blocks: Iterator[np.ndarray], shape: tuple[int, ...], feature: Feature, rows: int, blank: bool, where: str
+) -> LazyRows:
+    def made() -> Iterator[np.ndarray]:
+        left = rows
+        for block in blocks:
+            if left:
+                yield _stored(block[:left], feature, where)
+            left -= min(left, len(block))
+        if blank:
+            yield np.zeros((1, *shape), _leaf_dtype(feature))
+
+    return LazyRows(_leaf_dtype(feature), shape, made())
