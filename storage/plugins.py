@@ -37,6 +37,8 @@ BUILT_IN = {
     "vd4rl": "rbdata.datasets.sources.vd4rl.source:VD4RLSource",
     "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
+    "rlds": "rbdata.datasets.sources.rlds.source:RldsSource",
+    "openx": "rbdata.datasets.sources.rlds.openx:OpenxSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 

@@ -34,7 +34,6 @@ from .limits import LARGEST_ROW, check_row_bytes
 from .pictures import decode_pictures, picture_size
 from .tfrecord import Lists, WireError, drop_pages
 
-INFO, FEATURES = "dataset_info.json", "features.json"
 #: The sequence that makes a record an episode.
 STEPS = "steps"
 Kind = Literal["numbers", "encoded", "picture", "text"]

@@ -145,6 +145,13 @@ class GymnasiumOptions(TypedDict, total=False):
     env_args: Mapping[str, Any] | None
 
 
+class RldsOptions(TypedDict, total=False):
+    last_row: Literal["auto", "observation", "step"] | None
+    split: str | None
+    leave_out: str | None
+    max_length: int | None
+
+
 class ArraysOptions(TypedDict, total=False):
     map: Mapping[str, str | Sequence[str] | float] | None
     environment: str | None
@@ -162,6 +169,7 @@ class SourceOptions(
     AcceptChangedOption,
     TextOption,
     OpenMLOptions,
+    RldsOptions,
     GymnasiumOptions,
     OptionsByName,
     total=False,
@@ -175,6 +183,7 @@ class RawFileOptions(
     AcceptChangedOption,
     TextOption,
     OpenMLOptions,
+    RldsOptions,
     ArraysOptions,
     OptionsByName,
     total=False,
