@@ -111,6 +111,7 @@ __all__ = [
     "OneHot",
     "OneHotDiscreteTensorSpec",
     "OpenMLExperienceReplay",
+    "OpenXExperienceReplay",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",

@@ -12,6 +12,7 @@ __all__ = [
     "MinariExperienceReplay",
     "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
+    "OpenXExperienceReplay",
     "load_dataset",
     "prefill_replay_buffer",
     "register_dataset",

@@ -36,9 +36,9 @@ BUILT_IN = {
     "exorl": "rbdata.datasets.sources.exorl.source:ExorlSource",
     "vd4rl": "rbdata.datasets.sources.vd4rl.source:VD4RLSource",
     "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",
-    "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "rlds": "rbdata.datasets.sources.rlds.source:RldsSource",
     "openx": "rbdata.datasets.sources.rlds.openx:OpenxSource",
+    "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 

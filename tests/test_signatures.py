@@ -126,7 +126,7 @@ def test_functions_have_explicit_arguments():
 
 
 BUFFERS = ["TensorDict", "Prioritized", "TensorDictPrioritized", "HER"]
-DATASETS = {"AtariDQN": "atari", "D4RL": "d4rl", "Minari": "minari", "OpenML": "openml"}
+DATASETS = {"AtariDQN": "atari", "D4RL": "d4rl", "Minari": "minari", "OpenML": "openml", "OpenX": "openx"}
 
 
 @pytest.mark.parametrize(

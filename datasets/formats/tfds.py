@@ -53,11 +53,11 @@ _NO_ROWS = {"audio": "sound", "video": "a video", "translation": "a translation"
 
 @dataclass(frozen=True)
 class Split:
-    """One split: its files in order, and the number of episodes in each (None where that is not stated)."""
+    """One split: its files in order, and the number of episodes in each."""
 
     name: str
     files: Sequence[str]
-    lengths: Sequence[int | None]
+    lengths: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,21 @@ class Info:
 def parse_info(data: bytes, where: str) -> Info:
     """Raises CorruptSourceError, and UsageError for files of another format than TFRecord."""
     record = _json(data, where)
+    found = str(record.get("fileFormat") or _FORMAT).lower()
+    if found != _FORMAT:
+        message = f"{where}: the files are of format {found}; rbdata reads {_FORMAT}"
+        raise UsageError(message, hint="let tensorflow-datasets write it once more with file_format='tfrecord'")
     try:
-        found = str(record.get("fileFormat") or _FORMAT).lower()
-        if found != _FORMAT:
-            message = f"{where}: the files are of format {found}; rbdata reads {_FORMAT}"
-            raise UsageError(message, hint="let tensorflow-datasets write it once more with file_format='tfrecord'")
         name = str(record["name"])
         splits = {str(one["name"]): _split(name, one) for one in record.get("splits") or []}
+        if not splits:
+            raise ValueError("it has no splits")
         licence = (record.get("redistributionInfo") or {}).get("license")
-        texts = [str(record.get(key) or "") for key in ("version", "description", "citation")]
+        version, description, citation = (str(record.get(key) or "") for key in ("version", "description", "citation"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
         raise CorruptSourceError(message, hint=_REFETCH) from error
-    return Info(name, texts[0], splits, *texts[1:], str(licence or ""))
+    return Info(name, version, splits, description, citation, str(licence or ""))
 
 
 def _split(dataset: str, record: Mapping[str, Any]) -> Split:
@@ -116,7 +118,7 @@ class Feature:
 
     ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
     a sequence of such: of so many, or of any number of them (-1); ``ragged``: its elements are in one list with those of all
-    others. ``packed``: encoded with zlib. ``classes``: how many a class label has.
+    others. ``packed``: encoded with zlib.
     """
 
     name: str
@@ -127,7 +129,6 @@ class Feature:
     items: int | None = None
     ragged: bool = False
     packed: bool = False
-    classes: int | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -183,25 +184,24 @@ def _walk(
 def _basic(feature: Mapping[str, Any], name: str, items: list[int]) -> Feature | str:
     """A feature that is not made of others, or why it has no rows. Raises ValueError for one that is not known."""
     if "text" in feature:
-        kind, content = "text", {"dtype": "uint8"}
-    elif "image" in feature:
-        kind, content = "picture", {"dtype": "uint8", **feature["image"]}
-    elif "classLabel" in feature:
-        kind, content = "numbers", {"dtype": "int64"}
-    elif "boundingBox" in feature:
-        kind, content = "numbers", {"dtype": "float32", "shape": {"dimensions": [4]}, **feature["boundingBox"]}
-    elif "tensor" in feature:
-        kind, content = "numbers", feature["tensor"]
-    else:
-        known = [key for key in _NO_ROWS if key in feature]
-        if known:
-            return f"it is {_NO_ROWS[known[0]]}"
+        return _described(name, items, "text", {"dtype": "uint8"})
+    if "image" in feature:
+        return _described(name, items, "picture", {"dtype": "uint8", **feature["image"]})
+    if "classLabel" in feature:
+        return _described(name, items, "numbers", {"dtype": "int64"})
+    if "boundingBox" in feature:
+        box = {"dtype": "float32", "shape": {"dimensions": [4]}}
+        return _described(name, items, "numbers", {**box, **feature["boundingBox"]})
+    if "tensor" in feature:
+        return _described(name, items, "numbers", feature["tensor"])
+    known = [key for key in _NO_ROWS if key in feature]
+    if not known:
         raise ValueError(f"{name} is a {feature.get('pythonClassName') or 'feature of no kind'}, which is not known")
-    return _described(name, items, kind, content, feature)
+    return f"it is {_NO_ROWS[known[0]]}"
 
 
-def _described(name: str, items: list[int], kind: str, content: Mapping[str, Any], feature: Mapping[str, Any]) -> Any:
-    in_steps = name.partition("/")[0] == STEPS
+def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> Feature | str:
+    in_steps, ragged = name.partition("/")[0] == STEPS, bool(items)
     dtype, shape = str(content["dtype"]), _shape(content.get("shape"))
     encoding = str(content.get("encoding") or "none").lower()
     if dtype in ("string", "object") and not shape:
@@ -214,9 +214,10 @@ def _described(name: str, items: list[int], kind: str, content: Mapping[str, Any
             return f"its pictures have shape {list(shape)}"
         if not in_steps:
             return "it is a picture of a whole episode"
-    if kind == "numbers" and encoding not in ("none", "bytes", "zlib"):
-        raise ValueError(f"{name} has the encoding {encoding}, which is not known")
-    kind, ragged = "encoded" if kind == "numbers" and encoding != "none" else kind, bool(items)
+    if kind == "numbers" and encoding != "none":
+        kind = "encoded"
+        if encoding not in ("bytes", "zlib"):
+            raise ValueError(f"{name} has the encoding {encoding}, which is not known")
     if kind == "encoded" and shape[:1] == (None,) and not items:
         items, shape = [-1], shape[1:]  # each string has a length of its own
     if len(items) > 1:
@@ -227,9 +228,7 @@ def _described(name: str, items: list[int], kind: str, content: Mapping[str, Any
         return f"its shape {list(shape)} is not fixed"
     if 0 in shape or items == [0]:
         return f"its shape {list(shape)} is empty"
-    classes = int(feature["classLabel"]["numClasses"]) if "numClasses" in feature.get("classLabel", {}) else None
-    how = {"items": items[0] if items else None, "ragged": ragged, "packed": encoding == "zlib", "classes": classes}
-    one = Feature(name, in_steps, kind, dtype, shape, **how)
+    one = Feature(name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib")
     if one.row_bytes * max(1, one.items or 1) > LARGEST_ROW:
         raise ValueError(f"a value of {name} has {one.row_bytes} bytes, the largest that is read has {LARGEST_ROW}")
     return one
@@ -299,7 +298,7 @@ class Values:
         if None in shape and self.strings:
             found = picture_size(self.strings[0], f"{self.where}: picture 0")
             shape = (*(size or seen for size, seen in zip(shape, found)), shape[2])
-            check_row_bytes(prod(shape) * np.dtype(self.feature.dtype).itemsize, self.where)
+            check_row_bytes(prod(size or 1 for size in shape) * np.dtype(self.feature.dtype).itemsize, self.where)
         return tuple(size or 0 for size in shape)
 
     def last(self) -> np.ndarray:

@@ -32,7 +32,7 @@ from ...storage.writer import ColumnWriter
 from ..fetch import Location, RemoteObject, fetch_to_file, resolve
 from ..formats.limits import check_row_bytes
 from ..workers.sandbox import RawFiles, Sandbox
-from ..workers.task import OnBlock
+from ..workers.task import OnBlock, Task
 from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
 from .raw_files import hash_file
 from .recording import (
@@ -395,7 +395,7 @@ class EpisodeFilesJob(StagedJob):
     def staged_parts(self, folder: Path) -> int:
         return sum(self._is_decoded(folder, unit) for unit in self.units)
 
-    def staging_tasks(self, folder: Path, threads: int) -> list[_DecodeTask]:
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
         """The first unit with a step alone, then all others with its dictionary."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder

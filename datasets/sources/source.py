@@ -54,6 +54,8 @@ class Source:
     reads_any: bool = False
     #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
     scores_in_datasets: bool = False
+    #: The file beside the module with what is known of the datasets before a download.
+    catalogue_name: str = "catalogue.json"
 
     @property
     def home(self) -> str:
@@ -88,9 +90,9 @@ class Source:
 
     @property
     def catalogue_file(self) -> CatalogueFile | None:
-        """What is known of the datasets before they are downloaded: ``catalogue.json`` beside the module, None without one."""
+        """What is known of the datasets before they are downloaded: ``catalogue_name`` beside the module, None without one."""
         module = sys.modules[type(self).__module__].__file__
-        path = Path(module).with_name("catalogue.json") if module else None
+        path = Path(module).with_name(self.catalogue_name) if module else None
         return CatalogueFile.read(path, self.name) if path and path.is_file() else None
 
     def catalogue(self) -> Sequence[CatalogueEntry]:

@@ -16,6 +16,7 @@ from .dataset_classes import BaseDatasetExperienceReplay as BaseDatasetExperienc
 from .dataset_classes import D4RLExperienceReplay as D4RLExperienceReplay
 from .dataset_classes import MinariExperienceReplay as MinariExperienceReplay
 from .dataset_classes import OpenMLExperienceReplay as OpenMLExperienceReplay
+from .dataset_classes import OpenXExperienceReplay as OpenXExperienceReplay
 from .dataset_classes import load_dataset as load_dataset
 from .dataset_classes import register_dataset as register_dataset
 from .offline_to_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,7 @@ from .. import acquire, catalogue, local
 from ..ingest.job import ConvertOptions
 from ..ingest.request import make_request
 from ..sources.minari.source import local_root
-from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, TextOption
+from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, RldsOptions, TextOption
 from .record_map import map_records
 
 
@@ -103,6 +103,10 @@ class MinariReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOpti
 class OpenMLReplayOptions(
     DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
 ):
+    pass
+
+
+class OpenXReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOption, RldsOptions, total=False):
     pass
 
 
@@ -548,6 +552,70 @@ def _table(dataset: Dataset) -> dict[str, Rows]:
     return {"X": rename(dataset.rows["observation"], "X"), "y": rename(dataset.rows["action"], "y")}
 
 
+class OpenXExperienceReplay(BaseDatasetExperienceReplay):
+    """A dataset of Open X-Embodiment, such as ``"cmu_stretch"``; see docs/sources/openx.md. TensorFlow is not needed.
+
+    A batch has what the data have of each step (``language_instruction``, ``discount``) beside the keys of TED, and
+    ``episode``, the number of the episode. Texts are UTF-8 bytes, zero-padded.
+
+    - ``streaming``: the dataset is downloaded all the same.
+    - ``pad``: True for ``pad_output``, slices that are padded with zeros.
+
+    Without a batch size, iteration gives whole episodes, in the order of the data. See `BaseDatasetExperienceReplay` for all
+    else.
+    """
+
+    source = "openx"
+
+    @with_options(OpenXReplayOptions, *_ORIGINS)
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: PathLike | None = None,
+        download: bool | str | None = None,
+        streaming: bool | None = None,
+        pad: bool | None = None,
+        split_trajs: bool = False,
+        **options: Unpack[OpenXReplayOptions],
+    ) -> None:
+        self.download, self.streaming = download, streaming
+        if pad:
+            options["pad_output"] = True
+        self._open(
+            dataset_id,
+            batch_size,
+            root=root,
+            download=True if streaming or download is None else download,
+            split_trajs=split_trajs,
+            derive=_openx_leaves,
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.batch_size is not None:
+            yield from super().__iter__()
+            return
+        episodes = self.dataset.episodes
+        for start, length in zip(episodes.start.tolist(), episodes.length.tolist()):
+            yield self[start : start + length]
+
+
+def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
+    """As TorchRL names them: what belongs to steps is at the top, unless something else has the name."""
+    rows = add_episode(dataset)
+    tops = {key.partition("/")[0] for key in rows}
+    found = {}
+    for key, one in rows.items():
+        name = key.removeprefix("info/")
+        if key.startswith("info/") and name.partition("/")[0] not in tops:
+            found[name] = rename(one, name)
+        else:
+            found[key] = one
+    return found
+
+
 #: A class or function called as ``factory(dataset_id, **options)``, or where to import it from: ``"module:name"``.
 Factory = Callable[..., Any] | str
 
@@ -557,6 +625,7 @@ _REGISTRY: dict[str, Factory] = {
     "d4rl": D4RLExperienceReplay,
     "minari": MinariExperienceReplay,
     "openml": OpenMLExperienceReplay,
+    "openx": OpenXExperienceReplay,
 }
 
 
@@ -581,8 +650,8 @@ def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) ->
 def load_dataset(dataset_id: str, **options: Any) -> Any:
     """The buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
 
-    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``minari`` and ``openml``; `register_dataset` adds others. ``options``
-    are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
+    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``minari``, ``openml`` and ``openx``; `register_dataset` adds others.
+    ``options`` are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
     """
     prefix, colon, name = dataset_id.partition(":")
     prefixes = f"prefixes: {', '.join(sorted(_REGISTRY))}"

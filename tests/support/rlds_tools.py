@@ -122,7 +122,7 @@ def _shape(sizes: Sequence[int | None]) -> Spec:
 def rows_of(count: int, terminal: bool = True, last: bool = True, **values: Any) -> dict[str, list[Any]]:
     """Flags of ``count`` rows, rewards of zero unless they are given, and ``values`` by path (``__`` for ``/``)."""
     final = [number == count - 1 for number in range(count)]
-    found = {
+    found: dict[str, list[Any]] = {
         "is_first": [number == 0 for number in range(count)],
         "is_last": [one and last for one in final],
         "is_terminal": [one and terminal for one in final],
@@ -151,7 +151,9 @@ def write_folder(
         file = folder / f"{name}-{split}.tfrecord-{number:05d}-of-{shards:05d}"
         file.write_bytes(b"".join(framed(record(features, *episodes[one])) for one in group))
     lengths = [str(len(group)) for group in groups]
-    splits = [{"name": split, "shardLengths": lengths, "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"}]
+    splits = [
+        {"name": split, "shardLengths": lengths, "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"}
+    ]
     about = {"name": name, "version": "1.0.0", "fileFormat": "tfrecord", "splits": splits, **info}
     (folder / "dataset_info.json").write_text(json.dumps(about))
     (folder / "features.json").write_text(json.dumps(several(**features)))

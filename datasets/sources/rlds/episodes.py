@@ -220,7 +220,7 @@ def _is_in(name: str, folder: str) -> bool:
 def _flags(values: Values | None, rows: int, default: bool) -> np.ndarray:
     """A flag of each row; where it is not there, False but (``default``) in the last row."""
     if values is not None:
-        return values.elements().reshape(rows, -1).any(1)
+        return np.asarray(values.elements().reshape(rows, -1).any(1))
     flags = np.zeros(rows, bool)
     flags[-1] = default
     return flags

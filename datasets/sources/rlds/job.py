@@ -15,8 +15,8 @@ from ...formats.tfds import STEPS, Feature, Split, parse_features, parse_info
 from ...ingest.episode_files import EpisodeFilesJob, Unit, raw_object
 from ...ingest.job import ConvertOptions, RawObject
 from ...workers.task import Task
-from .episodes import RldsReader, leaf_keys
-from .source import FEATURES, INFO
+from .episodes import LastRow, RldsReader, leaf_keys
+from .folders import FEATURES, INFO
 
 #: Bytes of the two files that describe a dataset.
 _LARGEST_JSON = 64 << 20
@@ -117,11 +117,11 @@ class RldsJob(EpisodeFilesJob):
             self.reader = replace(self._reader, last_row=self._last_row())
         return super().staging_tasks(folder, threads)
 
-    def _last_row(self) -> str:
-        asked = self.options.extra["last_row"]
+    def _last_row(self) -> LastRow:
+        asked: LastRow = self.options.extra["last_row"]
         first = self._first()
         if asked != "auto" or first is None:
-            return str(asked)
+            return asked
         return "step" if first.about["counts"].get("kept_last_rows") else "observation"
 
     # -- what the manifest says ----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...ingest.job import ConvertOptions
-from ..catalogue_entry import CatalogueFile
 from .source import RldsSource
 
 HOME = "gs://gresearch/robotics"
@@ -47,10 +46,7 @@ class OpenxSource(RldsSource):
     name = "openx"
     home = HOME
     open_ended = False
-
-    @property
-    def catalogue_file(self) -> CatalogueFile | None:
-        return CatalogueFile.read(Path(__file__).with_name("openx.json"), self.name)
+    catalogue_name = "openx.json"
 
     def knows(self, name: str) -> bool:
         return name.partition("@")[0] in self.names()

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, open_location
-from ...fetch.location import join_path
 from ...ingest.job import ConvertOptions
 from ..options import TEXT, SourceOption
 from ..source import Source
+from .folders import FEATURES, INFO, VERSION, builder_folder
 
 if TYPE_CHECKING:
     from .job import RldsJob
 
 HOME = "gs://tfds-data/datasets"
-INFO, FEATURES = "dataset_info.json", "features.json"
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 _PART = r"[\w][\w.\-+]*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*(?:@[\w+]+)?")
 _SPLIT = "@"
@@ -86,7 +84,7 @@ class RldsSource(Source):
         """``gs://bucket/folder/name/1.0.0`` and the like: what ends with a version."""
         place, _, version = text.rstrip("/").rpartition("/")
         mirror, _, name = place.rpartition("/")
-        if _VERSION.fullmatch(version) is None or not mirror.partition("://")[2]:
+        if VERSION.fullmatch(version) is None or not mirror.partition("://")[2]:
             return None
         return f"{name}/{version}", mirror
 
@@ -106,7 +104,7 @@ class RldsSource(Source):
     def recognises(self, path: Path) -> bool:
         if not path.is_dir():
             return False
-        versions = [one for one in path.iterdir() if _VERSION.fullmatch(one.name)]
+        versions = [one for one in path.iterdir() if VERSION.fullmatch(one.name)]
         return any((one / INFO).is_file() and (one / FEATURES).is_file() for one in [path, *versions])
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> RldsJob:
@@ -136,32 +134,10 @@ def open_job(
     from .job import RldsJob
 
     for folder in folders:
-        found = _builder_folder(location, folder)
+        found = builder_folder(location, folder)
         if found is not None:
             return RldsJob(source, name, location, found, split, options)
     message = f"{location.url} holds no dataset of TensorFlow Datasets in {' or '.join(folders) or 'its top folder'}"
     raise ObjectNotFoundError(
         message, hint=f"looked for {INFO} and {FEATURES}, there and in folders of versions (1.0.0)"
     )
-
-
-def _builder_folder(location: Location, folder: str) -> str | None:
-    """The folder itself, or its newest version; None where it is not there. Raises ObjectNotFoundError, UsageError."""
-    try:
-        location.stat(join_path(folder, INFO))
-        return folder
-    except ObjectNotFoundError:
-        pass
-    try:
-        inside = location.folders(folder)
-    except ObjectNotFoundError:
-        return None
-    versions = [one for one in inside if _VERSION.fullmatch(one)]
-    if versions:
-        return join_path(folder, max(versions, key=lambda version: tuple(map(int, version.split(".")))))
-    if folder and inside:
-        message = f"{location.url}/{folder} has neither {INFO} nor folders of versions"
-        raise ObjectNotFoundError(
-            message, hint=f"it has {', '.join(inside[:8])}: name one of them, {folder}/{inside[0]}"
-        )
-    return None

@@ -15,6 +15,7 @@ import gymnasium
 import minari_tools
 import numpy as np
 import pytest
+import rlds_tools
 import rlu_writer
 import torch
 from paths import DATA
@@ -30,6 +31,8 @@ from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.datasets.sources.openml.source import OpenmlSource
 from rbdata.datasets.sources.roboset.source import RobosetSource
 from rbdata.datasets.sources.vd4rl.source import VD4RLSource
+from rbdata.datasets.sources.rlds.openx import OpenxSource
+from rbdata.datasets.sources.rlds.source import RldsSource
 from rbdata.storage.dataset import Dataset
 from rbdata.testing import SourceTests
 from rbdata_csvlog import CsvLogSource
@@ -319,6 +322,45 @@ class TestGymnasium(SourceTests):
             assert (bool(step["next", "terminated"]), bool(step["next", "truncated"])) == (terminated, truncated)
         env.close()
         assert len(dataset) == 1500
+
+
+class TestRlds(SourceTests):
+    """Numbers alone: nothing is filled after the plan."""
+
+    source, name = RldsSource(), "made/small"
+    options = {"last_row": "step"}
+
+    @pytest.fixture(autouse=True)
+    def no_root_of_tfds(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        observed = rlds_tools.several(x=rlds_tools.tensor("float32"))
+        features = {"steps": rlds_tools.steps(observation=observed, action=rlds_tools.tensor("int64"))}
+        self.episodes = [(count, [number + 0.5 for number in range(count)]) for count in (3, 1, 4, 2)]
+        rows = [({}, rlds_tools.rows_of(n, observation__x=xs, action=range(n))) for n, xs in self.episodes]
+        rlds_tools.write_folder(tmp_path / "raw/made/small/1.0.0", features, rows, shards=2)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        assert dataset["observation/x"].flatten().tolist() == [x for _, xs in self.episodes for x in xs]
+        assert dataset["action"].tolist() == [action for count, _ in self.episodes for action in range(count)]
+        assert dataset["next/terminated"].sum() == 4
+
+
+class TestOpenx(SourceTests):
+    """Files of tensorflow-datasets with pictures."""
+
+    source, name = OpenxSource(), "bridge"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        shutil.copytree(rlds_tools.FIXTURES / "toy_robot/0.1.0", tmp_path / "raw/bridge_data_v2/0.0.1")
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        rlds_tools.compare(dataset, rlds_tools.fixture("toy_robot", "step"))
 
 
 LOG = """\

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import rbdata
+import rlds_tools
 import torch
 from atari_truth import write_run
 from d4rl_truth import make, write
@@ -21,6 +22,7 @@ from rbdata.datasets import (
     D4RLExperienceReplay,
     MinariExperienceReplay,
     OpenMLExperienceReplay,
+    OpenXExperienceReplay,
     load_dataset,
 )
 from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UnknownDatasetError, UsageError
@@ -144,6 +146,7 @@ def test_what_is_not_there(tmp_path, door):
         (D4RLExperienceReplay, "hopper-medium-v2"),
         (MinariExperienceReplay, "D4RL/door/human-v2"),
         (OpenMLExperienceReplay, "magic"),
+        (OpenXExperienceReplay, "cmu_stretch"),
     ):
         assert name in cls.available_datasets
         with pytest.raises(DatasetNotFoundError, match="is not under"):
@@ -295,3 +298,33 @@ def test_preprocess_makes_a_buffer(tmp_path):
     assert buffer.sample()["observation"].shape == (8, 1, 21, 21)
     assert torch.equal(buffer[:]["other_action"], data["action"][:20])
     assert torch.equal(TensorDict.load_memmap(tmp_path)["observation"], data["observation"][:20, None, ::4, ::4])
+
+
+# -- Open X-Embodiment -----------------------------------------------------------------------------------------------------
+
+
+def test_open_x_as_torchrl_documents_it(tmp_path):
+    """Its two examples, with the imports changed; the fixture stands for cmu_stretch."""
+    shutil.copytree(rlds_tools.FIXTURES / "toy_robot/0.1.0", tmp_path / "mirror/cmu_stretch/0.1.0")
+    where = {"root": tmp_path / "root", "mirror": str(tmp_path / "mirror")}
+    num_slices = 2
+    dataset = OpenXExperienceReplay(
+        "cmu_stretch", batch_size=12, num_slices=num_slices, download=True, streaming=False, seed=0, **where
+    )
+    for batch in dataset:
+        shaped = batch.reshape(num_slices, -1)
+        assert shaped["episode"].unique(dim=1).shape == (2, 1) and shaped["observation", "image"].shape == (
+            2,
+            6,
+            32,
+            40,
+            3,
+        )
+        assert {"discount", "language_instruction", "action", "next", "observation"} <= set(batch.keys())
+        break
+    dataset = OpenXExperienceReplay("cmu_stretch", num_slices=num_slices, download=False, streaming=True, **where)
+    assert [len(data) for data in dataset] == [1, 10, 9, 11, 12, 7]
+    assert dataset.sample(8).shape == (8,)
+    assert "bridge" in OpenXExperienceReplay.available_datasets
+    words = bytes(dataset[1]["language_instruction"].numpy()).rstrip(b"\0").decode()
+    assert words == "pick up the red block"

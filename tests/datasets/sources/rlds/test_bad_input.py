@@ -17,7 +17,9 @@ from rlu_writer import blobs, block, example, framed, ints, varint
 
 FEATURES = {
     "steps": steps(
-        observation=several(picture=image(4, 5, 3), state=tensor("float32", 2), scan=tensor("float64", 3, encoding="zlib")),
+        observation=several(
+            picture=image(4, 5, 3), state=tensor("float32", 2), scan=tensor("float64", 3, encoding="zlib")
+        ),
         action=tensor("uint8"),
         note=text(),
         tokens=sequence(tensor("int32")),
@@ -63,7 +65,7 @@ def edit(path, change):
     path.write_text(json.dumps(record))
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------------
+# -- the folder --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["array_record", "riegeli", "parquet"])
@@ -77,7 +79,7 @@ def test_a_file_that_is_missing_is_named(tmp_path):
     folder = write(tmp_path / "raw")
     edit(folder / "dataset_info.json", lambda info: info["splits"][0].update(shardLengths=["1", "4", "4"]))
     file_of(folder).rename(folder / "made-train.tfrecord-00000-of-00003")
-    error = fails(folder, tmp_path, ObjectNotFoundError, "made-train.tfrecord-00001-of-00003", "--shards")
+    error = fails(folder, tmp_path, ObjectNotFoundError, "made-train.tfrecord-00001-of-00003", "shards")
     assert error.partly_there
     api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, shards="0")
     fails(folder, tmp_path / "2", ObjectNotFoundError, "file 7", shards="7")
@@ -96,12 +98,14 @@ def test_a_split_is_chosen(tmp_path):
     edit(folder / "dataset_info.json", lambda info: info["splits"].append({**info["splits"][0], "name": "val"}))
     fails(folder, tmp_path, ObjectNotFoundError, "made-val", split="val")
     file_of(folder).rename(folder / "made-val.tfrecord-00000-of-00001")
-    assert len(api.open(api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", split="val"))) == 2
+    assert len(api.open_dataset(api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", split="val"))) == 2
     edit(folder / "dataset_info.json", lambda info: info["splits"][0].update(name="other"))
     fails(folder, tmp_path / "2", UsageError, "several splits")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"name": 1}', b'{"name": "x", "splits": [{}]}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"name": 1}', b'{"name": "x", "splits": [{}]}', b"[" * 100_000]
+)
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
 def test_descriptions_that_are_damaged(tmp_path, name, content):
     folder = write(tmp_path / "raw")
@@ -141,7 +145,7 @@ def test_options_that_name_nothing(tmp_path):
     fails(folder, tmp_path, UsageError, "no observation", leave_out="observation")
 
 
-# -- records -----------------------------------------------------------------------------------------------------------------
+# -- records -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [4, 10, 60, -3, -100])
@@ -178,18 +182,20 @@ def test_a_record_that_is_no_example(tmp_path):
     [
         ({"action": [1, 300, 0]}, ["action", "300", "uint8"]),
         ({"observation__state": [[1.0, 2.0], [1.0, 2.0]]}, ["3 rows of", "and 2 of steps/observation/state"]),
-        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "--max-length"]),
+        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "max_length"]),
         ({"note": ["x", "y\0", "z"]}, ["note", "NUL"]),
-        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "--max-length"]),
+        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "max_length"]),
         ({"observation__picture": [picture(), picture(4, 6), picture()]}, ["picture 1", "6x4"]),
         ({"observation__picture": [picture(), b"GIF89a", picture()]}, ["picture 1", "PNG"]),
-        ({"observation__picture": [picture(), picture()[:60], picture()]}, ["picture 1"]),
+        ({"observation__picture": [picture(), picture()[:48], picture()]}, ["picture 1"]),
         ({"observation__picture": [picture(), b"", picture()]}, ["picture 1"]),
     ],
 )
 def test_values_that_do_not_fit(tmp_path, changed, words):
     folder = write(tmp_path / "raw")
-    wide = {"steps": steps(observation=FEATURES["steps"]["sequence"]["feature"]["featuresDict"]["features"]["observation"])}
+    wide = {
+        "steps": steps(observation=FEATURES["steps"]["sequence"]["feature"]["featuresDict"]["features"]["observation"])
+    }
     inner = dict(FEATURES["steps"]["sequence"]["feature"]["featuresDict"]["features"])
     inner["action"] = tensor("int32")
     assert wide
@@ -262,7 +268,7 @@ def test_lists_that_are_not_what_the_features_say(tmp_path, lists, words):
 def test_the_record_by_hand_is_sound(tmp_path):
     """What the tests above change one list of."""
     folder = with_lists(tmp_path / "raw", steps__publish_timestamp=ints([1]), session_pb=blobs([b"kept by Google"]))
-    assert len(api.open(api.convert(folder, "my/x", source="rlds", root=tmp_path / "root"))) == 2
+    assert len(api.open_dataset(api.convert(folder, "my/x", source="rlds", root=tmp_path / "root"))) == 2
 
 
 def test_a_rerun_continues(tmp_path):
@@ -277,4 +283,4 @@ def test_a_rerun_continues(tmp_path):
     fails(folder, tmp_path, RbdataError, last.name)
     last.write_bytes(whole)
     made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1)
-    assert len(api.open(made)) == 50
+    assert len(api.open_dataset(made)) == 50

@@ -14,7 +14,11 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rlds_tools import FIXTURES, compare, fixture, image, rows_of, several, steps, tensor, text, write_folder
 
-PLAIN = {"steps": steps(observation=several(state=tensor("float32", 2)), action=tensor("float32", 1), discount=tensor("float32"))}
+PLAIN = {
+    "steps": steps(
+        observation=several(state=tensor("float32", 2)), action=tensor("float32", 1), discount=tensor("float32")
+    )
+}
 
 
 def episode(count, terminal=True, last=True, action=0.0, reward=0.0, discount=1.0, blank=False, **more):
@@ -43,7 +47,7 @@ def lengths_of(tmp_path, *episodes, shards=1, **options):
     return convert(folder, tmp_path, **options)
 
 
-# -- 71: what the last row is ----------------------------------------------------------------------------------------------
+# -- 71: what the last row is ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_no_rewards_and_no_flags(tmp_path):
     assert dataset.manifest.counts["episodes_without_rewards"] == 1
 
 
-# -- 72: the flags of TED ------------------------------------------------------------------------------------------------------
+# -- 72: the flags of TED ----------------------------------------------------------------------------------------------
 
 
 def test_72_the_last_step_has_the_last_observation(tmp_path):
@@ -137,7 +141,7 @@ def test_72_the_last_step_has_the_last_observation(tmp_path):
     assert len(ends) == 5 and all(dataset["next/observation/state"][end].any() for end in ends)
 
 
-# -- 73: records, not files ---------------------------------------------------------------------------------------------------
+# -- 73: records, not files --------------------------------------------------------------------------------------------
 
 
 def test_73_records_of_a_file_are_views(tmp_path):
@@ -148,7 +152,7 @@ def test_73_records_of_a_file_are_views(tmp_path):
         assert tfrecord.Lists(record.payload).encoded
 
 
-# -- 90: JPEG --------------------------------------------------------------------------------------------------------------------
+# -- 90: JPEG ----------------------------------------------------------------------------------------------------------
 
 
 def test_90_jpeg_is_pillows(tmp_path):
@@ -159,7 +163,7 @@ def test_90_jpeg_is_pillows(tmp_path):
     assert dataset.manifest.source["jpeg"] == "Pillow"
 
 
-# -- 91: many numbers --------------------------------------------------------------------------------------------------------------
+# -- 91: many numbers --------------------------------------------------------------------------------------------------
 
 
 def test_91_a_thousand_embeddings(tmp_path):
@@ -172,17 +176,19 @@ def test_91_a_thousand_embeddings(tmp_path):
     assert dataset["action"].tolist() == list(range(1099))
 
 
-# -- 92: D4RL in TensorFlow Datasets -------------------------------------------------------------------------------------------
+# -- 92: D4RL in TensorFlow Datasets -----------------------------------------------------------------------------------
 
 
 def test_92_an_invented_last_observation_is_counted(tmp_path):
-    dataset = lengths_of(tmp_path, episode(4, discount=0.0, blank=True), episode(3, terminal=False, action=1.0, reward=2.0))
+    dataset = lengths_of(
+        tmp_path, episode(4, discount=0.0, blank=True), episode(3, terminal=False, action=1.0, reward=2.0)
+    )
     assert dataset.episodes.length.tolist() == [3, 2]
     assert dataset.manifest.counts["blank_successors"] == 1 and dataset.manifest.counts["given_up_steps"] == 1
     assert any("no observation follows" in note for note in dataset.manifest.notes)
 
 
-# -- features ------------------------------------------------------------------------------------------------------------------------
+# -- features ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_has_no_rows_is_left_out_and_named(tmp_path):
