@@ -59,7 +59,7 @@ class TestFile:
 
     def test_is_part_of_the_package(self, name):
         text = (TOP / "pyproject.toml").read_text()
-        source = catalogue.load_source(name)
+        source = load_source(name)
         package = type(source).__module__.rpartition(".")[0]
         assert re.search(rf'"{package}" = \[.*"{source.catalogue_name}"', text)
 
