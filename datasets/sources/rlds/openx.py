@@ -8,6 +8,7 @@ Open X-Embodiment Collaboration, "Open X-Embodiment: Robotic Learning Datasets a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...ingest.job import ConvertOptions
 from .source import RldsSource
