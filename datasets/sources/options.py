@@ -134,6 +134,10 @@ class OpenMLOptions(TypedDict, total=False):
     format: Literal["auto", "arff", "parquet"] | None
 
 
+class ExORLOptions(TypedDict, total=False):
+    task: str | None
+
+
 class GymnasiumOptions(TypedDict, total=False):
     name: str | None
     steps: int | None
@@ -170,6 +174,7 @@ class SourceOptions(
     TextOption,
     OpenMLOptions,
     RldsOptions,
+    ExORLOptions,
     GymnasiumOptions,
     OptionsByName,
     total=False,
@@ -184,6 +189,7 @@ class RawFileOptions(
     TextOption,
     OpenMLOptions,
     RldsOptions,
+    ExORLOptions,
     ArraysOptions,
     OptionsByName,
     total=False,
