@@ -79,9 +79,9 @@ def _environment(task: str) -> Any:
             return environment
     except ImportError as error:
         message = f"rewards of {task} are computed with dm_control, which cannot be imported: {reason(error)}"
-        raise MissingExtraError(message, hint="pip install 'rbdata[dm_control]'") from error
+        raise MissingExtraError(message, hint="pip install 'rbdata[dm_control]' 'mujoco<4'") from error
     except Exception as error:
         message = f"dm_control cannot make {task}: {reason(error)}"
         raise RbdataError(
-            message, hint="install versions that fit together: pip install 'rbdata[dm_control]'"
+            message, hint="install versions that fit together: pip install 'rbdata[dm_control]' 'mujoco<4'"
         ) from error
