@@ -1,8 +1,8 @@
 """Reads and writes remote objects: listings, byte streams, sizes, checksums, versions, retries, resumption, uploads.
 
-Read in this order: `retries` (options, failures, waits), `location` (an object, a location, the one in the file system),
-`transports` (by URL) and one transport (`http`, `gcs`), `reading` (every byte exactly once, across failures, processes and
-ahead), `upload`. Importing this package is cheap: transports are imported when a location is opened.
+Read in this order: `retries` (options, errors, waits), `location` (objects, locations, the file system), `transports` (chosen
+by URL) and one transport (`http`, `gcs`), `reading` (every byte exactly once, across failures and processes), `upload`.
+Importing this package is cheap: transports are imported when a location is opened.
 """
 
 from __future__ import annotations

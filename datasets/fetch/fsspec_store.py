@@ -21,7 +21,7 @@ from .location import (
     CONNECTIONS,
     FIRST_RANGE,
     LISTING_TIMEOUTS,
-    LONGEST_ANSWER,
+    LONGEST_RESPONSE,
     Location,
     Names,
     Objects,
@@ -38,7 +38,7 @@ from .location import (
 )
 from .retries import (
     DENIED,
-    LEAST_RATE,
+    MIN_RATE,
     MISSING,
     NO_RANGES,
     FetchOptions,
@@ -51,14 +51,14 @@ from .retries import (
 
 T = TypeVar("T")
 PIECE = 1 << 20
-#: Bytes per second below which a range times out: a range is one call, of which nothing is seen before its end.
-_LEAST_RANGE_RATE = 16 * LEAST_RATE
+#: Bytes per second below which a range times out: a single call reads it and reports no progress.
+_MIN_RANGE_RATE = 16 * MIN_RATE
 
 _S3 = ("s3", "s3a")
 _S3_PIECE = 1 << 18
-#: What a listing states, one thing or another: the client makes an empty answer of anything else.
-_STATED = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Contents", "CommonPrefixes"}
-#: Clients that this process got from its parent by a fork.
+#: Fields of which every listing has some: the client turns any other response into an empty listing.
+_LISTING_FIELDS = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Contents", "CommonPrefixes"}
+#: Clients that this process inherited by a fork.
 _inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -105,8 +105,8 @@ class FsspecLocation(Location):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _read_range(self, url: str, start: int, length: int, version: str | None = None) -> bytes:
-        """A range; S3 is asked for that of this version of the object."""
-        files, seconds = self.file_system(), self.options.silence_timeout + length / _LEAST_RANGE_RATE
+        """A range; in S3, of this version of the object."""
+        files, seconds = self.file_system(), self.options.silence_timeout + length / _MIN_RANGE_RATE
         if files.protocol in _S3:
             return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, seconds, version))
         span = {"start": start, "end": start + length, **files.within(seconds)}
@@ -182,8 +182,8 @@ class _Files:
             raise (malformed(error, url) if failure is error else failure) from error
 
     def within(self, seconds: float) -> dict[str, float]:
-        """The argument that bounds the time of a call, of file systems that have one: time-outs of their connections start
-        again with every byte."""
+        """The argument that limits the time of a call, if the file system has one: time-outs of its connections restart with
+        every byte."""
         return {"timeout": seconds} if getattr(self._open(), "async_impl", False) else {}
 
     def _open(self) -> Any:
@@ -270,13 +270,13 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
     )
 
 
-# -- S3, and stores that speak as it does -----------------------------------------------------------------------------
+# -- S3 and compatible stores ------------------------------------------------------------------------------------------
 #
-# s3fs reads a listing, an answer and the body of an object to their ends, which a server need not send.
+# s3fs itself reads a listing, a response or an object to its end, which a faulty server may never send.
 
 
 def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[dict[str, Any]]:
-    """The entries of a folder, as ``fs.ls`` gives them. Raises FileNotFoundError if it does not exist, and as `Pages` does."""
+    """The entries of a folder, as ``fs.ls`` returns them. Raises FileNotFoundError if it does not exist, and as `Pages`."""
     from fsspec.asyn import sync
     from fsspec.exceptions import FSTimeoutError
 
@@ -291,12 +291,12 @@ def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[d
         except FSTimeoutError:
             pages.check_time()
             raise
-        if _STATED.isdisjoint(answer):
+        if _LISTING_FIELDS.isdisjoint(answer):
             raise ValueError("not a listing")
         objects, folders = answer.get("Contents", []), [one["Prefix"] for one in answer.get("CommonPrefixes", [])]
         token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
         if answer.get("IsTruncated") and not token:
-            raise ValueError("a page of the listing is not the last and does not lead to another")
+            raise ValueError("a page of the listing is not the last one, but names no next page")
         pages.add([*(one["Key"] for one in objects), *folders], token)
         entries += [
             {"name": one["Key"], "type": "file", "size": one["Size"], "ETag": one.get("ETag")}
@@ -318,8 +318,10 @@ def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[d
 
 
 def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None = None) -> bytes:
-    """A range of an object (of this version of it, if one is given), within so many seconds; a byte more than asked for where
-    the store sends more. Raises ObjectChangedError where it holds another version, and as `check_first` does."""
+    """A range of an object (of a version, if one is given), within ``seconds``; one byte more if the store sends too many.
+
+    Raises ObjectChangedError if the store has another version, and as `check_first`.
+    """
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)
@@ -348,23 +350,22 @@ def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, 
 
 
 def _close_in_own_process(fs: Any) -> None:
-    """Have a file system that is collected in a fork of this process leave its client open: that would be closed through event
-    loops that are the parent's, whose connections would end or hang."""
+    """Keep a forked child that collects the file system from closing its client: closing goes through the parent's event loop,
+    whose connections would end or hang."""
     close, process = fs.close_session, os.getpid()
 
     def close_session(loop: Any, client: Any) -> None:
         if os.getpid() == process:
             close(loop, client)
         else:
-            _inherited.append(client)  # aiohttp complains of clients that are collected while they are open
+            _inherited.append(client)  # aiohttp warns about open clients that are collected
 
     fs.close_session = close_session
 
 
 @cache
 def _bounded_session() -> dict[str, Any]:
-    """The setting of aiobotocore (of those releases that have it) by which an answer other than an object is read up to
-    LONGEST_ANSWER."""
+    """The setting of aiobotocore, if this release has it, that limits responses other than objects to LONGEST_RESPONSE."""
     from aiobotocore.config import AioConfig
     from aiobotocore.httpsession import AIOHTTPSession
 
@@ -382,7 +383,7 @@ def _bounded_session() -> dict[str, Any]:
                 try:
                     response._content = await self._read(response)
                 except BaseException:
-                    response.raw.close()  # or aiohttp complains of it when it is collected
+                    response.raw.close()  # aiohttp would warn when it is collected
                     raise
             return response
 
@@ -390,9 +391,9 @@ def _bounded_session() -> dict[str, Any]:
             data = bytearray()
             async for piece in response.raw.content.iter_chunked(_S3_PIECE):
                 data += piece
-                if len(data) > LONGEST_ANSWER:
+                if len(data) > LONGEST_RESPONSE:
                     url = response.url.partition("?")[0]
-                    message = f"{url}: the answer is larger than {LONGEST_ANSWER >> 20} MiB"
+                    message = f"{url}: the response is larger than {LONGEST_RESPONSE >> 20} MiB"
                     raise FetchError(message, hint="use another mirror (--mirror)")
             return bytes(data)
 

@@ -98,15 +98,15 @@ class GcsLocation(Location):
         prefix = f"{_key(url)}/" if _key(url) else ""
 
         def list_page_by_page(bucket: Bucket) -> tuple[Objects, Names]:
-            answers = bucket.client.list_blobs(
+            listing = bucket.client.list_blobs(
                 bucket, prefix=prefix or None, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
             )
             pages, objects, folders = Pages(url, self.options.silence_timeout), list[RemoteObject](), set[str]()
-            for answer in answers.pages:
-                blobs = [*answer]
-                pages.add([*(blob.name for blob in blobs), *answer.prefixes], answers.next_page_token)
+            for page in listing.pages:
+                blobs = [*page]
+                pages.add([*(blob.name for blob in blobs), *page.prefixes], listing.next_page_token)
                 objects += [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in blobs]
-                folders.update(answer.prefixes)
+                folders.update(page.prefixes)
             return objects, [*folders]
 
         objects, folders = self._call(url, list_page_by_page)
@@ -114,11 +114,11 @@ class GcsLocation(Location):
             raise ObjectNotFoundError(f"{url}: no such folder", hint=MISSING)
         # Some tools mark an empty folder by a key 'folder/'. Names such as '..' are not plain and are omitted.
         names = (folder.removeprefix(prefix).removesuffix("/") for folder in folders if folder.startswith(prefix))
-        there = (obj for obj in objects if _key(obj.url) == prefix + obj.name and is_plain_name(obj.name))
-        return sorted(there, key=lambda obj: obj.name), sorted(filter(is_plain_name, names))
+        direct = (obj for obj in objects if _key(obj.url) == prefix + obj.name and is_plain_name(obj.name))
+        return sorted(direct, key=lambda obj: obj.name), sorted(filter(is_plain_name, names))
 
     def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
-        """`length` bytes from `start` by one request; if it fails, the bytes received come before the error."""
+        """`length` bytes from `start` by one request; if it fails, yields the bytes received before raising the error."""
         sink = _Sink(obj.url, length)
         generation = int(obj.version) if obj.version is not None else None
 
@@ -136,7 +136,7 @@ class GcsLocation(Location):
             )
             received = blob.generation
             if generation is not None and received is not None and int(received) != generation:
-                raise replaced(obj.url, f"generation {generation} is {received} now")
+                raise replaced(obj.url, f"generation {received} instead of {generation}")
 
         failure: TransientFetchError | None = None
         try:
@@ -162,7 +162,7 @@ class GcsLocation(Location):
                     continue
                 result = action(client.bucket(self._bucket, user_project=self.options.user_project))
             except Exception as error:
-                # What else the client raises comes from answers that are not Google's: an empty body, other JSON.
+                # Other exceptions of the client come from responses that are not Google's: an empty body, other JSON.
                 failure = translate_error(error, url, login=login) or malformed(error, url)
                 if not isinstance(failure, ForbiddenError):
                     raise failure from error
@@ -177,7 +177,7 @@ class GcsLocation(Location):
         raise denied
 
     def _explain_missing(self, obj: RemoteObject, error: ObjectNotFoundError) -> FetchError:
-        """Distinguish replaced from removed objects: a missing generation is 404 as well."""
+        """Distinguish replaced from removed objects: both are 404."""
         if obj.version is None:
             return error
         try:
@@ -186,7 +186,7 @@ class GcsLocation(Location):
             return error
         if now.version == obj.version:
             return error
-        return replaced(obj.url, f"generation {obj.version} is {now.version} now")
+        return replaced(obj.url, f"generation {now.version} instead of {obj.version}")
 
     @property
     def _bucket(self) -> str:
@@ -246,7 +246,7 @@ def translate_error(error: Exception, url: str, *, login: bool) -> FetchError | 
         if status == 400 and "requester pays" in str(error).lower():
             return ForbiddenError(f"{url}: the bucket is requester-pays", hint="give --user-project PROJECT")
         if status == 416:
-            return replaced(url, "it is shorter now")
+            return replaced(url, "it became shorter")
         failure = status_error(status, url, headers, explanation=_explanation(error.response))
         if isinstance(failure, ForbiddenError):
             failure.hint = _DENIED
@@ -300,7 +300,7 @@ def may_have_credentials() -> bool:
 
 
 class Clients:
-    """The clients of one process, and which of them had access last."""
+    """The clients of one process, and which of them last had access."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -320,7 +320,7 @@ class Clients:
 
 
 def _check_range(response: Response, **_: object) -> None:
-    """Raise ValueError for an answer of another range than the request's: the client takes any."""
+    """Raise ValueError for a response with another range than requested, which the client would accept."""
     asked = response.request.headers.get("Range", "")
     if asked and response.status_code in (200, 206):
         check_first(response.status_code, response.headers, int(asked.removeprefix("bytes=").partition("-")[0]))

@@ -1,4 +1,4 @@
-"""HTTP responses: an object's size, version and checksums from the headers, and the body of one that is no file."""
+"""HTTP responses: size, version and checksums of an object from the headers, and the bodies of listings and APIs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .retries import raise_network_error, replaced, status_error, transient
 if TYPE_CHECKING:
     import requests
 
-#: Bytes of a page of a listing, or of an answer of an API.
+#: Limit in bytes of a page of a listing, or of a response of an API.
 _LONGEST_PAGE = 64 << 20
 _PIECE = 1 << 16
 
@@ -63,20 +63,20 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
     Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
     """
     first, total = content_range(headers)
-    # Only like is compared with like: some servers state an ETag for GET and none for HEAD.
+    # Compare an ETag only with an ETag: some servers state one for GET and none for HEAD.
     stated = headers.get("ETag" if (obj.version or "").startswith('"') else "Last-Modified")
     if status == 416:
         if obj.size is None and total == offset:
             return 0
-        raise replaced(obj.url, f"it has no byte {offset} now")
+        raise replaced(obj.url, f"it no longer has byte {offset}")
     if obj.version and stated and stated != obj.version and not stated.startswith("W/"):
-        raise replaced(obj.url, f"{obj.version} is {stated} now")
+        raise replaced(obj.url, f"version {stated} instead of {obj.version}")
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
-        raise replaced(obj.url, f"{obj.size} bytes are {size} now")
+        raise replaced(obj.url, f"{size} bytes instead of {obj.size}")
     if status == 206:
         if first != offset:
-            message = f"{obj.url}: requested bytes from {offset} on, received bytes from {first} on"
+            message = f"{obj.url}: requested bytes from {offset}, received bytes from {first}"
             raise FetchError(message, hint="use another mirror (--mirror)")
         return 0
     if status != 200:
@@ -92,10 +92,10 @@ def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def check_first(status: int, headers: Mapping[str, str], start: int) -> None:
-    """Raise ValueError where the answer to a request for bytes from ``start`` on is other ones, as it says itself."""
+    """Raise ValueError if the response to a request for bytes from ``start`` states that it starts elsewhere."""
     first = content_range(headers)[0] if status == 206 else 0
     if first != start:
-        raise ValueError(f"bytes from {first} on instead of {start}")
+        raise ValueError(f"bytes from {first} instead of {start}")
 
 
 def length(headers: Mapping[str, str]) -> int | None:
@@ -103,7 +103,7 @@ def length(headers: Mapping[str, str]) -> int | None:
 
 
 def _count(text: str) -> int | None:
-    """A number of bytes; None for other text, and for numbers that no object's size has."""
+    """A number of bytes; None for other text and for impossible sizes."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
@@ -121,8 +121,11 @@ def read_page(
     pages: Pages | None = None,
     longest: int = _LONGEST_PAGE,
 ) -> bytes:
-    """The decoded body of a response. Raises FetchError if it is larger than ``longest`` or takes longer than ``pages``
-    allow, and the network errors; also for a body that ends before the length stated."""
+    """The decoded body of a response.
+
+    Raises FetchError if it is larger than ``longest`` or takes longer than ``pages`` allow, TransientFetchError if it ends
+    before the stated length, and the network errors.
+    """
     page = bytearray()
     try:
         for piece in response.iter_content(_PIECE):

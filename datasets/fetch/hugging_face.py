@@ -32,7 +32,7 @@ from ...storage.untrusted_json import parse_json
 from .http import HttpLocation
 from .http_responses import read_page
 from .location import (
-    NO_SIZE,
+    SIZE_LIMIT,
     Location,
     Names,
     Objects,
@@ -172,8 +172,7 @@ class HubLocation(Location):
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The repository as the URL writes it ([datasets/]owner/name[@revision]) and the path in it; '' for those that the URL
-    does not reach."""
+    """The repository as the URL writes it ([datasets/]owner/name[@revision]) and the path in it; '' for what it lacks."""
     parts = url.removeprefix("hf://").split("/")
     depth = 3 if parts[0] == "datasets" else 2
     return ("/".join(parts[:depth]), "/".join(parts[depth:])) if len(parts) >= depth else ("", "")
@@ -189,7 +188,7 @@ def read_token() -> str:
     """The token of the Hub, '' if there is none: HF_TOKEN, else the file that `hf auth login` writes.
 
     https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables. Raises UsageError
-    for text that is no token; the text is in no message.
+    for an invalid token, without quoting it.
     """
     origin, token = "HF_TOKEN", os.environ.get("HF_TOKEN", "")
     if not token.strip():
@@ -200,10 +199,10 @@ def read_token() -> str:
             origin, token = str(file), file.read_text()
         except (OSError, UnicodeDecodeError):
             return ""
-    token = token.strip()  # files that tokens are kept in end with a newline
+    token = token.strip()  # token files end with a newline
     if not (token.isascii() and token.isprintable()):
         hint = "set it again, without quotes or line breaks"
-        raise UsageError(f"{origin} has characters that no token has", hint=hint)
+        raise UsageError(f"{origin} contains characters that are invalid in a token", hint=hint)
     return token
 
 
@@ -223,7 +222,7 @@ def _refused(error: ForbiddenError, place: str, name: str) -> ForbiddenError:
 
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
     large = entry.get("lfs") or {}
-    # Files outside of large-file storage are git's own, known by its checksum.
+    # Files outside large-file storage are git blobs, identified by git's checksum.
     names = {"sha256": (large.get("oid"), 64)} if large else {"git": (entry.get("oid"), 40)}
     checksums = {name: oid for name, (oid, digits) in names.items() if isinstance(oid, str) and len(oid) == digits}
     return RemoteObject(
@@ -252,7 +251,7 @@ def _is_entry(entry: Any) -> bool:
         return isinstance(entry.get("id" if "id" in entry else "path"), str)
     large = entry.get("lfs") or {}
     sizes = (entry.get("size"), large.get("size", 0)) if isinstance(large, dict) else (None,)
-    return isinstance(entry.get("path"), str) and all(type(size) is int and 0 <= size < NO_SIZE for size in sizes)
+    return isinstance(entry.get("path"), str) and all(type(size) is int and 0 <= size < SIZE_LIMIT for size in sizes)
 
 
 class _Session:
@@ -287,7 +286,7 @@ class _Session:
     def _request(
         self, url: str, place: str, is_valid: Callable[[Any], bool], pages: Pages | None = None
     ) -> tuple[Any, str | None]:
-        """A JSON response and the URL of the next page, with retries; of what ``is_valid`` refuses, too."""
+        """A JSON response and the URL of the next page, with retries, also of responses that ``is_valid`` rejects."""
         try:
             return call_with_retries(lambda: self._request_once(url, is_valid, pages), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:

@@ -24,20 +24,20 @@ from .retries import MISSING, FetchOptions, call_with_retries, transient
 
 T = TypeVar("T")
 
-#: Connections of a process that are kept for further requests: as many as readers of remote datasets use at once.
+#: Connections that a process keeps open for reuse: as many as readers of remote datasets use at once.
 CONNECTIONS = 16
-#: Pages of a listing, which have up to a thousand names each; names on all of them, and the characters of these.
-MOST_PAGES, MOST_LISTED, MOST_CHARACTERS = 500, 100_000, 16 << 20
-#: Folders that are searched one by one.
-MOST_FOLDERS = 10_000
-#: Times the time-out for silence that a listing may take, all pages together.
+#: Limits of a listing: pages (of up to a thousand names each), names, and characters of all names.
+MAX_PAGES, MAX_LISTED, MAX_CHARACTERS = 500, 100_000, 16 << 20
+#: Limit of folders that a search visits.
+MAX_FOLDERS = 10_000
+#: Limit of the time for a whole listing, in silence time-outs.
 LISTING_TIMEOUTS = 10
-#: Bytes of an answer of a bucket about its objects: a page has at most a thousand names of 1 KiB.
-LONGEST_ANSWER = 8 << 20
-#: Characters of a name: file systems and buckets have no longer ones.
+#: Limit in bytes of a bucket's response about objects: a page has at most a thousand names of 1 KiB.
+LONGEST_RESPONSE = 8 << 20
+#: Limit in characters of a name; file systems and buckets do not allow more.
 LONGEST_NAME = 1024
-#: The size of an object is smaller.
-NO_SIZE = 1 << 63
+#: Sizes of objects are below this.
+SIZE_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,36 @@ Names: TypeAlias = list[str]
 
 
 class Pages:
-    """The bounds of a listing that comes page by page: how many pages and names it may have, and how long it may take."""
+    """Enforces the limits of a paged listing: pages, names, characters and time."""
 
     def __init__(self, place: str, silence_timeout: float) -> None:
         self._place = place
         self._seconds = LISTING_TIMEOUTS * silence_timeout
         self._deadline = time.monotonic() + self._seconds
         self._names = self._characters = 0
-        self._seen = set[int]()  # of tokens, which may have megabytes
+        self._seen = set[int]()  # hashes of tokens, which may have megabytes
 
     @property
     def seconds_left(self) -> float:
         return self._deadline - time.monotonic()
 
     def check_time(self) -> None:
-        """Raises FetchError after the time that a listing may take."""
+        """Raise FetchError if the listing has taken too long."""
         if self.seconds_left <= 0:
             raise FetchError(f"{self._place}: the listing took more than {self._seconds:.0f} s", hint=_NO_END)
 
     def add(self, names: Sequence[str], following: Hashable) -> None:
-        """Count the names of a page, and the token or address of the page after it (None: it is the last).
+        """Count the names of a page, and the token or address of the next page (None: this is the last one).
 
-        Raises FetchError for a page that leads to one before it, and for more than a listing may have.
+        Raises FetchError if the next page is an earlier one, or a limit is exceeded.
         """
         self._names += len(names)
         self._characters += sum(map(len, names))
         number = len(self._seen) + 1
         if following is not None and hash(following) in self._seen:
-            message = f"{self._place}: the listing has no end: page {number} leads to one before it"
+            message = f"{self._place}: the listing has no end: page {number} leads back to an earlier one"
             raise FetchError(message, hint=_NO_END)
-        if number > MOST_PAGES or self._names > MOST_LISTED or self._characters > MOST_CHARACTERS:
+        if number > MAX_PAGES or self._names > MAX_LISTED or self._characters > MAX_CHARACTERS:
             message = (
                 f"{self._place}: the listing has no end, or is too long: {self._names:,} names on {number:,} pages"
             )
@@ -101,23 +101,23 @@ class Pages:
 
 
 def check_search(place: str, folders: int) -> None:
-    """Raises FetchError for more folders than are searched one by one."""
-    if folders > MOST_FOLDERS:
-        raise FetchError(f"{place} has more than {MOST_FOLDERS:,} folders to be searched", hint=_NO_END)
+    """Raise FetchError if a search has visited too many folders."""
+    if folders > MAX_FOLDERS:
+        raise FetchError(f"{place} has more than {MAX_FOLDERS:,} folders to search", hint=_NO_END)
 
 
 _NO_END = "give a folder further down, or use another mirror (--mirror)"
 
 
 def stated_size(size: int | None) -> int | None:
-    """A size in bytes, or None, as a server states it. Raises ValueError for an impossible size."""
-    if size is not None and not 0 <= size < NO_SIZE:
+    """The size in bytes that a server states, None for none. Raises ValueError for an impossible size."""
+    if size is not None and not 0 <= size < SIZE_LIMIT:
         raise ValueError("a size is negative, or has too many digits")
     return size
 
 
 def check_path(path: str) -> str:
-    """A relative path without a slash at its end; '' is the top. Raises UsageError for one that could lead out of it."""
+    """A relative path without a trailing slash; '' is the top. Raises UsageError for a path that could lead outside."""
     if not path:
         return ""
     parts = path[:-1].split("/") if path.endswith("/") else path.split("/")
@@ -138,7 +138,7 @@ def join_path(*parts: str) -> str:
 
 
 def is_remote(text: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL, not an id or a path. Raises UsageError for what is none of them."""
+    """Whether this is a URL instead of an id or a path. Raises UsageError for other types."""
     if not isinstance(text, (str, os.PathLike)):
         raise UsageError(f"a dataset is named by an id, a path or a URL, not by a {type(text).__name__}")
     return "://" in os.fspath(text)
@@ -187,8 +187,7 @@ _LARGEST_RANGE = 16 << 20
 
 
 class PerProcess(Generic[T]):
-    """Holds a client or session, which must not be shared with or sent to another process: created on first use, not pickled,
-    created again after a fork."""
+    """Holds a client or session that processes must not share: created on first use in each process, and not pickled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -221,7 +220,7 @@ class Location:
     the retries.
 
     All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
-    UsageError for a path that leads out of the location.
+    UsageError for a path outside the location.
     """
 
     url: str
@@ -229,7 +228,7 @@ class Location:
     options: FetchOptions = field(default_factory=FetchOptions)
 
     def pinned(self) -> Location:
-        """The same location, as it is now, where the store keeps versions of it all; others return themselves."""
+        """This location in its current version, if its store keeps versions of whole locations; else the location itself."""
         return self
 
     def list(self, folder: str = "") -> Objects:
@@ -251,12 +250,12 @@ class Location:
         return self.refresh(RemoteObject(self._url_of(path), path.rpartition("/")[2]))
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
-        """The same object, with all that the location states about it now."""
+        """The object with everything that the location now states about it."""
         check_path(require_inside(obj, self.url))
         return self._with_retries(lambda: self._describe(obj), obj.url)
 
     def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        """Bytes ``start..start+length-1`` of this version of an object, all of them; with retries, by one request each."""
+        """Bytes ``start..start+length-1`` of this version of an object, by one request, with retries."""
         check_path(require_inside(obj, self.url))
         check_offset(obj, start + length)
         return self._with_retries(lambda: self._read_once(obj, start, length), obj.url) if length else b""
@@ -299,9 +298,9 @@ class Location:
 
 
 def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
-    """The start and length of the requests that read an object from ``offset`` on, whose size its store must have stated."""
+    """The start and length of the requests that read an object from ``offset``. The store must have stated its size."""
     if obj.size is None:
-        raise transient(f"{obj.url}: the store's answer is malformed: it states no size")
+        raise transient(f"{obj.url}: the store's response is malformed: it states no size")
     check_offset(obj, offset)
     length = FIRST_RANGE
     while offset < obj.size:

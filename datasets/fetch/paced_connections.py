@@ -1,10 +1,11 @@
-"""Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of an answer.
+"""Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of a response.
 
-The time-out of a socket starts again with every byte, so that a server that sends one now and then would never time out. Here
-an answer, its headers included, must also arrive at `LEAST_RATE` on average, once as long as that time-out was spent on
-waiting for it. Time in which nobody reads does not count, nor does the wait for the first byte.
+The time-out of a socket restarts with every byte, so a server that trickles bytes never times out. Here a response, including
+its headers, must also arrive at `MIN_RATE` on average, measured over waits that add up to the time-out. Time between reads
+does not count, nor does the wait for the first byte.
 
-http.client takes headers that end with the connection for whole ones, so that an answer cut there would be an empty object.
+http.client treats headers that the end of the connection cuts off as complete, which would make an empty object of such a
+response.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from .http_responses import read_page
-from .location import LONGEST_ANSWER, Pages
-from .retries import LEAST_RATE
+from .location import LONGEST_RESPONSE, Pages
+from .retries import MIN_RATE
 
 
 class PacedAdapter(HTTPAdapter):
-    """An adapter of requests whose connections time out as described above. Of an answer that is not read piece by piece (those
-    of Google's client about objects) it reads up to `LONGEST_ANSWER`, in the time of a listing."""
+    """An adapter of requests whose connections time out as described above. A response that is not streamed (Google's client
+    asks for objects that way) is read here, up to `LONGEST_RESPONSE` and within the time of a listing."""
 
     def send(
         self, request: PreparedRequest, stream: bool = False, timeout: Any = None, *args: Any, **more: Any
@@ -36,7 +37,7 @@ class PacedAdapter(HTTPAdapter):
             url = str(request.url).partition("?")[0]
             pages = Pages(url, timeout[1]) if isinstance(timeout, tuple) else None
             with response:
-                response._content = read_page(response, url, "the answer", pages=pages, longest=LONGEST_ANSWER)
+                response._content = read_page(response, url, "the response", pages=pages, longest=LONGEST_RESPONSE)
             response._content_consumed = True
         return response
 
@@ -46,13 +47,13 @@ class PacedAdapter(HTTPAdapter):
 
     def proxy_manager_for(self, proxy: Any, **more: Any) -> Any:
         manager: Any = super().proxy_manager_for(proxy, **more)
-        if type(manager) is ProxyManager:  # that of SOCKS has connections of its own
+        if type(manager) is ProxyManager:  # a SOCKS manager has other connection classes
             manager.pool_classes_by_scheme = _POOLS
         return manager
 
 
-class _Answer(io.RawIOBase):
-    """The bytes of one answer as they arrive from a socket."""
+class _PacedFile(io.RawIOBase):
+    """The bytes of one response as they arrive from a socket."""
 
     def __init__(self, connection: Any) -> None:
         self._connection, self._file = connection, connection.makefile("rb", buffering=0)
@@ -71,8 +72,8 @@ class _Answer(io.RawIOBase):
         self._received += count or 0
         window = self._connection.gettimeout()
         if window is not None and self._waited >= window:
-            if count and self._received < LEAST_RATE * self._waited:
-                raise TimeoutError(f"timed out: less than {LEAST_RATE} bytes per second")
+            if count and self._received < MIN_RATE * self._waited:
+                raise TimeoutError(f"timed out: less than {MIN_RATE} bytes per second")
             self._waited, self._received = 0.0, 0
         return count
 
@@ -85,12 +86,12 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
         super().__init__(sock, *args, **more)
         self.fp.close()
-        self._answer = _Answer(sock)
-        self.fp = io.BufferedReader(self._answer)
+        self._file = _PacedFile(sock)
+        self.fp = io.BufferedReader(self._file)
 
     def begin(self) -> None:
         super().begin()
-        if self._answer.ended:
+        if self._file.ended:
             raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
 
 

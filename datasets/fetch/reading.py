@@ -1,4 +1,4 @@
-"""Reads objects: as a stream (`stream`), some pieces ahead (`Readahead`), into a file (`fetch_to_file`).
+"""Reads objects: as a stream (`stream`), with read-ahead (`Readahead`), into a file (`fetch_to_file`).
 
 A stream yields every byte exactly once and in order, across network failures, and verifies size and checksum. A fetch into a
 file is resumable by another process, and the file is at its path only when it is complete: until then ``<path>.part`` holds
@@ -6,8 +6,8 @@ the bytes received and ``<path>.part.json`` identifies the object:
 
     {"format": 1, "url": ..., "size": ..., "version": ..., "checksums": {...}, "kept": 123, "sum": "..."}
 
-``sum`` is the checksum of the first ``kept`` bytes. If the location states no checksum, which would show whether the part
-changed between two processes, the bytes behind them are fetched again. Both files are removed when ``<path>`` is complete.
+``sum`` is the checksum of the first ``kept`` bytes. If the location states no checksum, a change of the part between two
+processes would go unnoticed, so bytes beyond ``kept`` are fetched again. Both files are removed when ``<path>`` is complete.
 The writing process locks ``<path>.part`` (flock).
 """
 
@@ -30,8 +30,9 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
 from ...storage.durable import is_full, open_plain, read_plain, sync_folder
+from ...storage.untrusted_json import parse_json
 from .location import Location, RemoteObject
-from .retries import LATER, LEAST_RATE, Retry, next_try
+from .retries import LATER, MIN_RATE, Retry, next_retry
 
 OnBytes = Callable[[int], None]
 OnRetry = Callable[[Retry], None]
@@ -65,9 +66,9 @@ class _Crc32c:
 
 
 class Verifier:
-    """Counts and hashes an object's bytes as they are received, and compares them with what the location states at the end.
+    """Counts and hashes an object's bytes as they are received, and at the end compares them with what the location states.
 
-    After `finish`, `size` and `checksum` are those of the received bytes, also if the location states neither.
+    After `finish`, `size` and `checksum` are those of the received bytes, even if the location states neither.
     """
 
     def __init__(self, obj: RemoteObject) -> None:
@@ -86,7 +87,7 @@ class Verifier:
 
     @classmethod
     def of_size(cls, obj: RemoteObject, *, received: int) -> Verifier:
-        """One that compares the size only, for a stream that does not start at byte 0."""
+        """A verifier that compares only the size, for a stream that does not start at byte 0."""
         verifier = cls(obj)
         verifier.size, verifier._hash = received, None
         return verifier
@@ -148,8 +149,7 @@ def stream(
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
     After a lost connection it continues at the same byte of the same version, as often as the options of the
-    location allow; a connection that was worth its time (`LEAST_RATE` at least, and as many bytes) resets the count of
-    failures.
+    location allow; a connection that delivered at least `MIN_RATE` (and as many bytes) resets the count of failures.
 
     `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
     size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
@@ -187,16 +187,16 @@ def stream(
             # A replacement of the object between two requests could not be detected.
             message = f"{failure.message}; cannot be resumed, as the server states neither size nor version"
             raise TransientFetchError(message, hint=failure.hint) from failure
-        useful = position - before >= LEAST_RATE * max(1.0, time.monotonic() - began)
+        useful = position - before >= MIN_RATE * max(1.0, time.monotonic() - began)
         failures = 1 if useful else failures + 1
-        retry = next_try(failure, obj.url, position, failures, location.options)
+        retry = next_retry(failure, obj.url, position, failures, location.options)
         if on_retry is not None:
             on_retry(retry)
         sleep(retry.wait)
 
 
 def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> bytes:
-    """The whole of a small object, verified. Raises FetchError if it is larger than the limit, else as `stream`."""
+    """The bytes of a small object, verified. Raises FetchError if it is larger than the limit, and as `stream`."""
     obj = pin(location, obj)
     message = f"{obj.url} is larger than the limit of {limit_bytes} bytes"
     hint = "the mirror may hold a different file of this name"
@@ -218,7 +218,7 @@ CLOSE_SECONDS = 0.2
 
 
 class Readahead(Generic[T]):
-    """The same items in the same order, up to `depth` of them fetched in advance by a thread that starts at once.
+    """Yields the same items in the same order; a thread, started at once, fetches up to `depth` of them in advance.
 
     An exception of the inner iterator is raised in place of the item. Close it (or use it in a `with`) if it is not read
     to its end: that stops the thread and closes the inner iterator.
@@ -242,7 +242,7 @@ class Readahead(Generic[T]):
         return self._channel.take()
 
     def close(self) -> None:
-        """Stop the thread and close the inner iterator; items not taken are lost. May be called twice."""
+        """Stop the thread, close the inner iterator and drop the remaining items. May be called twice."""
         self._stop()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
@@ -295,7 +295,7 @@ class _Channel:
                 self._changed.notify_all()
                 return item
             end = self._end
-            # Raised once; later calls raise StopIteration, as those of a generator.
+            # Raised once; later calls raise StopIteration, as a generator does.
             self._end = StopIteration()
         assert end is not None
         raise end
@@ -322,9 +322,9 @@ def _run(iterator: Iterator[Any], channel: _Channel) -> None:
 
 FORMAT = 1
 BLOCK = 1 << 20
-#: Bytes and seconds after which the record of a part is brought up to date.
+#: Bytes and seconds after which the record of a part is updated.
 RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
-#: Bytes; a record has less than a thousand.
+#: Limit in bytes; a record has less than a thousand.
 _LARGEST_RECORD = 1 << 20
 
 
@@ -387,7 +387,7 @@ def fetch_to_file(
 
 
 def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
-    """How many of the `present` bytes of a part can be kept for this object: all, those that were recorded, or none."""
+    """How many of the `present` bytes of a part can be kept for this object: all, those recorded, or none."""
     if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
         return 0
     same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
@@ -397,17 +397,17 @@ def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present
     same_bytes = bool(common) and all(stated[name] == obj.checksums[name] for name in common)
     if not (same_version or same_bytes) or record.get("size") != obj.size:
         return 0
-    if obj.checksums:  # they show in the end whether these bytes are right
+    if obj.checksums:  # compared at the end
         return present
     kept = record.get("kept")
     return kept if isinstance(kept, int) and 0 <= kept <= present else 0
 
 
 def bytes_there(path: Path) -> int:
-    """Bytes of the file at ``path`` or, while it is fetched, of its part: what the next `fetch_to_file` may keep."""
-    for there in (path, _part(path)):
-        if there.is_file():
-            return there.stat().st_size
+    """Bytes of the file at ``path``, or of its part: what the next `fetch_to_file` may keep."""
+    for file in (path, _part(path)):
+        if file.is_file():
+            return file.stat().st_size
     return 0
 
 
@@ -425,9 +425,9 @@ def is_being_fetched(part: Path) -> bool:
 
 
 def discard_part(path: Path) -> None:
-    """Remove what a fetch to ``path`` that was killed at its very end left beside the finished file."""
-    for left in (_record(path), _record(path).with_suffix(".json.new"), _part(path)):
-        left.unlink(missing_ok=True)
+    """Remove the files beside a finished ``path`` that a fetch leaves if it is killed at its very end."""
+    for file in (_record(path), _record(path).with_suffix(".json.new"), _part(path)):
+        file.unlink(missing_ok=True)
 
 
 # -- the part and its record -----------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def _open_part(part: Path) -> IO[bytes]:
         file = os.fdopen(descriptor, "a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held the lock before may have renamed or removed the file after it was opened here.
+            # The previous holder of the lock may have renamed or removed the file after it was opened here.
             if _same_file(file, part):
                 return file
         except BlockingIOError as error:
@@ -489,16 +489,16 @@ def _write(part: IO[bytes], piece: bytes) -> None:
 
 def _read_record(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(read_plain(_record(path), _LARGEST_RECORD))
-    except (OSError, ValueError):  # none, or no file: the part is fetched again
+        record = parse_json(read_plain(_record(path), _LARGEST_RECORD))
+    except (OSError, ValueError):  # missing or invalid: the part is fetched again
         return None
     return record if isinstance(record, dict) else None
 
 
 @contextmanager
 def _recorded(path: Path, obj: RemoteObject, verifier: Verifier, part: IO[bytes]) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called after each write: it records now and then how far the part is, as does an interruption."""
-    if obj.checksums:
+    """Yield a function to call after each write. It updates the record of the part periodically; so does an interruption."""
+    if obj.checksums:  # all bytes of a part can be kept
         yield lambda: None
         return
     size, began = verifier.size, time.monotonic()

@@ -1,8 +1,8 @@
-"""Failures of requests, and retries: options, network exceptions and HTTP statuses as rbdata's errors, waits between attempts.
+"""Failed requests and retries: options, rbdata's errors for network exceptions and HTTP statuses, waits between attempts.
 
-A failure is transient or permanent; a transient one is retried as `FetchOptions` say. The waits arise deep inside of what
-reads, so the process passes them on (`announce`): to whatever listens (`listen`) where progress is shown, and in worker
-processes, whose pool hands them to its parent.
+A failure is transient or permanent; a transient one is retried as `FetchOptions` say. Waits occur deep inside readers, so
+they are announced (`announce`) to a listener of the process (`listen`): the progress display, or in a worker process the code
+that reports them to its parent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ...errors import (
 T = TypeVar("T")
 
 #: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
-LEAST_RATE = 1024
+MIN_RATE = 1024
 # Seconds; if a server asks for a longer wait, there is no retry.
 _LONGEST_WAIT = 300.0
-# Attempts at a host whose name does not resolve, unless this process has reached it before: a wrong name stays wrong, whereas
-# names that were known a minute ago are unknown while the network is down.
-_MOST_LOOKUPS = 3
+# Attempts at a host whose name does not resolve. A host that this process has reached before gets all attempts: its name is
+# right, and the network is down.
+_MAX_LOOKUPS = 3
 # Hosts, with their schemes, that answered this process.
 _reached: set[str] = set()
 
@@ -44,7 +44,7 @@ class FetchOptions:
     """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
 
     attempts: int = 6
-    """Failures in a row, without progress between them, after which there is no retry."""
+    """Failures in a row without progress after which there is no retry."""
     backoff: float = 0.5
     """Seconds to wait after the first failure; doubles with each further one."""
     backoff_cap: float = 30.0
@@ -52,7 +52,7 @@ class FetchOptions:
     connect_timeout: float = 10.0
     """Seconds to wait for a connection."""
     silence_timeout: float = 60.0
-    """Seconds without a byte, or of less than LEAST_RATE, after which a connection is considered lost."""
+    """Seconds without a byte, or of less than MIN_RATE, after which a connection is considered lost."""
     user_project: str | None = None
     """Google Cloud project billed for requester-pays buckets."""
     anonymous: bool | Literal["auto"] = "auto"
@@ -88,15 +88,15 @@ def transient(message: str, *, hint: str = LATER, retry_after: float | None = No
 
 
 def malformed(error: Exception, url: str) -> FetchError:
-    """The error for an answer that a client failed to interpret, with an exception of no meaning; MemoryError and the like
-    are no answers, and raised."""
+    """The error for a response that a client library could not interpret. Raises exceptions with another cause (MemoryError)
+    unchanged."""
     if not isinstance(error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
         raise error
-    return transient(f"{url}: the server's answer is malformed ({type(error).__name__}: {reason(error)})")
+    return transient(f"{url}: the server's response is malformed ({type(error).__name__}: {reason(error)})")
 
 
 def replaced(url: str, change: str = "") -> ObjectChangedError:
-    """The error for an object of which the location holds another version; ``change`` states the difference."""
+    """The error for an object that the location has in another version; ``change`` states the difference."""
     message = f"{url} was replaced while it was being read" + (f": {change}" if change else "")
     return ObjectChangedError(message, hint="run the command again; the bytes of the old version are discarded")
 
@@ -145,7 +145,7 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
 
 
 def raise_network_error(error: Exception, url: str) -> NoReturn:
-    """Raise the translated error, or the error itself if it is not one of the network or of an answer's form."""
+    """Raise rbdata's error for one of the network or of a malformed response; raise other errors unchanged."""
     translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
     if translated is error:
         raise error
@@ -154,7 +154,7 @@ def raise_network_error(error: Exception, url: str) -> NoReturn:
 
 
 def _hide_secrets(error: BaseException, depth: int = 0) -> None:
-    """Texts of requests and urllib3 quote the URL that a server redirected to, whose query may be a signature."""
+    """Remove logins and queries from messages: requests and urllib3 quote redirect URLs, whose query may be a signature."""
     error.args = tuple(without_logins(value) if isinstance(value, str) else value for value in error.args)
     inner = (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args)
     for cause in inner if depth < 8 else ():
@@ -175,8 +175,8 @@ def network_error(error: BaseException, url: str) -> FetchError | UsageError | N
         message = f"{url}: TLS connection failed ({reason(error)})"
         return FetchError(message, hint="check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)")
     if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
-        # The address given was checked, so this is one that the server sent; its query may hold a signature.
-        message = f"{url}: redirected to where nothing can be read ({str(error).partition('?')[0]})"
+        # The user's address was checked, so this one came from the server; its query may be a signature.
+        message = f"{url}: redirected to an unusable address ({str(error).partition('?')[0]})"
         return FetchError(message, hint="use another mirror (--mirror), and check the proxy settings of this machine")
     if isinstance(error, of_requests.TooManyRedirects):
         return FetchError(f"{url}: too many redirects", hint="use another mirror (--mirror)")
@@ -192,7 +192,7 @@ def network_error(error: BaseException, url: str) -> FetchError | UsageError | N
 
 
 def reason(error: BaseException) -> str:
-    """The message of the innermost cause; those of the exceptions around it in requests and urllib3 are long and vague."""
+    """The message of the innermost cause; the exceptions of requests and urllib3 around it have long and vague ones."""
     cause = _innermost(error)
     if type(cause).__name__ == "IncompleteRead":  # of http.client and of urllib3
         return f"{getattr(cause, 'expected', 'some')} bytes missing"
@@ -212,15 +212,15 @@ def _innermost(error: BaseException) -> BaseException:
     return cause
 
 
-def answer_of(error: FetchError, url: str) -> str:
-    """What a place at ``url`` answered to a request that failed, without its address: "access denied (HTTP 403)"."""
+def failure_at(error: FetchError, url: str) -> str:
+    """The reason for a failed request to a location, without its URL: "access denied (HTTP 403)"."""
     code = error.status
     status = f" (HTTP {code})" if code else ""
     if isinstance(error, ForbiddenError):
         return f"access denied{status}"
     if isinstance(error, ObjectNotFoundError):
         return f"not found{status}"
-    # Messages begin with the address of the object that was asked for.
+    # Messages begin with the URL of the requested object.
     return error.message.partition(": ")[2] if error.message.startswith(url) else error.message
 
 
@@ -234,7 +234,7 @@ _listener: WaitListener = lambda text, seconds: None  # noqa: E731
 
 
 def announce(text: str, seconds: float) -> None:
-    """Say why there is a wait: ``HTTP 503 Service Unavailable: retry 2 of 8 in 4.0 s``. Called in any thread."""
+    """Report a wait: ``HTTP 503 Service Unavailable: retry 2 of 8 in 4.0 s``. Called in any thread."""
     _listener(text, seconds)
 
 
@@ -257,7 +257,7 @@ class Retry:
     offset: int
     """Byte of the object from which it continues."""
     failures: int
-    """Failures in a row without a new byte, this one included."""
+    """Failures in a row without a new byte, including this one."""
     attempts: int
     """Failures in a row after which there is no further retry."""
     wait: float
@@ -279,10 +279,10 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
     return max(full * (0.5 + 0.5 * jitter), asked or 0.0)
 
 
-def next_try(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
-    """The retry to make after this failure, which is announced (`announce`).
+def next_retry(error: TransientFetchError, url: str, offset: int, failures: int, options: FetchOptions) -> Retry:
+    """The retry after this failure, which is announced (`announce`).
 
-    Raises the error with the number of attempts if there is no further one.
+    If there is no further attempt, raises the error with the number of attempts.
     """
     asked = error.retry_after
     wait = wait_before_retry(failures, options, asked=asked, jitter=random.random())
@@ -298,8 +298,8 @@ def next_try(error: TransientFetchError, url: str, offset: int, failures: int, o
 
 
 def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions) -> T:
-    """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow;
-    at most `_MOST_LOOKUPS` times where the name of a new host does not resolve."""
+    """The result of `call`, which is repeated while it raises TransientFetchError, as often as `options` allow; at most
+    `_MAX_LOOKUPS` times if the name of a host that was never reached does not resolve."""
     failures, host = 0, "/".join(url.split("/", 3)[:3])
     while True:
         try:
@@ -309,6 +309,6 @@ def call_with_retries(call: Callable[[], T], *, url: str, options: FetchOptions)
         except TransientFetchError as error:
             failures += 1
             if error.unresolved and host not in _reached:
-                options = replace(options, attempts=min(options.attempts, _MOST_LOOKUPS))
-            retry = next_try(error, url, 0, failures, options)
+                options = replace(options, attempts=min(options.attempts, _MAX_LOOKUPS))
+            retry = next_retry(error, url, 0, failures, options)
         time.sleep(retry.wait)

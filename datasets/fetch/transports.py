@@ -1,4 +1,4 @@
-"""Which transport opens which URL. A new transport is one module of this folder and one branch here.
+"""Chooses the transport for a URL. A new transport is one module of this folder and one branch here.
 
 Transports, and with them requests and google-cloud-storage, are imported when a location is opened.
 """
@@ -43,7 +43,7 @@ def open_location(url: str | os.PathLike[str], *, options: FetchOptions | None =
 
 
 def open_mirror(url: str, *, options: FetchOptions | None = None) -> Location:
-    """`open_location` for a place that somebody names: also raises ObjectNotFoundError for a folder that does not exist."""
+    """`open_location` for a location named by a user: also raises ObjectNotFoundError for a folder that does not exist."""
     location = open_location(url, options=options)
     if location.url.startswith("/") and not Path(location.url).exists():
         raise ObjectNotFoundError(f"no such folder: {url}", hint="check the spelling of the mirror")
@@ -51,6 +51,6 @@ def open_mirror(url: str, *, options: FetchOptions | None = None) -> Location:
 
 
 def open_raw(path: Path, options: FetchOptions | None = None) -> Location:
-    """A folder with raw files as a location, or one file alone."""
+    """A folder of raw files, or a single raw file, as a location."""
     folder, only = (path.parent, path.name) if path.is_file() else (path, "")
     return DirectoryLocation(str(folder.resolve()), options or FetchOptions(), only)

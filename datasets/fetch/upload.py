@@ -43,12 +43,12 @@ class Uploader(Protocol):
         """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
 
     def remove(self, path: str) -> None:
-        """Remove one object; one that is not there is no error."""
+        """Remove one object, if it exists."""
 
 
 @dataclass
 class LocalFile:
-    """A file to upload; its checksums are computed when they are needed, once."""
+    """A file to upload; each checksum is computed on first use."""
 
     path: Path
     _checksums: dict[str, str] = field(default_factory=dict)
@@ -162,7 +162,8 @@ class DirectoryUploader:
         fetch_to_file(source, source.stat(file.path.name), target, on_bytes=on_bytes, on_resume=on_bytes)
 
     def remove(self, path: str) -> None:
-        """Folders that become empty go as well. What lies behind a link is not of the mirror: the link goes."""
+        """Also remove folders that become empty. If a folder above the file is a symbolic link, remove only the link: its
+        target is not part of the mirror."""
         top, target = Path(self.location.url), Path(self.location.url, check_path(path))
         above = (top / parent for parent in reversed(target.relative_to(top).parents) if parent.parts)
         target = next((link for link in above if link.is_symlink()), target)
@@ -174,7 +175,7 @@ class DirectoryUploader:
         remove_empty(target.parent, top)
 
     def prune(self, folder: str) -> None:
-        """Remove the empty folders in a folder, and those above it that are empty then."""
+        """Remove the empty folders in a folder, and its parents that become empty."""
         top = Path(self.location.url)
         for here, _, _ in os.walk(top / folder, topdown=False):
             remove_empty(Path(here), top)

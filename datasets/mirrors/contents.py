@@ -1,6 +1,6 @@
-"""What a mirror holds: lists it, and removes a dataset or a folder of raw files from it.
+"""The contents of a mirror: listing them, and removing a dataset or a folder of raw files.
 
-A dataset's manifest is removed first, so that no incomplete dataset is ever listed.
+A dataset's manifest is removed first, so that an incomplete dataset is never listed.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def _describe(location: Location, folder: str) -> Entry:
 
 @dataclass(frozen=True)
 class Held:
-    """What a mirror holds under a name: ``files`` by path, in the order in which they go; ``bytes`` as far as they are stated.
+    """What a mirror holds under a name: paths of ``files`` in the order of removal, and ``bytes`` as far as sizes are stated.
 
-    The manifest goes first, and last the file by which the rest of an interrupted removal is found. Of a folder, ``files`` are
-    none where only empty folders are left.
+    The manifest comes first; last comes the file by which an interrupted removal is found again. ``files`` is empty if only
+    empty folders are left.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Held:
 def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
     """What a mirror holds under an id, bare name or folder as `ls` shows it.
 
-    Raises ObjectNotFoundError where it holds nothing of that name, and the fetch errors.
+    Raises ObjectNotFoundError if it holds nothing of that name, and the fetch errors.
     """
     location = open_mirror(destination, options=fetch)
     named = text.strip("/")
@@ -127,7 +127,10 @@ def remove(
     fetch: FetchOptions | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Remove it. ``on_progress(files removed, files in all)``. Raises UsageError for a read-only place, and fetch errors."""
+    """Remove ``held``, reporting ``on_progress(files removed, all files)``.
+
+    Raises UsageError for a read-only location, and the fetch errors.
+    """
     uploader = open_uploader(destination, fetch)
     first, rest, last = held.files[:1], held.files[1:-1], held.files[1:][-1:]
     done = 0
@@ -141,7 +144,7 @@ def remove(
 
 
 def _is_empty(location: Location, name: str) -> bool:
-    """Whether a folder on disk, behind no link, holds no file."""
+    """Whether this is a folder on disk, reached without symbolic links, that holds no file."""
     if not isinstance(location, DirectoryLocation):
         return False
     top = Path(location.url).resolve()
@@ -157,7 +160,7 @@ def _full_id(text: str) -> str:
 
 
 def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
-    """The files of a folder that holds some itself, those of its subfolders included where it holds a dataset."""
+    """The files of a folder, and of its subfolders if it holds a dataset; empty if it has no files itself."""
     try:
         files = {join_path(folder, item.name): item for item in location.list(folder)}
     except ObjectNotFoundError:

@@ -33,7 +33,7 @@ from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from ..fetch.location import is_hub_dataset, is_plain_name, join_path
 from ..fetch.reading import bytes_there
-from ..fetch.retries import answer_of
+from ..fetch.retries import failure_at
 from ..fetch.upload import find_object
 from ..ingest.job import ConvertOptions, Job, RawObject
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
@@ -48,8 +48,8 @@ _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another m
 def resolve(
     text: str, mirror: str | None, fetch: FetchOptions | None = None, local: Callable[[], Iterable[str]] = tuple
 ) -> tuple[str, Source | None]:
-    """Like `catalogue.resolve`, and also for what a mirror may hold: bare names that a source does not list by itself
-    (Minari's), and ids of no source. ``local`` gives the ids on this machine, where no source knows the name."""
+    """`catalogue.resolve`, extended to names that only a mirror knows: bare names that a source does not list (Minari's), and
+    ids without a source. ``local`` returns the ids on this machine; it is called for names that no source knows."""
     try:
         return catalogue.resolve(text)
     except UnknownDatasetError:
@@ -68,7 +68,7 @@ def resolve(
 
 
 def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str, Source] | None:
-    """The id and source of a name that one of the sources with open-ended names has at a mirror."""
+    """The id and source of a bare name that a mirror holds for a source with open-ended names."""
     if text.partition("/")[0] in catalogue.source_names():
         return None
     for source in catalogue.sources().values():
@@ -103,8 +103,8 @@ def open_published(
 ) -> tuple[Job, str]:
     """Open a dataset's raw objects at the first of the source's own places that has them; the job, and that place.
 
-    ``job.why`` says what the places before it answered. What a place has and is not as it should be is not looked for at the
-    next one. Raises the error of the only place, or one with the answers of all.
+    ``job.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is
+    not tried. Raises the error of the only place, or one with the failures at all places.
     """
     failures: dict[str, FetchError] = {}
     for url in source.places(name, options):
@@ -120,25 +120,26 @@ def open_published(
             failures[location.url] = error
             continue
         if failures:
-            answers = "; ".join(f"{place}: {answer_of(error, place)}" for place, error in failures.items())
-            job.why = ", ".join(
-                [*(f"{key} {value}" for key, value in job.resolved_options.items()), f"because {answers}"]
-            )
+            options_used = [f"{key} {value}" for key, value in job.resolved_options.items()]
+            job.why = ", ".join([*options_used, f"because {_list_failures(failures)}"])
         return job, url
     raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
 
 
 def _unavailable(source: Source, name: str, failures: Mapping[str, FetchError]) -> FetchError:
-    """The error when no place gives a dataset; of the kind that promises most."""
+    """The error if no place has a dataset; of several classes, the one that another attempt is most likely to mend."""
     errors, hint = list(failures.values()), source.where_else(name)
     if len(errors) == 1 and hint is None:
         return errors[0]
-    answers = "; ".join(f"{place}: {answer_of(error, place)}" for place, error in failures.items())
     kinds = (TransientFetchError, ForbiddenError, ObjectNotFoundError)
     kind = next((one for one in kinds if any(isinstance(error, one) for error in errors)), FetchError)
     if all(isinstance(error, TransientFetchError) and error.unresolved for error in errors):
         hint = f"check the network of this machine; or {hint}"
-    return kind(f"{source.name}/{name} is not available: {answers}", hint=hint)
+    return kind(f"{source.name}/{name} is not available: {_list_failures(failures)}", hint=hint)
+
+
+def _list_failures(failures: Mapping[str, FetchError]) -> str:
+    return "; ".join(f"{place}: {failure_at(error, place)}" for place, error in failures.items())
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> Copy | Non
 
 
 def same_content(one: Manifest, other: Manifest) -> bool:
-    """Whether two datasets differ at most in the fields that differ between two conversions of the same data."""
+    """Whether two datasets are equal in all fields that two conversions of the same data have in common."""
 
     def content(manifest: Manifest) -> dict[str, Any]:
         record = {**manifest.to_json(), "content": manifest.content}
@@ -195,12 +196,12 @@ def same_content(one: Manifest, other: Manifest) -> bool:
 
 
 def _copy_mark(manifest: Manifest) -> str:
-    """What an unfinished copy of this dataset is recognised by."""
+    """The fingerprint of an unfinished copy of this dataset."""
     return fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
 
 
 def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
-    """What `copy_converted` has to fetch. Raises DamagedDatasetError for a manifest that names files elsewhere."""
+    """What `copy_converted` would fetch. Raises DamagedDatasetError for a manifest that names files outside its dataset."""
     location, manifest = copy.location, copy.manifest
     names = [check_name(name, location) for name in sorted(manifest.files)]
     begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
@@ -249,7 +250,7 @@ def copy_converted(
     if not writer.remembered("copy"):
         writer.remember("copy", {})
     wanted = _drop_changed(writer.folder, objects, manifest)
-    # What an earlier run began to fetch may have changed since, and is then fetched once more.
+    # A file that an earlier run began to fetch may have changed since; it is then fetched once more.
     resumed = [raw for raw in wanted if bytes_there(writer.folder / raw.path)]
     fetch_all(writer.folder, wanted, on_progress)
     again = _drop_changed(writer.folder, resumed, manifest)
@@ -269,7 +270,7 @@ def copy_converted(
 
 
 def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest) -> list[RawObject]:
-    """The objects whose files are not there, or are not as the manifest states: those are removed."""
+    """The objects whose files are missing or differ from the manifest; differing files are removed."""
     wanted = [raw for raw in objects if find_damage(folder, manifest, raw.path)]
     for raw in wanted:
         remove_tree(folder / raw.path)
@@ -282,7 +283,7 @@ def fetch_manifest(location: Location, folder: str) -> Manifest | None:
         item = find_object(location, join_path(folder, FILENAME))
         return None if item is None else read_remote_manifest(location, item)[0]
     except ForbiddenError:
-        return None  # stores without permission to list deny access to objects that do not exist
+        return None  # without permission to list, stores deny access to objects that do not exist
     except (ObjectNotFoundError, TransientFetchError, ChecksumError):
         raise
     except FetchError:

@@ -45,7 +45,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Pushed:
-    """Result of a push: of ``files`` at ``url``, the mirror lacked ``sent``; likewise the bytes."""
+    """Result of a push: the mirror lacked ``sent`` of the ``files`` at ``url``; likewise for bytes."""
 
     id: str
     kind: Literal["dataset", "raw"]
@@ -66,7 +66,7 @@ def push(
     fetch: FetchOptions | None = None,
     on_progress: OnProgress | None = None,
 ) -> Pushed:
-    """Copy a converted dataset, or with ``raw`` the raw files that were kept of it, to a mirror.
+    """Copy a converted dataset, or with ``raw`` its kept raw files, to a mirror.
 
     ``destination`` is a directory, ``gs://``, or with the extra ``remote`` a URL that fsspec can write to. Files that the
     mirror already holds are not sent again, so an interrupted push continues; every file is verified on the mirror.
@@ -75,7 +75,7 @@ def push(
 
     Raises DatasetNotFoundError if there is nothing to push, DamagedDatasetError if the dataset's files do not match its
     manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
-    DatasetBusyError if it is replaced meanwhile, and the fetch errors.
+    DatasetBusyError if it is replaced during the push, and the fetch errors.
     """
     root = settings.root(root)
     uploader = open_uploader(destination, fetch)
@@ -113,7 +113,7 @@ def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProg
 
 
 def check_undamaged(folder: Path, manifest: Manifest) -> None:
-    """Raise DamagedDatasetError for files that are not as the manifest states: before anything is sent."""
+    """Raise DamagedDatasetError if a file differs from the manifest; called before anything is sent."""
 
     def check(name: str) -> None:
         problem = find_damage(folder, manifest, name)

@@ -116,19 +116,19 @@ class TestEveryStore:
     def test_a_page_that_leads_to_one_before_it(self, url: str, store: Store) -> None:
         numbers = count()
         store.token = lambda: "abc"[next(numbers) % 3]
-        with pytest.raises(FetchError, match=rf"{NO_END}: page \d leads to one before it"):
+        with pytest.raises(FetchError, match=rf"{NO_END}: page \d leads back to an earlier one"):
             names(url)
         assert store.asked < 6
 
     def test_fresh_tokens_for_ever(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bounds, "MOST_PAGES", 9)
+        monkeypatch.setattr(bounds, "MAX_PAGES", 9)
         numbers = count(1)
         store.token = lambda: str(next(numbers))
         with pytest.raises(FetchError, match=f"{NO_END}, or is too long: 10 names on 10 pages"):
             names(url)
 
     def test_names_without_end(self, url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bounds, "MOST_CHARACTERS", 50_000)
+        monkeypatch.setattr(bounds, "MAX_CHARACTERS", 50_000)
         numbers = count(1)
         store.entries = [Entry(f"run/{'n' * 900}{number}") for number in range(20)]
         store.token = lambda: str(next(numbers))
@@ -170,7 +170,7 @@ class TestEveryStore:
 
 
 def test_folders_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_FOLDERS", 10)
+    monkeypatch.setattr(bounds, "MAX_FOLDERS", 10)
     url = f"{os.environ['HF_ENDPOINT']}/web"
     with pytest.raises(FetchError, match="more than 10 folders"):
         ls(url, fetch=QUICK)
@@ -197,7 +197,7 @@ def test_what_is_no_listing_of_s3(body: bytes, store: Store) -> None:
 
 def test_a_page_of_s3_that_is_cut(store: Store) -> None:
     store.entries[0].s3 += "<IsTruncated>true</IsTruncated>"
-    with pytest.raises(TransientFetchError, match="does not lead to another"):
+    with pytest.raises(TransientFetchError, match="names no next page"):
         names("s3://lab/run")
 
 
