@@ -90,6 +90,7 @@ __all__ = [
     "DatasetStorage",
     "DiscreteTensorSpec",
     "Flat2TED",
+    "GenDGRLExperienceReplay",
     "Goals",
     "HERReplayBuffer",
     "HindsightStrategy",

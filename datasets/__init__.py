@@ -9,6 +9,7 @@ __all__ = [
     "AtariDQNExperienceReplay",
     "BaseDatasetExperienceReplay",
     "D4RLExperienceReplay",
+    "GenDGRLExperienceReplay",
     "MinariExperienceReplay",
     "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",

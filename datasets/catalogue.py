@@ -104,6 +104,9 @@ def describe(dataset_id: str, root: Path | None = None) -> CatalogueEntry:
     if listed is not None and listed.date is not None:
         return listed
     source = load_source(name)
+    unlisted = source.describe_unlisted(rest)
+    if unlisted is not None:
+        return _with_scores(unlisted, source)
     file = source.catalogue_file
     general = _with_scores(file.entry(rest) if file else CatalogueEntry(dataset_id), source)
     general = replace(general, steps=None, figures=(), approximate=False)

@@ -33,6 +33,8 @@ BUILT_IN = {
     "d4rl": "rbdata.datasets.sources.d4rl.source:D4rlSource",
     "minari": "rbdata.datasets.sources.minari.source:MinariSource",
     "openml": "rbdata.datasets.sources.openml.source:OpenmlSource",
+    "ogbench": "rbdata.datasets.sources.ogbench.source:OgbenchSource",
+    "gen_dgrl": "rbdata.datasets.sources.gen_dgrl.source:GenDgrlSource",
     "exorl": "rbdata.datasets.sources.exorl.source:ExorlSource",
     "vd4rl": "rbdata.datasets.sources.vd4rl.source:VD4RLSource",
     "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",

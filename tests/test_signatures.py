@@ -126,7 +126,14 @@ def test_functions_have_explicit_arguments():
 
 
 BUFFERS = ["TensorDict", "Prioritized", "TensorDictPrioritized", "HER"]
-DATASETS = {"AtariDQN": "atari", "D4RL": "d4rl", "Minari": "minari", "OpenML": "openml", "OpenX": "openx"}
+DATASETS = {
+    "AtariDQN": "atari",
+    "D4RL": "d4rl",
+    "GenDGRL": "gen_dgrl",
+    "Minari": "minari",
+    "OpenML": "openml",
+    "OpenX": "openx",
+}
 
 
 @pytest.mark.parametrize(

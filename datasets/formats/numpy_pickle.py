@@ -155,7 +155,7 @@ class _Machine:
         if self._left < 0:
             raise self.error("holds more than can be read at once")
         pieces = self._reader.pieces(count)
-        self._stack.append(b"".join(pieces) if numbers is None else self._narrowed(pieces, numbers))
+        self._stack.append(b"".join(pieces) if numbers is None else self._narrowed(pieces, count, numbers))
 
     def _expected(self, count: int) -> np.dtype | None:
         """The dtype of the array whose ``count`` bytes come next, if it is to be narrow."""
@@ -168,9 +168,12 @@ class _Machine:
         fits = dtype.kind == "f" and _size(shape) * dtype.itemsize == count
         return dtype if fits and self._narrow(dtype, shape) else None
 
-    def _narrowed(self, pieces: Iterator[memoryview], dtype: np.dtype) -> _Narrowed:
-        found = [to_bytes(block, self._reader.name) for block in _numbers(pieces, dtype)]
-        return _Narrowed(np.concatenate([np.zeros(0, np.uint8), *found]))
+    def _narrowed(self, pieces: Iterator[memoryview], count: int, dtype: np.dtype) -> _Narrowed:
+        numbers, at = np.empty(count // dtype.itemsize, np.uint8), 0
+        for block in _numbers(pieces, dtype):
+            numbers[at : at + len(block)] = to_bytes(block, self._reader.name)
+            at += len(block)
+        return _Narrowed(numbers)
 
     # -- instructions ----------------------------------------------------------------------------------------------------
 

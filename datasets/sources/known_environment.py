@@ -27,6 +27,7 @@ _PACKAGES = (
     (r"(MiniGrid|BabyAI)-.*", "minigrid", "minigrid"),
     (r"dm_control/.*", "shimmy", "'shimmy[dm-control]'"),
     (r"Meta-World/.*", "metaworld", "metaworld"),
+    (r"(visual-)?(pointmaze|antmaze|humanoidmaze|antsoccer|cube|scene|puzzle|powderworld)-.*", "ogbench", "ogbench"),
 )
 #: Strings among a file's arguments; with a colon or a slash one could name a module or a path.
 _WORD = re.compile(r"[\w .+-]{0,200}")

@@ -100,6 +100,10 @@ class Source:
         file = self.catalogue_file
         return list(file.entries()) if file else []
 
+    def describe_unlisted(self, name: str) -> CatalogueEntry | None:
+        """What is known of a dataset of its own that is not in `catalogue`; None where that is what all datasets share."""
+        return None
+
     def full_name(self, name: str, options: ConvertOptions) -> str:
         """The name of the dataset that a name and (unchecked) options ask for, where an option is part of the name."""
         return name

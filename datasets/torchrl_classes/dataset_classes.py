@@ -100,6 +100,10 @@ class MinariReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOpti
     pass
 
 
+class GenDGRLReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, SplitOption, total=False):
+    pass
+
+
 class OpenMLReplayOptions(
     DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
 ):
@@ -502,6 +506,29 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         }
 
 
+class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
+    """A Gen-DGRL dataset of a game and a set, such as ``"bigfish-1M_E"``; see docs/sources/gen_dgrl.md.
+
+    A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[3, 64, 64]``), ``action`` (int64), reward and flags
+    under ``next``, and ``("info", "level_seed")``. The next observation of a terminated step is zeros: where TorchRL has one,
+    it is the first frame of another episode. See `BaseDatasetExperienceReplay` for all else.
+    """
+
+    source = "gen_dgrl"
+
+    @with_options(GenDGRLReplayOptions, *_ORIGINS)
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        download: bool | str = True,
+        root: PathLike | None = None,
+        **options: Unpack[GenDGRLReplayOptions],
+    ) -> None:
+        self._open(dataset_id, batch_size, root=root, download=download, **options)
+
+
 class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     """An OpenML table: ``adult_num``, ``adult_onehot``, ``mushroom_num``, ``mushroom_onehot``, ``covertype``, ``shuttle`` and
     ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
@@ -623,6 +650,7 @@ _REGISTRY: dict[str, Factory] = {
     "atari": AtariDQNExperienceReplay,
     "atari_dqn": AtariDQNExperienceReplay,
     "d4rl": D4RLExperienceReplay,
+    "gen_dgrl": GenDGRLExperienceReplay,
     "minari": MinariExperienceReplay,
     "openml": OpenMLExperienceReplay,
     "openx": OpenXExperienceReplay,
@@ -650,8 +678,8 @@ def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) ->
 def load_dataset(dataset_id: str, **options: Any) -> Any:
     """The buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
 
-    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``minari``, ``openml`` and ``openx``; `register_dataset` adds others.
-    ``options`` are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
+    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``gen_dgrl``, ``minari``, ``openml`` and ``openx``; `register_dataset`
+    adds others. ``options`` are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
     """
     prefix, colon, name = dataset_id.partition(":")
     prefixes = f"prefixes: {', '.join(sorted(_REGISTRY))}"

@@ -11,9 +11,11 @@ from typing import Any
 
 import atari_truth
 import d4rl_truth
+import gen_dgrl_truth
 import gymnasium
 import minari_tools
 import numpy as np
+import ogbench_truth
 import pytest
 import rlds_tools
 import rlu_writer
@@ -25,9 +27,11 @@ from rbdata.datasets.sources.arrays.source import ArraysSource
 from rbdata.datasets.sources.atari.source import AtariSource
 from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.datasets.sources.exorl.source import ExorlSource
+from rbdata.datasets.sources.gen_dgrl.source import GenDgrlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
+from rbdata.datasets.sources.ogbench.source import OgbenchSource
 from rbdata.datasets.sources.openml.source import OpenmlSource
 from rbdata.datasets.sources.rlds.openx import OpenxSource
 from rbdata.datasets.sources.rlds.source import RldsSource
@@ -145,6 +149,51 @@ class TestRoboset(SourceTests):
 
     def check_values(self, dataset, raw):
         Truth.of_file(DATA / "roboset" / "truth" / f"{self.name.replace('/', '_')}.npz").check(dataset)
+
+
+class TestOgbench(SourceTests):
+    """Pixels: rows that are filled part by part."""
+
+    source, name = OgbenchSource(), "visual-antmaze-medium-navigate-v0-val"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        (tmp_path / "raw").mkdir()
+        shutil.copy(DATA / "ogbench" / f"{self.name}.npz", tmp_path / "raw")
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        ogbench_truth.assert_holds(dataset, ogbench_truth.expected(raw / f"{self.name}.npz"))
+
+
+class TestOgbenchFiles(SourceTests):
+    """A set of several files, of a single task."""
+
+    source, name = OgbenchSource(), "humanoidmaze-giant-navigate-100m-singletask-v0"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        for number in range(3):
+            file = f"humanoidmaze-giant-navigate-100m-v0/humanoidmaze-giant-navigate-v0-{number:03}.npz"
+            ogbench_truth.write(tmp_path / "raw" / file, ogbench_truth.make([30, 40 + number], (69,), seed=number))
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        every = [ogbench_truth.expected(file) for file in sorted(raw.rglob("*.npz"))]
+        ogbench_truth.assert_holds(dataset, {key: np.concatenate([one[key] for one in every]) for key in every[0]})
+        assert (dataset["next/reward"] == -1).all() and (dataset["masks"] == 1).all()
+
+
+class TestGenDgrl(SourceTests):
+    source, name = GenDgrlSource(), "chaser-1M_E"
+
+    @pytest.fixture
+    def raw(self, tmp_path):
+        shutil.copytree(DATA / "gen_dgrl" / "1M", tmp_path / "raw" / "1M")
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        gen_dgrl_truth.assert_holds(dataset, gen_dgrl_truth.expected(raw / "1M" / "expert" / "chaser.tar.xz"))
 
 
 class TestArrays(SourceTests):

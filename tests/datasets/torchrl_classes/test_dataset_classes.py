@@ -15,17 +15,20 @@ from d4rl_truth import make, write
 from minari_tools import with_root
 from minari_tools import write as write_minari
 from openml_server import openml_server
+from paths import DATA
 from rbdata import ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement, SliceSampler
 from rbdata.datasets import (
     AtariDQNExperienceReplay,
     BaseDatasetExperienceReplay,
     D4RLExperienceReplay,
+    GenDGRLExperienceReplay,
     MinariExperienceReplay,
     OpenMLExperienceReplay,
     OpenXExperienceReplay,
     load_dataset,
 )
 from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UnknownDatasetError, UsageError
+from servers import http_server
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
@@ -145,6 +148,7 @@ def test_what_is_not_there(tmp_path, door):
         (AtariDQNExperienceReplay, "Qbert/1"),
         (D4RLExperienceReplay, "hopper-medium-v2"),
         (MinariExperienceReplay, "D4RL/door/human-v2"),
+        (GenDGRLExperienceReplay, "bigfish-1M_E"),
         (OpenMLExperienceReplay, "magic"),
         (OpenXExperienceReplay, "cmu_stretch"),
     ):
@@ -252,6 +256,35 @@ def test_minari_local_is_read_anew(door):
     assert len(MinariExperienceReplay(DOOR, batch_size=4, root=door / "root", download=False)) == 7
     again.set_sampler(SliceSampler(slice_len=2, traj_key="episode"))
     assert again.sample()["episode"].tolist() == [0] * 4
+
+
+# -- Gen-DGRL --------------------------------------------------------------------------------------------------------
+
+
+def test_gen_dgrl_against_torchrl(tmp_path, monkeypatch):
+    """TorchRL's documented example, with the import changed, and the values of its own class over the same archive."""
+    theirs = pytest.importorskip("torchrl.data.datasets").GenDGRLExperienceReplay
+    layout = tmp_path / "mirror" / "Procgen" / "Datasets" / "Compressed"
+    shutil.copytree(DATA / "gen_dgrl" / "1M" / "expert", layout / "1M" / "level_200" / "expert")
+    torch.manual_seed(0)
+    with http_server(tmp_path / "mirror") as server:
+        d = GenDGRLExperienceReplay("chaser-1M_E", batch_size=32, root=tmp_path / "root", mirror=server.url)
+        monkeypatch.setattr(theirs, "BASE_URL", f"{server.url}/Procgen/Datasets/Compressed")
+        monkeypatch.setattr(theirs, "_get_category_len", classmethod(lambda cls, name: len(d)))
+        (tmp_path / "theirs").mkdir()
+        other = theirs("chaser-1M_E", batch_size=32, root=tmp_path / "theirs")[:]
+    for batch in d:  # noqa: B007
+        break
+    assert batch["observation"].shape == (32, 3, 64, 64) and batch["observation"].dtype == torch.uint8
+    mine = d[:]
+    assert "chaser-1M_E" in GenDGRLExperienceReplay.available_datasets and d.episodes.max() == 2
+    assert torch.equal(mine["observation"], other["observation"])
+    assert torch.equal(mine["action"][:, None], other["action"])
+    for key in ("reward", "done", "terminated"):
+        assert torch.equal(mine["next", key], other["next", key])
+    inside = ~mine["next", "done"][:, 0]
+    assert torch.equal(mine["next", "observation"][inside], other["next", "observation"][inside])
+    assert not mine["next", "observation"][~inside].any()  # theirs are another episode's
 
 
 # -- OpenML ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""One OGBench file (``.npz``), read block by block: a set of pixels unpacks to 60 GB.
+
+    observations   [N, ...]   float32 states, or uint8 frames
+    actions        [N, ...]
+    terminals      [N]        1 in the last row of an episode (bool, in Powderworld int32)
+    qpos, qvel     [N, ...]   before the action; not in Powderworld
+    button_states  [N, ...]   where there are buttons
+
+An episode of n steps has n + 1 rows. The action of its last row is real, but what it led to is nowhere: that row is the final
+state. No episode terminates (`tasks`: not even at the goal). This is what ``load_dataset`` of ogbench reads. Its compact
+form, saved to a file, is read too: there ``terminals`` flag the row before the last as well, and ``valids`` are 0 in the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ...formats.npz import NpzArchive
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.spaces import LossyCastError, cast, stored_dtype
+from ...ingest.trajectories import to_rewards
+from .tasks import SingleTask
+
+_REQUIRED = ("observations", "actions", "terminals")
+#: What becomes of arrays; any other array is below ``info``.
+_KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
+#: Arrays that are no columns: flags, and rewards of files that somebody relabelled.
+_FLAGS = ("terminals", "valids", "rewards")
+
+
+@dataclass(frozen=True)
+class OgbenchReader(EpisodeReader):
+    """``task``: whose rewards and masks are computed; without one they are those of the file, or 0."""
+
+    task: SingleTask | None = None
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        assert raw.path is not None
+        with NpzArchive(raw.path, raw.name) as archive:
+            yield from _File(archive, self.task, raw).episodes()
+
+
+class _File:
+    """An archive that is open, with everything that is one number a row in memory."""
+
+    def __init__(self, archive: NpzArchive, task: SingleTask | None, raw: RawInput) -> None:
+        self._archive, self._raw = archive, raw
+        self._heads = {key: archive.head(key) for key in self._checked_keys(task)}
+        self._rows = self._heads["observations"][1][0]
+        self._check_lengths()
+        self._ends = self._read_ends()
+        self._rewards, self._masks = self._read_rewards(task)
+
+    def episodes(self) -> Iterator[Episode]:
+        columns = {
+            _KEYS.get(key, f"info/{key}"): _Cutter(self._archive.blocks(key), *self._stored(key))
+            for key in self._heads
+            if key not in _FLAGS and not (key == "masks" and self._masks is not None)
+        }
+        first = 0
+        for last in self._ends.tolist():
+            steps = last - first
+            cut_here = last == self._rows - 1 and not self._ends_whole
+            taken: dict[str, Rows] = {
+                key: column.rows(first, last + (key == "observation")) for key, column in columns.items()
+            }
+            if self._masks is not None:
+                taken["masks"] = self._masks[first:last]
+            states = {"observation": taken.pop("observation")}
+            yield Episode(states, taken, self._rewards[first:last], terminated=False, truncated=not cut_here)
+            if steps:
+                self._count(first, last)
+            first = last + 1
+        for column in columns.values():
+            column.finish()
+
+    def _count(self, first: int, last: int) -> None:
+        if self._masks is not None:
+            self._raw.counts["relabelled_steps"] += last - first
+            self._raw.counts["steps_at_the_goal"] += int((self._masks[first:last] == 0).sum())
+        elif "rewards" not in self._heads:
+            self._raw.counts["steps_without_reward"] += last - first
+
+    # -- what is small -------------------------------------------------------------------------------------------------
+
+    def _checked_keys(self, task: SingleTask | None) -> list[str]:
+        """The arrays of the file, in its order. Raises CorruptSourceError for those that are missing, and for odd names."""
+        keys = self._archive.keys
+        missing = [key for key in (*_REQUIRED, *(task.keys if task else ())) if key not in keys]
+        if missing:
+            there = ", ".join(sorted(keys)[:12]) or "no arrays"
+            message = f"{self._raw.name} has no {', '.join(missing)}"
+            raise CorruptSourceError(message, hint=f"it holds {there}: is it a file of OGBench?")
+        odd = [key for key in keys if not key.isidentifier() or key != key.lower()]
+        if odd or len(keys) > 50:
+            raise CorruptSourceError(
+                f"{self._raw.name} holds {odd[0][:60]!r}" if odd else f"{self._raw.name}: too many arrays"
+            )
+        return keys
+
+    def _check_lengths(self) -> None:
+        for key, (_, shape) in self._heads.items():
+            if not shape or shape[0] != self._rows:
+                message = f"{self._raw.name}: {key} has the shape {list(shape)}, observations have {self._rows} rows"
+                raise CorruptSourceError(message)
+            if key in _FLAGS and shape[1:] not in ((), (1,)):
+                raise CorruptSourceError(f"{self._raw.name}: {key} has the shape {list(shape)}, not one number a row")
+
+    def _read_ends(self) -> np.ndarray:
+        """The last row of each episode, int64; those behind the last flag are an episode that is cut."""
+        key = "valids" if "valids" in self._heads else "terminals"
+        values = self._archive.array(key).reshape(-1)
+        try:
+            flags = cast(values, bool) != (key == "valids")
+        except LossyCastError as error:
+            raise CorruptSourceError(f"{self._raw.name}: {key} of row {error.row} is {error.value}") from error
+        self._ends_whole = bool(flags[-1])
+        ends = np.flatnonzero(flags)
+        return ends if self._ends_whole else np.append(ends, self._rows - 1)
+
+    def _read_rewards(self, task: SingleTask | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rewards of all rows, float32, and the masks of a task."""
+        if task is None and "rewards" in self._heads:
+            return to_rewards(self._archive.array("rewards"), self._raw.name, "row"), None
+        rewards = np.zeros(self._rows, np.float32)
+        if task is None:
+            return rewards, None
+        masks = np.ones(self._rows, np.float32)
+        cutters = {key: _Cutter(self._archive.blocks(key), *self._heads[key]) for key in task.keys}
+        for low in range(0, self._rows, _TASK_ROWS):
+            high = min(low + _TASK_ROWS, self._rows)
+            arrays = {key: np.concatenate([*cutter.rows(low, high).blocks]) for key, cutter in cutters.items()}
+            rewards[low:high], masks[low:high] = task.rewards(arrays, self._raw.name)
+        for cutter in cutters.values():
+            cutter.finish()
+        return rewards, masks
+
+    def _stored(self, key: str) -> tuple[np.dtype, tuple[int, ...]]:
+        dtype, shape = self._heads[key]
+        one = (1,) * (key == "observations" and len(shape) == 1)  # TED wants a dimension for a single number
+        return np.dtype(stored_dtype(dtype, f"{self._raw.name}: {key}")), (*shape, *one)
+
+
+_TASK_ROWS = 1 << 16
+
+
+class _Cutter:
+    """The rows of an array in order, cut where the caller likes."""
+
+    def __init__(self, blocks: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        self._blocks, self._dtype, self._row = blocks, dtype, shape[1:]
+        self._block: np.ndarray = np.zeros((0, *self._row), dtype)
+        self._next = 0
+
+    def rows(self, low: int, high: int) -> LazyRows:
+        """The rows from ``low`` to ``high - 1``; those before ``low`` that nobody took are left out."""
+        return LazyRows(self._dtype.name, self._row, self._taken(low, high))
+
+    def finish(self) -> None:
+        """Read to the end: sizes and checksums are compared there."""
+        for _ in self._blocks:
+            pass
+
+    def _taken(self, low: int, high: int) -> Iterator[np.ndarray]:
+        while self._next < high:
+            if not len(self._block):
+                self._block = next(self._blocks)
+            skipped = min(len(self._block), max(0, low - self._next))
+            taken = min(len(self._block), high - self._next)
+            if taken > skipped:
+                yield self._block[skipped:taken].astype(self._dtype, copy=False).reshape(-1, *self._row)
+            self._block = self._block[taken:]
+            self._next += taken
