@@ -99,7 +99,7 @@ def effective(root_flag: str | os.PathLike[str] | None = None) -> list[Setting]:
     """Every setting with its value and origin. Raises UsageError for an invalid value, naming its origin."""
     root_setting = Setting("root", root(root_flag), "--root") if root_flag else _root()
     options = [source_option(option) for option in plugins.options_from_settings()]
-    mirrors = [_mirror(source) for source in plugins.registered()]
+    mirrors = [_mirror(source) for source in _with_mirrors()]
     return [_file_setting(), root_setting, _procs(), *options, *mirrors]
 
 
@@ -142,6 +142,10 @@ def _mirror(source: str) -> Setting:
         ("mirror", file),
     )
     return _setting(f"mirrors.{source}", lambda value, origin: _check_string(value, "a mirror", origin), places)
+
+
+def _with_mirrors() -> list[str]:
+    return [source for source in plugins.registered() if source not in plugins.WITHOUT_MIRRORS]
 
 
 def _procs() -> Setting:
@@ -213,10 +217,10 @@ def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
     mirrors = content.get("mirrors", {})
     if not isinstance(mirrors, dict):
         raise UsageError(f"{file}: mirrors is not a table", hint='write [mirrors], and below it atari = "/mnt/dqn"')
-    unknown = sorted(set(mirrors) - set(plugins.registered())) if mirrors else []
+    unknown = sorted(set(mirrors) - set(_with_mirrors())) if mirrors else []
     if unknown:
         message = f"{file}: unknown source {unknown[0]!r} in [mirrors]"
-        raise UsageError(message, hint=f"sources: {', '.join(plugins.registered())}")
+        raise UsageError(message, hint=f"sources: {', '.join(_with_mirrors())}")
     return content
 
 
@@ -254,7 +258,7 @@ def _check_name(name: str) -> None:
     import difflib
 
     names = [*sorted(_OWN - {"mirrors"}), *(option.name for option in plugins.options_from_settings())]
-    names += [f"mirrors.{source}" for source in plugins.registered()]
+    names += [f"mirrors.{source}" for source in _with_mirrors()]
     if name not in names:
         near = difflib.get_close_matches(name.lower(), names, n=1)
         message = f"unknown setting {name!r}"

@@ -162,6 +162,8 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     source = catalogue.load_source(source_name or catalogue.recognise(path, request.options.extra))
     source.check(request.options, "convert")
     assert request.root is not None
+    if source.reads_any:
+        catalogue.check_own(request.id)
     place = DatasetPlace(request.root, request.id)
     existing = find_existing(place, request)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
@@ -169,7 +171,10 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
         return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
     _check_free(place, request)
     request = extend(place, request, _declared(source))
-    job = source.open_folder(open_raw(path, request.fetch), request.options)
+    if not request.dry_run:
+        make_writable(place.root)
+    scratch = place.root if place.root.is_dir() else None
+    job = source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
     outcome = run(job, place, request, listener, str(path.resolve()))
     if outcome.action == "complete" and outcome.manifest is not None:
         _check_origin(outcome.manifest, source, path, listener)  # another process finished it meanwhile

@@ -33,6 +33,16 @@ def source_names() -> tuple[str, ...]:
     return tuple(plugins.registered())
 
 
+def check_own(dataset_id: str) -> None:
+    """Raise UsageError for the id of a source: what a user made would be taken for the source's dataset."""
+    head, _, rest = dataset_id.partition("/")
+    if rest and head in source_names():
+        message = f"{dataset_id} is the id of a dataset of the source {head}"
+        raise UsageError(
+            message, hint=f"call your own {MINE}/{rest}, or anything else that begins with no source's name"
+        )
+
+
 def load_source(name: str) -> Source:
     """A source by its name. Raises UnknownDatasetError naming those there are, PluginError for one that cannot be loaded."""
     source = plugins.load(name)

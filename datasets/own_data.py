@@ -18,6 +18,7 @@ from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
+from .catalogue import check_own
 from .ingest.job import ConvertOptions
 from .ingest.progress_bar import progress_listener
 from .ingest.request import Listener, Request
@@ -168,6 +169,7 @@ def _make(
 ) -> Path:
     from .sources.arrays.job import ArraysJob
 
+    check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
     if find_existing(place, request) is not None:
         message = f"{place.id} is there already"

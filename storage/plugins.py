@@ -44,6 +44,9 @@ BUILT_IN = {
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 
+#: Sources that read what is on this machine alone: no mirror holds anything for them.
+WITHOUT_MIRRORS = frozenset({"arrays"})
+
 #: What `dataset.Dataset.save` calls. Text, as the sources are: this module is below them.
 _PREPROCESS = "rbdata.preprocess.interface", "preprocess"
 

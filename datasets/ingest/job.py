@@ -44,6 +44,8 @@ class ConvertOptions:
     unknown_next: Literal["truncate", "zero"] = "truncate"
     time_limit: int | None = None
     parts: tuple[int, ...] | None = None
+    #: An existing folder for what must be unpacked to be read. None: where the system keeps temporary files.
+    scratch: Path | None = None
     #: Options of one source only, by name; `Source.check` checks them against its declarations.
     extra: Mapping[str, Any] = field(default_factory=dict)
 

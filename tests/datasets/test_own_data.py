@@ -16,6 +16,7 @@ import rbdata
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
 
@@ -180,6 +181,27 @@ def test_the_arrays_of_the_caller_stay_as_they_are() -> None:
     rbdata.from_arrays(data, "my/x")
     for key, values in before.items():
         np.testing.assert_array_equal(data[key], values)
+
+
+@pytest.mark.parametrize("dataset_id", ["atari/Pong/5", "gymnasium/mine", "arrays/x"])
+def test_own_data_do_not_take_the_id_of_a_source(dataset_id: str, tmp_path: Path, root: Path) -> None:
+    with pytest.raises(UsageError, match="is the id of a dataset of the source"):
+        rbdata.from_arrays(transitions(), dataset_id)
+    with pytest.raises(UsageError, match="is the id of a dataset of the source"):
+        rbdata.from_episodes(episodes([3]), dataset_id)
+    np.savez(tmp_path / "own.npz", **transitions())
+    with pytest.raises(UsageError, match="is the id of a dataset of the source"):
+        rbdata.convert(tmp_path / "own.npz", dataset_id)
+    assert not root.exists()
+    rbdata.from_arrays(transitions(), "lab/x")
+
+
+def test_what_is_unpacked_lies_below_the_root(tmp_path: Path, root: Path) -> None:
+    np.savez_compressed(tmp_path / "own.npz", **transitions())
+    unpacked: list[str] = []
+    seen = Listener(on_stage=lambda stage: unpacked.extend(path.name for path in root.glob(".unpacked-*/*")))
+    rbdata.convert(tmp_path / "own.npz", "my/x", listener=seen)
+    assert unpacked and not list(root.glob(".unpacked-*"))
 
 
 # -- episodes ------------------------------------------------------------------------------------------------------------

@@ -175,9 +175,8 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
     files = ExitStack()
-    scratch = ScratchFolder()  # for what must be unpacked
-    files.callback(scratch.remove)
-    tables = files.enter_context(open_tables(path, scratch.path))
+    scratch = files.enter_context(ScratchFolder(options.scratch, ".unpacked-"))
+    tables = files.enter_context(open_tables(path, scratch))
     parts = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
     content = [[one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts]
     job = ArraysJob(

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, MissingExtraError, UsageError, reason
+from ....errors import CorruptSourceError, DiskSpaceError, MissingExtraError, UsageError, reason
+from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import open_parquet
 from ...formats.hdf5 import damage_reported
@@ -267,8 +268,15 @@ def _open_npz(path: Path, scratch: Path) -> Table:
                 except ValueError as error:  # objects, mostly
                     unreadable[name] = reason(error)
     except (zipfile.BadZipFile, OSError, EOFError) as error:
+        _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
     return Table(path.name, values, unreadable)
+
+
+def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
+    if isinstance(error, OSError) and is_full(error):
+        message = f"the disk is full: {path.name} does not fit into {scratch} when it is unpacked"
+        raise DiskSpaceError(message, hint="make room, or choose another root") from error
 
 
 def _map_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, scratch: Path) -> np.ndarray:
@@ -363,6 +371,7 @@ def _open_columns(path: Path, scratch: Path) -> Table:
         for batch in _batches(path):
             columns.append(batch)
     except (pyarrow.ArrowException, OSError) as error:
+        _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
     return Table(path.name, columns.mapped(), columns.unreadable)
 
