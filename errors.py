@@ -315,6 +315,10 @@ class SchemaError(RbdataError, ValueError):
     code = "schema"
 
 
+class RowIndexError(UsageError, SchemaError, IndexError):
+    """An index names steps, episodes or records that are not there, or is none."""
+
+
 class UnsupportedError(UsageError, RuntimeError):
     """The parts of a replay buffer do not support what is asked of it."""
 

@@ -48,6 +48,7 @@ from .reference_scores import (
     reference_scores,
     require_scores,
 )
+from .row_index import row_index
 from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
@@ -314,19 +315,11 @@ class Dataset:
 
     def steps_at(self, key: Any, keys: Iterable[str] | None = None) -> TensorDict:
         """``dataset[key]`` for a number, a slice, numbers or a mask; of the leaves ``keys`` alone, named as in `read`."""
-        if isinstance(key, slice):
-            return self._range(*key.indices(len(self)), keys)
-        if isinstance(key, (int, np.integer)):
-            if not -len(self) <= key < len(self):  # what ends `for step in dataset`
-                raise IndexError(f"there is no step {key}: {self.id} has {len(self)}")
-            return self._steps(torch.tensor([int(key) % len(self)]), keys)[0]
-        index = torch.as_tensor(key)
-        if index.dtype == torch.bool:
-            if index.shape != (len(self),):
-                raise UsageError(f"a mask of shape {tuple(index.shape)} does not fit {len(self)} steps")
-            index = index.nonzero().squeeze(1)
-        index = _whole_numbers(index)
-        index = torch.where(index < 0, index + len(self), index)
+        index = row_index(list(key) if isinstance(key, tuple) else key, len(self), "step")
+        if isinstance(index, slice):
+            return self._range(index.start, index.stop, index.step, keys)
+        if isinstance(index, int):
+            return self._steps(torch.tensor([index]), keys)[0]
         return self._steps(index.reshape(-1), keys).reshape(index.shape)
 
     def episode(self, number: int) -> TensorDict:

@@ -70,13 +70,14 @@ class EpisodeTable(Sequence[EpisodeRow]):
     def __getitem__(self, key: Any) -> EpisodeRow | list[EpisodeRow]:
         """An episode by number, or those of a slice, of numbers or of a mask (bool ``[episodes]``) as a list.
 
-        Raises IndexError for a number out of range.
+        Raises RowIndexError (an IndexError) for a number out of range.
         """
-        if isinstance(key, (int, np.integer)):
-            if not -len(self) <= key < len(self):
-                raise IndexError(f"there is no episode {key}: there are {len(self)}")
-            return self._row(int(key) % len(self))
-        numbers = range(len(self))[key] if isinstance(key, slice) else np.arange(len(self))[key].tolist()
+        from .row_index import row_index  # which loads torch
+
+        index = row_index(key, len(self), "episode")
+        if isinstance(index, int):
+            return self._row(index)
+        numbers = range(len(self))[index] if isinstance(index, slice) else index.reshape(-1).tolist()
         return [self._row(number) for number in numbers]
 
     def __iter__(self) -> Iterator[EpisodeRow]:

@@ -22,11 +22,12 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 from typing_extensions import Self
 
-from ...errors import PassRestartedWarning, RbdataError, UsageError, reason
+from ...errors import PassRestartedWarning, RbdataError, RowIndexError, SamplingError, UsageError, reason
 from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords
 from ..partial_dataset import PartialDataset
+from ..row_index import row_index
 from . import checkpoint
 from .arguments import (
     check_batch_size,
@@ -473,14 +474,21 @@ class ReplayBuffer:
     def sample_at(self, index: Any) -> Any:
         """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 
-        ``index`` is what batches have under ``index``: an int, a sequence or a tensor ``[n]``, for storages of more dimensions
-        ``[n, ndim]`` or a tuple of tensors. Nothing is drawn: the order of batches goes on as if this had not been
-        called, weights of the sampler are left out, and `HERReplayBuffer` does not replace goals. Raises SamplingError for
-        rows that are not there.
+        ``index`` is what batches have under ``index``: a number, or numbers in a sequence or a tensor ``[n]``; also a slice or a
+        mask; for storages of more dimensions ``[n, ndim]`` or a tuple of tensors. Negative numbers count from the end. Nothing
+        is drawn: the order of batches goes on as if this had not been called, weights of the sampler are left out, and
+        `HERReplayBuffer` does not replace goals. Raises SamplingError for rows that are not there.
         """
-        given = [index] if isinstance(index, int) else index
         with self._lock:
-            return self._pipeline.at(self._storage.flat(given))
+            if self._storage.ndim > 1:
+                return self._pipeline.at(self._storage.flat(index))
+            count = len(self._storage)
+            try:
+                rows = row_index(list(index) if isinstance(index, tuple) else index, count, "record")
+            except RowIndexError as error:
+                raise SamplingError(error.message, hint=error.hint) from error
+            numbers = torch.arange(count)[rows] if isinstance(rows, slice) else torch.as_tensor(rows)
+            return self._pipeline.at(numbers.reshape(-1))
 
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:

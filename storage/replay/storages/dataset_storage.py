@@ -28,6 +28,7 @@ from ....errors import RbdataError, ReadOnlyError, SamplingError, StoppedWarning
 from ...dataset import Dataset, DatasetPrefix, DatasetView, Derivation, DerivedDataset
 from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
+from ...row_index import row_index
 from ...schema import FLAGS
 from ..timeline import Edges, Key, Timeline
 from .rows import Readable
@@ -301,11 +302,10 @@ class EpisodeStorage(DatasetStorage):
         if isinstance(index, tuple):
             rest = index[1:]
             return self.get(index[0])[(..., *rest) if isinstance(index[0], int) else (slice(None), *rest)]
-        if isinstance(index, (int, np.integer)):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"there is no episode {index}: {self.dataset.id} has {len(self)}")
-            return self._episodes(torch.tensor([int(index) % len(self)]))[0]
-        return self._episodes(torch.arange(len(self))[index])
+        numbers = row_index(index, len(self), "episode")
+        if isinstance(numbers, int):
+            return self._episodes(torch.tensor([numbers]))[0]
+        return self._episodes(torch.arange(len(self))[numbers] if isinstance(numbers, slice) else numbers)
 
     def _episodes(self, numbers: torch.Tensor) -> TensorDict:
         flat = numbers.reshape(-1)

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection, lazy_stack
 
-from ....errors import SchemaError, UsageError
+from ....errors import RowIndexError, SchemaError, UsageError
+from ...row_index import of_one_dimension, row_index
 from ..devices import check_device
 from ..overrides import reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Key, entry_key
-from .rows import written_rows
+from .rows import is_number, written_rows
 from .storage import Storage
 from .trees import copy_of, from_state, records_of_columns
 
@@ -57,35 +58,22 @@ class ListStorage(Storage):
         return self._device
 
     def get(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            if len(index) != 1:
-                raise UsageError("a ListStorage has one dimension")
-            return self.get(index[0])
-        if index is Ellipsis:
-            index = slice(None)
-        if isinstance(index, slice):
-            return [self._read(place) for place in range(*index.indices(len(self._records)))]
-        if isinstance(index, (int, np.integer)):
-            return self._read(int(index))
-        if isinstance(index, (torch.Tensor, np.ndarray)):
-            if index.ndim == 0:
-                return self._read(int(index))
-            index = index.tolist()
-        return [self._read(number) for number in self._numbers(list(index))]
-
-    def _numbers(self, index: list[Any]) -> list[Any]:
-        """The numbers of records, of a mask over all of them too. Raises SchemaError for a mask of another length."""
-        if not index or not all(isinstance(number, (bool, np.bool_)) for number in index):
-            return index
-        if len(index) != len(self._records):
-            raise SchemaError(f"a mask of {len(index)} for {len(self._records)} records")
-        return [number for number, wanted in enumerate(index) if wanted]
+        rows = row_index(index, len(self._records), "record")
+        if isinstance(rows, int):
+            return self._read(rows)
+        if isinstance(rows, slice):
+            return [self._read(place) for place in range(rows.start, rows.stop, rows.step)]
+        if rows.ndim != 1:
+            raise RowIndexError(f"an index of shape {list(rows.shape)} does not fit a list of records")
+        return [self._read(place) for place in rows.tolist()]
 
     def _read(self, place: int) -> Any:
         return self._records[place]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        if isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim):
+        if isinstance(cursor, tuple):
+            cursor = of_one_dimension(cursor, "record")
+        if is_number(cursor):
             cursor, data = [int(cursor)], [data]
         elif isinstance(data, tuple):
             data = records_of_columns(data)
@@ -107,15 +95,11 @@ class ListStorage(Storage):
 
     def _places(self, cursor: Any, given: int) -> list[int]:
         """The numbers of the records that an index names, to which ``given`` ones are to be written."""
-        if isinstance(cursor, tuple):
-            if len(cursor) != 1:
-                raise UsageError("a ListStorage has one dimension")
-            cursor = cursor[0]
         rows = written_rows(cursor, len(self._records), given)
         if isinstance(rows, slice):
             return list(range(*rows.indices(self.capacity)))
         if rows.ndim != 1:
-            raise SchemaError(f"an index of shape {list(rows.shape)} does not fit a list of records")
+            raise RowIndexError(f"an index of shape {list(rows.shape)} does not fit a list of records")
         numbers: list[int] = rows.tolist()
         return numbers
 

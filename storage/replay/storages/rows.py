@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ....errors import SamplingError, SchemaError
+from ....errors import RowIndexError, SamplingError, SchemaError, reason
 from ...codecs import PLAIN
 from ...memory_map import SHORT_ROW, in_numpy, widest_word
+from ...row_index import numbers_or_mask
 from ..timeline import Timeline, as_key
 from .trees import path_of
 
@@ -161,29 +163,44 @@ def whole_numbers(index: Any) -> torch.Tensor:
     return rows.long().cpu()
 
 
+def is_number(index: Any) -> bool:
+    """Whether an index names one row, whose record has no dimension more."""
+    if isinstance(index, (torch.Tensor, np.ndarray)):
+        return not index.ndim and index.dtype != torch.bool
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
 def written_rows(cursor: Any, filled: int, given: int) -> Any:
     """An index of rows to write to, as numbers from the first row.
 
     Negative numbers, open slices and masks count from the ``filled`` rows that are there; of an empty storage an open slice
-    is as long as the data ``given``. Raises SchemaError for numbers before the first row, and masks of another length.
+    is as long as the data ``given``. Raises RowIndexError for numbers before the first row, and masks of another length.
     """
     if cursor is Ellipsis:
         cursor = slice(None)
     if isinstance(cursor, slice):
         start, stop = cursor.start, cursor.stop
+        try:
+            numbers = range(*cursor.indices(filled))
+        except (TypeError, ValueError) as error:
+            raise RowIndexError(f"{cursor} is not a slice of records: {reason(error)}") from error
+        if numbers.step < 0:
+            return torch.tensor(numbers, dtype=torch.int64)
         if stop is None or stop < 0 or (start is not None and start < 0):
             return slice(*cursor.indices(filled or given))
         return cursor
-    rows = torch.as_tensor(cursor)
+    if isinstance(cursor, (bool, np.bool_)):
+        raise RowIndexError(f"{cursor} is not the number of a record")
+    rows = torch.tensor(int(cursor)) if isinstance(cursor, (int, np.integer)) else numbers_or_mask(cursor, "record")
     if rows.dtype == torch.bool:
         if rows.ndim > 1:
             return rows
-        if len(rows) != filled:
-            raise SchemaError(f"a mask of {len(rows)} for {filled} records")
+        if rows.shape != (filled,):
+            raise RowIndexError(f"a mask of {len(rows) if rows.ndim else 'no dimension'} for {filled} records")
         return rows.nonzero()[:, 0]
     if rows.numel() and int(rows.min()) < 0:
         if int(rows.min()) < -filled:
-            raise SchemaError(f"there is no record {int(rows.min())} of {filled}")
+            raise RowIndexError(f"there is no record {int(rows.min())}: there are {filled}")
         return torch.where(rows < 0, rows + filled, rows)
     return rows
 
@@ -221,9 +238,10 @@ def last_row(cursor: Any, capacity: int) -> int:
 
 
 def take_rows(data: Any, index: Any) -> Any:
-    if isinstance(data, torch.Tensor) and type(data) is torch.Tensor and data.ndim:
-        index = torch.as_tensor(index)
-        return data.index_select(0, torch.where(index < 0, index + len(data), index).to(data.device))
+    """The rows of a leaf that an index names; one of numbers alone is not negative."""
+    by_number = isinstance(index, torch.Tensor) and index.ndim == 1 and index.dtype == torch.int64
+    if by_number and type(data) is torch.Tensor and data.ndim:
+        return data.index_select(0, index.to(data.device))
     return data[index]
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import is_tensor_collection
 
-from ....errors import SamplingError, SchemaError, UnknownKeyError, UsageError, reason
+from ....errors import RowIndexError, SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Edges, Key, Timeline, as_key
@@ -332,17 +332,29 @@ def read_records(storage: Storage, index: Any, dim: int) -> Any:
     """Records by ``index``; ``dim`` is where `extend` is given the storage's first dimension."""
     if not dim:
         return storage[index]
-    return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage[:])
+    with _index_checked(storage, index):
+        return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage[:])
 
 
 def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
     """Change records by ``index``, which must be there; see `read_records`. Raises SchemaError for what does not fit."""
     if storage.ndim > 1:
-        rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
+        with _index_checked(storage, index):
+            rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
         value = copy_of(value)  # it may be a view of these very rows
         value = value.expand(rows.shape) if is_tensor_collection(value) else value
     storage[index] = value
+
+
+@contextmanager
+def _index_checked(storage: Storage, index: Any) -> Iterator[None]:
+    """Raise RowIndexError where an index does not fit the storage."""
+    try:
+        yield
+    except (IndexError, TypeError, ValueError) as error:
+        message = f"{index!s:.60} does not fit records of shape {list(storage.shape)}: {reason(error)}"
+        raise RowIndexError(message) from error
 
 
 def read_column(storage: Storage, records: Any, key: Any) -> Any:

@@ -29,12 +29,23 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import DamagedDatasetError, SchemaError, UsageError, reason
+from ....errors import DamagedDatasetError, RowIndexError, SchemaError, UsageError, reason
+from ...row_index import of_one_dimension, row_index
 from ...scratch import ScratchFolder
 from ..devices import check_device
 from ..state_files import reading
 from ..timeline import Key, entry_key
-from .rows import Readable, check_no_gap, highest_row, last_row, plain, readable_fields, take_rows, written_rows
+from .rows import (
+    Readable,
+    check_no_gap,
+    highest_row,
+    is_number,
+    last_row,
+    plain,
+    readable_fields,
+    take_rows,
+    written_rows,
+)
 from .storage import Result, Storage
 from .tensor_files import read_contents, write_contents, write_files, write_metadata
 from .trees import (
@@ -280,14 +291,16 @@ class TensorStorage(Storage):
         if self._data is None:
             self._check_own_memory()
             raise SchemaError("the storage is empty: nothing was written yet")
-        if isinstance(index, list):
-            index = torch.as_tensor(index)
-        elif isinstance(index, range):
-            index = torch.arange(index.start, index.stop, index.step)
-        if isinstance(index, (torch.Tensor, np.ndarray)) and index.ndim == 1 and index.dtype != torch.bool:
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        is_wide_mask = getattr(index, "dtype", None) in (torch.bool, np.bool_) and index.ndim > 1
+        if index is not None and not isinstance(index, tuple) and not (self.ndim > 1 and is_wide_mask):
+            index = row_index(index, self.filled, "record")
+        try:
             records = tree_map(lambda leaf: take_rows(leaf, index), self.contents())
-        else:
-            records = tree_map(lambda leaf: leaf[index], self.contents())
+        except (IndexError, TypeError, ValueError) as error:
+            message = f"{index!s:.60} does not fit records of shape {list(self.shape)}: {reason(error)}"
+            raise RowIndexError(message) from error
         return repeat_values(records) if self._table is None and is_tensor_collection(records) else records
 
     def _records_to_change(self, index: Any, key: Any) -> Any:
@@ -321,7 +334,9 @@ class TensorStorage(Storage):
         return copy_of(data) if self._memory[1].holds_any(data) else data
 
     def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
-        single = isinstance(cursor, (int, np.integer)) or (isinstance(cursor, torch.Tensor) and not cursor.ndim)
+        if self.ndim == 1 and isinstance(cursor, tuple):
+            cursor = of_one_dimension(cursor, "record")
+        single = is_number(cursor)
         data = as_list(data)
         if isinstance(data, list):
             data = stack(data)
@@ -340,14 +355,17 @@ class TensorStorage(Storage):
             shared_values(data)  # before there is memory for the first record's
             with torch.inference_mode(False):
                 self._allocate(tree_map(lambda leaf: leaf[0], data))
-        elif isinstance(cursor, range):
-            cursor = torch.arange(cursor.start, cursor.stop, cursor.step)
         if not isinstance(cursor, tuple):
-            cursor = written_rows(cursor, self.filled, batch_shape(data, 1)[0])
+            given = batch_shape(data, 1)[0]
+            cursor = written_rows(cursor, self.filled, given)
+            if self.ndim == 1 and isinstance(cursor, torch.Tensor) and cursor.ndim > 1:
+                cursor, data = self._in_one_dimension(cursor, data)
             check_no_gap(cursor, self.filled)
+            if given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity:
+                raise RowIndexError(f"row {cursor.start} is beyond a storage of {self.capacity}")
         rows = highest_row(cursor, self.capacity) + 1
         if rows > self.capacity:
-            raise SchemaError(f"row {rows - 1} is beyond a storage of {self.capacity}")
+            raise RowIndexError(f"row {rows - 1} is beyond a storage of {self.capacity}")
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
         self._check_other_values(data, new, missing if set_cursor else [])
@@ -367,6 +385,13 @@ class TensorStorage(Storage):
         if set_cursor:
             self._count[NEWEST] = last_row(cursor, self.capacity)
         self._count[VERSION] += 2
+
+    def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:
+        """Rows of several dimensions, and their records, as a batch of one. Raises RowIndexError where the records have others."""
+        shape = cursor.shape
+        if cursor.dtype == torch.bool or batch_shape(data, len(shape)) != shape:
+            raise RowIndexError(f"an index of shape {list(shape)} does not fit the records")
+        return cursor.flatten(), tree_map(lambda leaf: leaf.flatten(0, len(shape) - 1), data)
 
     def _check_other_values(self, data: Any, new: list[Any], missing: list[Any]) -> None:
         """Raise SchemaError for values that are not tensors and that only some of the records have."""

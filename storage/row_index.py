@@ -1,0 +1,96 @@
+"""Rows by an index as users write it: ``dataset[...]``, ``dataset.episodes[...]``, ``buffer[...]``.
+
+An index means what it means to NumPy, of the rows 0..count-1. Every other form raises RowIndexError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import RowIndexError, reason
+
+RowIndex = int | slice | torch.Tensor
+
+
+def row_index(index: Any, count: int, row: str) -> RowIndex:
+    """A number (>= 0), a slice with a positive step, or int64 numbers (>= 0) of the shape of the index.
+
+    Takes a number, a slice, ``...``, numbers in any shape, or a mask (bool ``[count]``), alone or as a tuple of one. ``row``
+    is what errors call a row ("record"). Raises RowIndexError for rows that are not there.
+    """
+    if isinstance(index, tuple):
+        index = of_one_dimension(index, row)
+    if index is Ellipsis:
+        return slice(0, count, 1)
+    if isinstance(index, slice):
+        return _as_slice(index, count, row)
+    if isinstance(index, (bool, np.bool_)):
+        raise RowIndexError(f"{index} is not the number of a {row}")
+    if isinstance(index, (int, np.integer)):
+        return _as_number(int(index), count, row)
+    numbers = numbers_or_mask(index, row)
+    if numbers.dtype == torch.bool:
+        if numbers.shape != (count,):
+            raise RowIndexError(f"a mask of {_shown(numbers)} for {count} {row}s")
+        return numbers.nonzero().squeeze(1)
+    if not numbers.ndim:
+        return _as_number(int(numbers), count, row)
+    if not numbers.numel():
+        return numbers
+    least, most = (int(bound) for bound in torch.aminmax(numbers))
+    if least < -count or most >= count:
+        raise _not_there(least if least < -count else most, count, row)
+    return numbers if least >= 0 else torch.where(numbers < 0, numbers + count, numbers)
+
+
+def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
+    """The one part of an index that is a tuple. Raises RowIndexError where there are more."""
+    parts = [part for part in index if part is not Ellipsis]
+    if len(parts) > 1:
+        raise RowIndexError(
+            f"{index!s:.60} has {len(parts)} dimensions, and {row}s have one", hint="[1, 2] is a list of numbers"
+        )
+    return parts[0] if parts else ...
+
+
+def _as_slice(index: slice, count: int, row: str) -> RowIndex:
+    try:
+        start, stop, step = index.indices(count)
+    except (TypeError, ValueError) as error:
+        raise RowIndexError(f"{index} is not a slice of {row}s: {reason(error)}") from error
+    if step > 0:
+        return slice(start, max(start, stop), step)
+    return torch.tensor(range(start, stop, step), dtype=torch.int64)
+
+
+def _as_number(number: int, count: int, row: str) -> int:
+    if not -count <= number < count:
+        raise _not_there(number, count, row)
+    return number % count
+
+
+def numbers_or_mask(index: Any, row: str) -> torch.Tensor:
+    """Numbers (int64, negative ones as they are) or a mask (bool), of any shape. Raises RowIndexError for anything else."""
+    try:
+        if isinstance(index, range):
+            return torch.arange(index.start, index.stop, index.step)
+        index = index if isinstance(index, (torch.Tensor, np.ndarray)) else np.asarray(list(index))
+        numbers = torch.as_tensor(index).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RowIndexError(f"{index!r:.60} is not an index of {row}s: {reason(error)}") from error
+    if numbers.dtype == torch.bool:
+        return numbers
+    if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
+        raise RowIndexError(f"{row}s are numbered by whole numbers, not {numbers.dtype}")
+    return numbers.long()
+
+
+def _shown(mask: torch.Tensor) -> str:
+    return str(len(mask)) if mask.ndim == 1 else f"shape {list(mask.shape)}"
+
+
+def _not_there(number: int, count: int, row: str) -> RowIndexError:
+    return RowIndexError(f"there is no {row} {number}: there are {count}")
