@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,7 @@ def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:
         if not (math.isfinite(width) and width > 0):
             raise UsageError(f"the returns of {dataset.id} have no range to scale rewards by: it is {width}")
         return 1000 / width, 0.0
-    number = isinstance(reward_scale, (int, float)) and not isinstance(reward_scale, bool)
+    number = isinstance(reward_scale, Real) and not isinstance(reward_scale, bool)
     if not number or not math.isfinite(reward_scale) or reward_scale == 0:
         raise UsageError(f"reward_scale is a number, 'return_range' or 'minus_one', not {reward_scale!r}")
     return float(reward_scale), 0.0

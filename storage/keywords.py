@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, formatannotation, signature
+from numbers import Integral
 from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
-from ..errors import ArgumentTypeError, RbdataError
+from ..errors import ArgumentTypeError, RbdataError, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,6 +62,18 @@ def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Funct
         return check_keywords(function)
 
     return decorate
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value of an argument that is a whole number, NumPy's included. Raises UsageError for anything else."""
+    if (
+        isinstance(value, Integral)
+        and not isinstance(value, bool)
+        and least <= value <= (value if most is None else most)
+    ):
+        return int(value)
+    bounds = f"of at least {least}" + ("" if most is None else f" and at most {most:,}")
+    raise UsageError(f"{name} must be a whole number {bounds}, not {value!r}")
 
 
 class LazyModule(ModuleType):

@@ -46,6 +46,13 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
     return numbers if least >= 0 else torch.where(numbers < 0, numbers + count, numbers)
 
 
+def is_part_of_all(index: Any) -> bool:
+    """Whether an index says which of all rows are meant (a slice, ``...``, a mask), rather than their numbers."""
+    if isinstance(index, (list, tuple)):
+        return len(index) > 0 and all(isinstance(one, (bool, np.bool_)) for one in index)
+    return index is Ellipsis or isinstance(index, slice) or getattr(index, "dtype", None) in (torch.bool, np.bool_)
+
+
 def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
     """The one part of an index that is a tuple. Raises RowIndexError where there are more."""
     parts = [part for part in index if part is not Ellipsis]

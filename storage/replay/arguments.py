@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
+from ..keywords import whole_number
 from .online.consuming import ConsumingSampler
 from .samplers.sampler import Sampler, Use
 from .samplers.uniform import RandomSampler
@@ -113,8 +114,7 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
     """How many batches to prefetch. Raises UsageError for what is no number of them, or without a batch size."""
     if not prefetch:
         return 0
-    if not isinstance(prefetch, int) or prefetch < 0:
-        raise UsageError(f"prefetch must be a number of batches, not {prefetch!r}")
+    prefetch = whole_number("prefetch", prefetch, 0)
     if batch_size is None:
         raise UsageError("prefetching needs the batch_size given to the buffer (or to load())")
     return prefetch

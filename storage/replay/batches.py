@@ -31,6 +31,7 @@ from tensordict import TensorDict
 from ...errors import UsageError
 from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
+from ..keywords import whole_number
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices
@@ -47,11 +48,10 @@ class NStep:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or not 1 <= self.steps <= MOST_RECORDS:
-            message = f"n_step must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {self.steps!r}"
-            raise UsageError(message)
+        steps = whole_number("n_step", self.steps, 1, MOST_RECORDS)
         if not 0 < self.gamma <= 1:
             raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
+        self.__dict__.update(steps=steps, gamma=float(self.gamma))
 
     def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """How many steps there are to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""

@@ -25,9 +25,9 @@ from typing_extensions import Self
 from ...errors import PassRestartedWarning, RbdataError, RowIndexError, SamplingError, UsageError, reason
 from ..amounts import html_table, plural
 from ..dataset import Dataset
-from ..keywords import check_keywords
+from ..keywords import check_keywords, whole_number
 from ..partial_dataset import PartialDataset
-from ..row_index import row_index
+from ..row_index import is_part_of_all, row_index
 from . import checkpoint
 from .arguments import (
     check_batch_size,
@@ -159,7 +159,8 @@ class ReplayBuffer:
         frame_stack = None if frame_stack is None else check_frame_stack(frame_stack)
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
-        if not 0 <= rank < world_size:
+        rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
+        if rank >= world_size:
             raise UsageError(f"rank {rank} is not among {world_size} processes")
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         if checkpointer is not None and not hasattr(checkpointer, "_save_hooks"):
@@ -474,21 +475,20 @@ class ReplayBuffer:
     def sample_at(self, index: Any) -> Any:
         """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 
-        ``index`` is what batches have under ``index``: a number, or numbers in a sequence or a tensor ``[n]``; also a slice or a
-        mask; for storages of more dimensions ``[n, ndim]`` or a tuple of tensors. Negative numbers count from the end. Nothing
-        is drawn: the order of batches goes on as if this had not been called, weights of the sampler are left out, and
-        `HERReplayBuffer` does not replace goals. Raises SamplingError for rows that are not there.
+        ``index`` is what batches have under ``index``: a number, or numbers in a sequence or a tensor ``[n]``, for storages of
+        more dimensions ``[n, ndim]`` or a tuple of tensors; or a slice or a mask of all records. Nothing is drawn: the order of
+        batches goes on as if this had not been called, weights of the sampler are left out, and `HERReplayBuffer` does not
+        replace goals. Raises SamplingError for rows that are not there.
         """
         with self._lock:
-            if self._storage.ndim > 1:
-                return self._pipeline.at(self._storage.flat(index))
-            count = len(self._storage)
-            try:
-                rows = row_index(list(index) if isinstance(index, tuple) else index, count, "record")
-            except RowIndexError as error:
-                raise SamplingError(error.message, hint=error.hint) from error
-            numbers = torch.arange(count)[rows] if isinstance(rows, slice) else torch.as_tensor(rows)
-            return self._pipeline.at(numbers.reshape(-1))
+            if self._storage.ndim == 1 and is_part_of_all(index):
+                count = len(self._storage)
+                try:
+                    rows = row_index(index, count, "record")
+                except RowIndexError as error:
+                    raise SamplingError(error.message) from error
+                index = torch.arange(count)[rows]
+            return self._pipeline.at(self._storage.flat(index))
 
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:

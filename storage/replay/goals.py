@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Goals:
 
     def __post_init__(self) -> None:
         shares = (self.current, self.trajectory, self.random)
-        if not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares):
+        if not all(isinstance(share, Real) and 0 <= share <= 1 for share in shares):
             raise UsageError(f"current, trajectory and random are probabilities, not {shares}")
         if abs(sum(shares) - 1) > 1e-6:
             raise UsageError(f"current, trajectory and random are {shares}: they must sum to 1")

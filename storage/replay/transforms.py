@@ -31,6 +31,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ...errors import SamplingError, SchemaError, UsageError, reason
+from ..keywords import whole_number
 from ..schema import FLAGS
 from .overrides import is_own_code
 from .storages.trees import as_dense, copy_of
@@ -317,9 +318,8 @@ class RandomCropTensorDict(torch.nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sub_seq_len, int) or sub_seq_len < 1:
-            raise UsageError(f"sub_seq_len must be a whole number of at least 1, not {sub_seq_len!r}")
-        self.sub_seq_len, self.sample_dim, self.mask_key = sub_seq_len, sample_dim, mask_key
+        self.sub_seq_len = whole_number("sub_seq_len", sub_seq_len, 1)
+        self.sample_dim, self.mask_key = sample_dim, mask_key
         self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -369,11 +369,10 @@ class MultiStep(torch.nn.Module):
 
     def __init__(self, gamma: float, n_steps: int) -> None:
         super().__init__()
-        if not isinstance(n_steps, int) or n_steps < 1:
-            raise UsageError(f"n_steps must be a whole number of at least 1, not {n_steps!r}")
+        n_steps = whole_number("n_steps", n_steps, 1)
         if not 0 < gamma <= 1:
             raise UsageError(f"gamma must lie in (0, 1], and is {gamma!r}")
-        self.gamma, self.n_steps = gamma, n_steps
+        self.gamma, self.n_steps = float(gamma), n_steps
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         out = tensordict.clone(False)

@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from ....errors import ArgumentTypeError, SamplingError, UsageError
+from ...keywords import whole_number
 from ..draw import Draw
 from ..samplers.sampler import rows_of
 from ..storages.storage import Storage
@@ -89,9 +90,10 @@ class Sequence(SampleUnit):
         dilation: int = 1,
     ) -> None:
         least = {"length": 1, "burn_in": 0, "bootstrap": 0, "dilation": 1}
-        for (name, lowest), value in zip(least.items(), (length, burn_in, bootstrap, dilation)):
-            if not isinstance(value, int) or value < lowest:
-                raise UsageError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
+        length, burn_in, bootstrap, dilation = (
+            whole_number(name, value, lowest)
+            for (name, lowest), value in zip(least.items(), (length, burn_in, bootstrap, dilation))
+        )
         if episode_boundary not in ("pad", "stop", "include_reset"):
             raise UsageError(f"episode_boundary is {episode_boundary!r}, not 'pad', 'stop' or 'include_reset'")
         self.length, self.burn_in, self.bootstrap, self.dilation = length, burn_in, bootstrap, dilation

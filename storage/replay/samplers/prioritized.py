@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from typing_extensions import Unpack
 
 from ....errors import SamplingError, UsageError, reason
-from ...keywords import with_options
+from ...keywords import whole_number, with_options
 from ..draw import Draw
 from ..overrides import is_overridden
 from ..storages.rows import whole_numbers
@@ -63,8 +64,7 @@ class PrioritizedSampler(Sampler):
         max_priority_within_buffer: bool = False,
         device: Any = None,
     ) -> None:
-        if not isinstance(max_capacity, int) or max_capacity < 1:
-            raise UsageError(f"max_capacity must be a whole number of at least 1, not {max_capacity!r}")
+        max_capacity = whole_number("max_capacity", max_capacity, 1)
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             _check_exponent(name, value)
         if reduction not in REDUCTIONS:
@@ -410,7 +410,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return self._finish(Draw(position, length, lengths, pool.timeline, padded, self.marks, info))
 
     def _configure(self) -> None:
-        if isinstance(self.span, (bool, int)):
+        if not isinstance(self.span, Sequence):
             self.__dict__["span"] = (False, self.span)
         SliceSampler._configure(self)
         if self.span[0]:

@@ -11,13 +11,15 @@ each state of the storage's contents, so a draw costs the same however many epis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
-from ...keywords import with_options
+from ...keywords import whole_number, with_options
 from ..draw import Draw, SliceMarks
 from ..storages.storage import Storage
 from ..timeline import Edges, Timeline, as_key
@@ -142,8 +144,8 @@ class SliceSampler(Sampler):
             raise UsageError("give either slice_len or num_slices")
         for name, least in (("slice_len", 1), ("num_slices", 1), ("stride", 1), ("burn_in", 0)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            if value is not None:
+                self.__dict__[name] = whole_number(name, value, least)
         end_key, end_keys, traj_key = self.end_key, self.end_keys, self._given_traj_key
         ways = [
             end_key is not None or bool(end_keys) or traj_key is not None,
@@ -343,10 +345,11 @@ def _learning_mask(draw: Draw, burn_in: int) -> torch.Tensor:
 
 def _both_sides(span: Span) -> tuple[bool | int, bool | int]:
     """``(left, right)``. Raises UsageError for anything but flags and numbers of steps."""
-    sides = (span, span) if isinstance(span, (bool, int)) else tuple(span)
-    if len(sides) != 2 or not all(isinstance(side, (bool, int)) and side >= 0 for side in sides):
+    sides = tuple(span) if isinstance(span, Sequence) else (span, span)
+    if len(sides) != 2 or not all(isinstance(side, (bool, np.bool_, Integral)) and side >= 0 for side in sides):
         raise UsageError(f"span is a flag, a number of steps, or two of them (left, right), not {span!r}")
-    return sides[0], sides[1]
+    left, right = (bool(side) if isinstance(side, (bool, np.bool_)) else int(side) for side in sides)
+    return left, right
 
 
 def _reach(span: bool | int, length: int) -> int:

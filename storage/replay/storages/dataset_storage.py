@@ -18,9 +18,9 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -146,8 +146,10 @@ class DatasetStorage(Storage):
     def _checked(self, growth: Any) -> list[list[int]]:
         """What `growth` of a storage gave. Raises UsageError for anything else."""
         pairs = [list(pair) for pair in growth] if isinstance(growth, (list, tuple)) else [[]]
-        if not all(len(pair) == 2 and all(type(number) is int and number >= 0 for number in pair) for pair in pairs):
+        whole = (isinstance(number, Integral) and number >= 0 for pair in pairs for number in pair)
+        if not all(len(pair) == 2 for pair in pairs) or not all(whole):
             raise UsageError(f"growth is pairs of batches and steps, not {growth!r}")
+        pairs = [[int(number) for number in pair] for pair in pairs]
         columns = [list(column) for column in zip(*pairs)]
         if any(column != sorted(column) for column in columns) or (pairs and pairs[0][0] != 0):
             raise UsageError("growth begins with batch 0, and neither batches nor steps become fewer")

@@ -155,7 +155,7 @@ def _is_plain_memory(leaf: torch.Tensor) -> bool:
 def whole_numbers(index: Any) -> torch.Tensor:
     """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
     try:
-        rows = torch.as_tensor(index)
+        rows = torch.as_tensor(list(index) if isinstance(index, range) else index)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SamplingError(f"rows are whole numbers, not {index!r}") from error
     if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):

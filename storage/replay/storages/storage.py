@@ -25,6 +25,7 @@ import torch
 from tensordict import is_tensor_collection
 
 from ....errors import RowIndexError, SamplingError, SchemaError, UnknownKeyError, UsageError, reason
+from ...keywords import whole_number
 from ..overrides import link, reads_by_get
 from ..state_files import read_state, reading, write_state
 from ..timeline import Edges, Key, Timeline, as_key
@@ -63,12 +64,8 @@ class Storage:
         link(cls, "empty", "_empty")
 
     def __init__(self, max_size: int, *, ndim: int = 1, compilable: bool = False) -> None:
-        if not hasattr(max_size, "__index__") or isinstance(max_size, bool) or max_size < 1:
-            raise UsageError(f"max_size must be a whole number of at least 1, not {max_size!r}")
-        if not isinstance(ndim, int) or ndim < 1:
-            raise UsageError(f"ndim must be at least 1, not {ndim!r}")
-        self.max_size: int = int(max_size)
-        self.ndim: int = ndim
+        self.max_size: int = whole_number("max_size", max_size, 1)
+        self.ndim: int = whole_number("ndim", ndim, 1)
         self._timelines: dict[Edges, tuple[int, Timeline]] = {}
 
     # -- what a storage must say of itself ---------------------------------------------------------------------------

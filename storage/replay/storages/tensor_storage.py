@@ -387,7 +387,7 @@ class TensorStorage(Storage):
         self._count[VERSION] += 2
 
     def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:
-        """Rows of several dimensions, and their records, as a batch of one. Raises RowIndexError where the records have others."""
+        """Rows of several dimensions, and their records, as a batch of one. Raises RowIndexError where their shapes differ."""
         shape = cursor.shape
         if cursor.dtype == torch.bool or batch_shape(data, len(shape)) != shape:
             raise RowIndexError(f"an index of shape {list(shape)} does not fit the records")
