@@ -31,7 +31,8 @@ class OfflineToOnlineReplayBuffer:
 
     Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
     Raises UsageError where the dataset's batches are slices, or windows of a ``sample_unit``. A batch has the keys that both
-    parts have: rows and weights of a sampler, for example, only where both buffers give them.
+    parts have: rows and weights of a sampler, for example, only where both buffers give them. Numbers of different precision
+    get the higher one, as in TorchRL; raises SamplingError where a leaf has whole numbers in one and fractions in the other.
     """
 
     def __init__(
@@ -222,6 +223,17 @@ def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any
     return dataset
 
 
+def _check_kinds(key: Any, offline: Any, online: Any) -> None:
+    """Raise SamplingError for bytes beside floating point numbers, and the like: in a batch one becomes the other."""
+    if not isinstance(offline, torch.Tensor) or not isinstance(online, torch.Tensor):
+        return
+    kinds = [(leaf.dtype == torch.bool, leaf.is_floating_point(), leaf.is_complex()) for leaf in (offline, online)]
+    if kinds[0] != kinds[1]:
+        name = "/".join(key) if isinstance(key, tuple) else key
+        message = f"{name} is {offline.dtype} in the dataset and {online.dtype} in the online buffer"
+        raise SamplingError(message, hint="convert what you write to the online buffer, or give the offline buffer a transform")
+
+
 def _join(offline: Any, online: Any) -> Any:
     if isinstance(offline, TensorDictBase) and isinstance(online, TensorDictBase):
         there = set(online.keys(True, True))
@@ -229,6 +241,8 @@ def _join(offline: Any, online: Any) -> Any:
         if not shared:
             raise SamplingError("records of the dataset and of the online buffer have no key in common")
         offline, online = offline.select(*shared), online.select(*shared)
+        for key in shared:
+            _check_kinds(key, offline.get(key), online.get(key))
     try:
         return torch.cat([offline, online])
     except (RuntimeError, TypeError) as error:

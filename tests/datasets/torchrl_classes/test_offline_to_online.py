@@ -50,6 +50,19 @@ def test_shares_are_exact(fraction):
         assert bool((both.sample()["source"] == 1).all()) and both.sample().batch_size == (20,)
 
 
+@pytest.mark.parametrize(("dataset", "online"), [("uint8", "float32"), ("float32", "int64"), ("bool", "uint8")])
+def test_whole_numbers_do_not_become_fractions(dataset, online):
+    """Frames as bytes beside frames from 0 to 1 would be taken for one another."""
+    parts = [TensorDict({"x": torch.ones(8, 2, dtype=getattr(torch, dtype))}, [8]) for dtype in (dataset, online)]
+    offline = TensorDictReplayBuffer(storage=LazyTensorStorage(8))
+    offline.extend(parts[0])
+    both = rbdata.OfflineToOnlineReplayBuffer(offline, online_capacity=8, batch_size=4)
+    assert both.sample()["x"].dtype == parts[0]["x"].dtype
+    both.extend(parts[1])
+    with pytest.raises(SamplingError, match="x is torch"):
+        both.sample()
+
+
 @pytest.mark.filterwarnings("ignore:sample")
 def test_a_dataset_and_what_is_collected(folder, monkeypatch):
     """Keys of one part only, such as the dataset's rows, are left out; a seed repeats everything."""
