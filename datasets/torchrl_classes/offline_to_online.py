@@ -231,7 +231,9 @@ def _check_kinds(key: Any, offline: Any, online: Any) -> None:
     if kinds[0] != kinds[1]:
         name = "/".join(key) if isinstance(key, tuple) else key
         message = f"{name} is {offline.dtype} in the dataset and {online.dtype} in the online buffer"
-        raise SamplingError(message, hint="convert what you write to the online buffer, or give the offline buffer a transform")
+        raise SamplingError(
+            message, hint="convert what you write to the online buffer, or give the offline buffer a transform"
+        )
 
 
 def _join(offline: Any, online: Any) -> Any:

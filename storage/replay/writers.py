@@ -238,12 +238,15 @@ class RoundRobinWriter(Writer):
         if not count:
             raise SchemaError("extend was given no records")
         capacity = self._storage.capacity_for(data)
-        index = (self.cursor + torch.arange(count)) % capacity
+        cursor = self.cursor
+        index = torch.arange(cursor, cursor + count)
+        if cursor + count > capacity:
+            index %= capacity
         data = self._with_index(data, index)
         at = max(0, count - capacity)  # records before these would be overwritten by later ones of the same batch
         runs: list[tuple[int, int, int]] = []  # (row, first record, records), in order of time
         while at < count:
-            row = int(index[at])
+            row = (cursor + at) % capacity
             runs.append((row, at, min(count - at, capacity - row)))
             at += runs[-1][2]
         if len(runs) > 1:  # the second would read what the first has written over
@@ -251,7 +254,7 @@ class RoundRobinWriter(Writer):
         for run in sorted(runs):  # from the front, as a list grows
             row, first, length = run
             self._storage.set(slice(row, row + length), _part(data, first, first + length))
-        self._storage.seek((int(index[-1]) + 1) % capacity)
+        self._storage.seek((cursor + count) % capacity)
         self.write_count += count
         self._stamp(index)
         return self._coordinates_of(index)
@@ -346,7 +349,7 @@ def count_records(data: Any) -> int:
 
 def _part(data: Any, low: int, high: int) -> Any:
     if isinstance(data, list) or is_tensor_collection(data):
-        return data[low:high]
+        return data if low == 0 and high == len(data) else data[low:high]
     return tree_map(lambda leaf: leaf[low:high], data)
 
 

@@ -89,7 +89,9 @@ def numbers(index):
 
 def has_batch(index):
     """Whether `sample_at` takes it: like the indices of batches, its numbers are not negative."""
-    return not isinstance(index, tuple) and (isinstance(index, (slice, type(...))) or bool((np.asarray(index) >= 0).all()))
+    return not isinstance(index, tuple) and (
+        isinstance(index, (slice, type(...))) or bool((np.asarray(index) >= 0).all())
+    )
 
 
 def records(values):

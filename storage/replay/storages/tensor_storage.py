@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from inspect import signature
 from multiprocessing.context import get_spawning_popen
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ from .trees import (
     leaves_of,
     listed_values,
     partial_keys,
+    plain_pairs,
     path_of,
     repeat_values,
     share_memory,
@@ -137,6 +139,9 @@ def _detached(data: Any) -> Any:
 # before and after (a sequence lock), and takes the lock of the writers only where it was odd or has changed.
 FILLED, NEWEST, VERSION = range(3)
 
+#: How often torch has changed a tensor in place.
+_changes = attrgetter("_version")
+
 
 class TensorStorage(Storage):
     """A batch that is there already, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
@@ -202,7 +207,7 @@ class TensorStorage(Storage):
     @property
     def contents_version(self) -> Any:
         # Views share the counter that torch keeps of changes in place.
-        return self.version, sum(leaf._version for leaf in self._tensors)
+        return self.version, sum(map(_changes, self._tensors))
 
     @property
     def filled(self) -> int:
@@ -283,7 +288,7 @@ class TensorStorage(Storage):
 
     @property
     def is_shared(self) -> bool:
-        return self._counters.is_shared()
+        return self._counters.untyped_storage().is_shared()  # as Tensor.is_shared, without its detours
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -367,14 +372,17 @@ class TensorStorage(Storage):
         if rows > self.capacity:
             raise RowIndexError(f"row {rows - 1} is beyond a storage of {self.capacity}")
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
-        new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
-        self._check_other_values(data, new, missing if set_cursor else [])
+        missing: list[Any] = []
         data = self._copied_if_own(data)
-        if new:
-            data = self._add_leaves(data, new, self.ndim if lead is None else lead)
+        pairs = None if lead is not None else plain_pairs(self._data, data)
+        if pairs is None:
+            new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
+            self._check_other_values(data, new, missing if set_cursor else [])
+            if new:
+                data = self._add_leaves(data, new, self.ndim if lead is None else lead)
         self._reserve(rows)
         try:
-            self._write(cursor, data)
+            self._write(cursor, data, pairs)
         except RuntimeError as error:  # of the first leaf: nothing was written
             raise SchemaError(f"the records do not fit into the places given: {reason(error)}") from error
         if missing and set_cursor:
@@ -449,7 +457,12 @@ class TensorStorage(Storage):
         """Have room for the first rows, which are about to be written. Raises DiskSpaceError."""
 
     @torch.no_grad()
-    def _write(self, cursor: Any, data: Any) -> None:
+    def _write(self, cursor: Any, data: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
+        """``pairs``: the leaves stored and those of the data, where all of them are plain tensors."""
+        if pairs is not None:
+            for target, leaf in pairs:
+                plain(target)[cursor] = leaf.to(target.device)
+            return
         if is_tensor_collection(self._data):
             for key, leaf in data.items(include_nested=True, leaves_only=True):
                 target = self._data.get(key)

@@ -296,6 +296,30 @@ def _leaf(data: Any, key: Any) -> Any:
     return (data if isinstance(data, TensorDictBase) else data._tensordict).get(key)
 
 
+def plain_pairs(stored: Any, data: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Each stored leaf with that of the data, where these are TensorDicts of tensors with the same keys, dtypes and shapes of
+    rows; None where they are not, or where that takes a closer look: every write comes here.
+    """
+    if type(stored) is not TensorDict or type(data) is not TensorDict:
+        return None
+    there, given = stored._tensordict, data._tensordict
+    if len(there) != len(given):
+        return None
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, leaf in given.items():
+        target = there.get(name)
+        if type(leaf) is not torch.Tensor:
+            below = plain_pairs(target, leaf)
+            if below is None:
+                return None
+            pairs += below
+        elif isinstance(target, torch.Tensor) and target.dtype == leaf.dtype and target.shape[1:] == leaf.shape[1:]:
+            pairs.append((target, leaf))
+        else:
+            return None
+    return pairs
+
+
 def check_same(
     stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True
 ) -> tuple[list[Any], list[Any]]:
@@ -429,6 +453,8 @@ def repeat_values(records: Any) -> Any:
 
 def partial_keys(data: Any) -> set[Any]:
     """The keys that only some of the records have, where they were stacked lazily: tensordict drops those."""
+    if type(data) is TensorDict and all(type(part) is torch.Tensor for part in data._tensordict.values()):
+        return set()  # without detours: every write comes here
     partial: set[Any] = set()
     lazy = isinstance(data, LazyStackedTensorDict)
     if lazy:

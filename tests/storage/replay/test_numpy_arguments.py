@@ -18,7 +18,9 @@ def records(count=20):
 
 
 def batches(**parts):
-    buffer = rbdata.TensorDictReplayBuffer(**{"batch_size": 4, "storage": rbdata.LazyTensorStorage(30), "seed": 0} | parts)
+    buffer = rbdata.TensorDictReplayBuffer(
+        **{"batch_size": 4, "storage": rbdata.LazyTensorStorage(30), "seed": 0} | parts
+    )
     buffer.extend(records())
     return [buffer.sample() for _ in range(3)]
 
