@@ -90,7 +90,6 @@ def test_buffers(case, kinds):
 
 @pytest.mark.parametrize("kinds", NUMPY)
 def test_datasets(tmp_path, kinds):
-    whole, real, flag = kinds
     steps = np.arange(12.0)
     leaves = {"observation": steps[:, None], "action": steps, "reward": steps, "terminated": steps % 4 == 3}
     for name in ("my/a", "my/b"):
