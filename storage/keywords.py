@@ -66,12 +66,10 @@ def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Funct
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
     """The value of an argument that is a whole number, NumPy's included. Raises UsageError for anything else."""
-    if (
-        isinstance(value, Integral)
-        and not isinstance(value, bool)
-        and least <= value <= (value if most is None else most)
-    ):
-        return int(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        if least <= number and (most is None or number <= most):
+            return number
     bounds = f"of at least {least}" + ("" if most is None else f" and at most {most:,}")
     raise UsageError(f"{name} must be a whole number {bounds}, not {value!r}")
 

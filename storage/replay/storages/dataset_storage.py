@@ -146,7 +146,7 @@ class DatasetStorage(Storage):
     def _checked(self, growth: Any) -> list[list[int]]:
         """What `growth` of a storage gave. Raises UsageError for anything else."""
         pairs = [list(pair) for pair in growth] if isinstance(growth, (list, tuple)) else [[]]
-        whole = (isinstance(number, Integral) and number >= 0 for pair in pairs for number in pair)
+        whole = (isinstance(number, Integral) and int(number) >= 0 for pair in pairs for number in pair)
         if not all(len(pair) == 2 for pair in pairs) or not all(whole):
             raise UsageError(f"growth is pairs of batches and steps, not {growth!r}")
         pairs = [[int(number) for number in pair] for pair in pairs]
