@@ -35,6 +35,7 @@ from ..dataset import Dataset
 from .draw import Draw
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
+from .storages.trees import copy_of
 from .timeline import Edges, as_key, entry_key
 
 
@@ -143,7 +144,7 @@ class GoalRelabeling:
             if own is None:
                 message = f"batches have no {self.goals.goal_key!r}, which reward_fn compares with goals"
                 raise UnknownKeyError(message, hint="name it in keys")
-            answer = self.goals.reward_fn(own, batch.get("goal"))
+            answer = self.goals.reward_fn(copy_of(own), copy_of(batch.get("goal")))  # which it may change
             reward, success = answer if isinstance(answer, tuple) else (answer, torch.zeros_like(success))
         stored = batch.get(("next", "reward"))
         reward = _shaped("rewards", reward, stored).to(stored.dtype)
@@ -162,7 +163,7 @@ def _shaped(what: str, values: Any, like: torch.Tensor) -> torch.Tensor:
     found = torch.as_tensor(values)
     if found.numel() != like.numel():
         raise SchemaError(f"the {what} of reward_fn have shape {tuple(found.shape)}, and {tuple(like.shape)} is stored")
-    return found.reshape(like.shape)
+    return found.reshape(like.shape).clone()  # the function may use its memory again
 
 
 def _take(dataset: Dataset, name: str, steps: torch.Tensor) -> torch.Tensor:

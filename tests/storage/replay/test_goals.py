@@ -184,3 +184,36 @@ def test_goals_of_leaves_that_batches_leave_out(made):
     goals = rbdata.Goals(reward_fn=lambda achieved, goal: (achieved - goal).sum(-1))
     with pytest.raises(UnknownKeyError, match="observation"):
         rbdata.load(folder, batch_size=50, keys=["action"], goals=goals).sample()
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_memory_of_reward_functions_is_not_that_of_batches(made, prefetch):
+    """Functions may use an array again, return a view of what they get, or change it while they compute."""
+    folder, truth = made
+    memory = torch.zeros(8)
+
+    def again(achieved, goal):
+        memory.copy_(goal.flatten(1).float().sum(1))
+        return memory
+
+    def view(achieved, goal):
+        return goal.flatten(1)[:, 0]
+
+    def changes(achieved, goal):
+        achieved -= goal
+        return goal.mul_(0).flatten(1)[:, 0] + 3
+
+    for function in (again, view, changes):
+        goals = rbdata.Goals(reward_fn=function)
+        buffer = rbdata.load(folder, batch_size=8, goals=goals, prefetch=prefetch, seed=0)
+        plain = rbdata.load(folder, batch_size=8, goals=rbdata.Goals(), seed=0)
+        batches = [buffer.sample() for _ in range(4)]
+        for batch in batches:
+            same = plain.sample()
+            assert torch.equal(batch["observation"], same["observation"]) and torch.equal(batch["goal"], same["goal"])
+            rewards = batch["next", "reward"].flatten()
+            wanted = {again: same["goal"].flatten(1).float().sum(1), view: same["goal"].flatten(1)[:, 0].float()}
+            assert torch.equal(rewards, wanted.get(function, torch.full((8,), 3.0)))
+            before = batch["goal"].clone()
+            batch["next", "reward"].zero_()
+            assert torch.equal(batch["goal"], before)
