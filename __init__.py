@@ -99,6 +99,7 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",
+    "LeRobotExperienceReplay",
     "LinearScheduler",
     "ListStorage",
     "MinariExperienceReplay",

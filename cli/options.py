@@ -146,13 +146,14 @@ def selected_options(ctx: Context) -> dict[str, Any]:
 def source_parameters(command: str, taken: Collection[str]) -> list[Any]:
     """The parameters that sources declare for a command (``download`` or ``convert``).
 
-    Sources that declare an option of the same flag and kind share it. If the kinds differ, or the command itself has the flag
-    (``taken``), the later source's flag is prefixed with the name of the source: ``--csvlog-steps``.
+    Sources that declare an option of the same flag and kind share it; whole numbers and text are one kind, text. If the kinds
+    differ, or the command itself has the flag (``taken``), the later source's flag is prefixed with the name of the source:
+    ``--csvlog-steps``.
     """
     from ..datasets import catalogue
 
     def kind(option: Any) -> tuple[Any, ...]:
-        return option.name, option.type, bool(option.choices)
+        return option.name, str if option.type is int else option.type, bool(option.choices)
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for source_name, source in catalogue.sources().items():
@@ -179,7 +180,10 @@ def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
     """A parameter, as Typer reads it from a signature, for all options of one flag."""
     first = shared[0][1]
     choices = tuple(dict.fromkeys(choice for _, option in shared for choice in option.choices))
-    kind: Any = list[str] if first.type is dict else Literal[choices] if choices else first.type
+    types = {option.type for _, option in shared}
+    kind: Any = (
+        list[str] if first.type is dict else Literal[choices] if choices else types.pop() if len(types) == 1 else str
+    )
     option = Option(
         flag,
         help=_help(shared),

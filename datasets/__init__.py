@@ -10,6 +10,7 @@ __all__ = [
     "BaseDatasetExperienceReplay",
     "D4RLExperienceReplay",
     "GenDGRLExperienceReplay",
+    "LeRobotExperienceReplay",
     "MinariExperienceReplay",
     "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",

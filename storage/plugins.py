@@ -40,6 +40,7 @@ BUILT_IN = {
     "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",
     "rlds": "rbdata.datasets.sources.rlds.source:RldsSource",
     "openx": "rbdata.datasets.sources.rlds.openx:OpenxSource",
+    "lerobot": "rbdata.datasets.sources.lerobot.source:LerobotSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }

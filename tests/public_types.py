@@ -87,6 +87,7 @@ def construct(root: Path) -> None:
     rbdata.D4RLExperienceReplay("hopper-medium-v2", 32, slice_len=8, horizon=1000, device="cpu")
     rbdata.MinariExperienceReplay("D4RL/door/human-v2", text="omit", num_slices=4)
     rbdata.OpenMLExperienceReplay("iris", target="class", download=False)
+    rbdata.LeRobotExperienceReplay("lerobot/pusht", 32, episodes="0-9", size="96x96", num_slices=4)
     rbdata.OpenXExperienceReplay("bridge", 32, last_row="step", leave_out="observation/depth", num_slices=4)
     rbdata.TensorDictReplayBuffer(batchsize=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     rbdata.OpenMLExperienceReplay("iris", targets="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -130,6 +130,7 @@ DATASETS = {
     "AtariDQN": "atari",
     "D4RL": "d4rl",
     "GenDGRL": "gen_dgrl",
+    "LeRobot": "lerobot",
     "Minari": "minari",
     "OpenML": "openml",
     "OpenX": "openx",

@@ -79,6 +79,87 @@ def open_parquet(path: Path, name: str, **options: Any) -> Any:
     return parquet.ParquetFile(path, **options)
 
 
+def parquet_records(data: bytes, name: str, without: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a small table in memory, except for columns whose names begin with ``without``.
+
+    Read in a sandbox. Raises CorruptSourceError.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(pyarrow.BufferReader(data))
+        check_rows(file.metadata.num_rows, len(data), name)
+        names = [one for one in file.schema_arrow.names if without is None or not one.startswith(without)]
+        if len(set(names)) < len(names):
+            raise CorruptSourceError(f"{name} has columns of the same name")
+        table = file.read(columns=names, use_threads=False)
+        table.validate(full=True)
+        found: list[dict[str, Any]] = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+        if isinstance(error, CorruptSourceError):
+            raise
+        raise CorruptSourceError(f"{name} is not a sound Parquet file: {str(error)[:200]}") from error
+    return found
+
+
+class ParquetRows:
+    """A Parquet file, whose columns are read in order, a few rows at a time: its ``schema`` and number of ``rows``."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file, self._name = open_parquet(path, name), name
+        self.schema: Any = self._file.schema_arrow
+        self.rows: int = self._file.metadata.num_rows
+        groups = range(self._file.metadata.num_row_groups)
+        self._ends = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
+        #: By column: the row that comes next, what is left of the rows read last, and those behind it.
+        self._cursors: dict[tuple[str, ...], tuple[int, Any, Iterator[Any]]] = {}
+
+    def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
+        """Rows ``low..high-1`` of a column, or of a field of its structs, as arrays of up to ``at_once`` rows.
+
+        Reading on is cheap; elsewhere, reading starts with the group of rows that holds ``low``.
+        """
+        at, left, batches = self._cursors.pop(path, (self.rows + 1, None, iter(())))
+        group = bisect_right(self._ends, low)
+        first = self._ends[group - 1] if group else 0
+        if at > low or at < first:
+            groups = range(group, len(self._ends))
+            names = [".".join(path)]
+            batches = self._file.iter_batches(batch_size=at_once, row_groups=groups, columns=names, use_threads=False)
+            at, left = first, None
+        while at < high:
+            if left is None or not len(left):
+                batch = next(batches, None)
+                if batch is None:
+                    raise CorruptSourceError(f"{self._name} holds {at} rows, {self.rows} are stated")
+                # Names with dots choose columns that lie deeper as well.
+                left = inner_field(batch.column(batch.schema.get_field_index(path[0])), path[1:])
+            skip = min(max(0, low - at), len(left))
+            taken = min(len(left) - skip, high - at - skip)
+            if taken:
+                yield left.slice(skip, taken)
+            at, left = at + skip + taken, left.slice(skip + taken)
+        self._cursors[path] = (at, left, batches)
+
+
+#: NumPy's names of Arrow's types of numbers, where they differ.
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def is_number(types: Any, kind: Any) -> bool:
+    """Whether an Arrow type, by pyarrow's module ``types``, is one of numbers or booleans."""
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def number_dtype(kind: Any) -> np.dtype:
+    """NumPy's type of an Arrow number. Arrow's own conversion needs pandas before version 15."""
+    try:
+        return np.dtype(_FLOATS.get(str(kind), str(kind)))
+    except TypeError as error:
+        raise CorruptSourceError(f"values of type {str(kind)[:40]} are not numbers") from error
+
+
 class ParquetTable:
     """A file's attributes, and its rows in blocks, as `arff.ParquetTable` gives them.
 

@@ -27,6 +27,8 @@ _BLOCK_BYTES = 8 << 20
 #: Pillow's modes that give the channels of uint8 pictures, and those that are converted without loss.
 _MODES = {1: ("L", ("1",)), 2: ("LA", ()), 3: ("RGB", ("L", "P", "RGBA", "1")), 4: ("RGBA", ("RGB", "L", "LA", "P"))}
 _DEEP = ("I;16", "I;16B", "I")
+#: The dtype of a picture of any kind, by Pillow's mode.
+_KINDS = {**dict.fromkeys(("L", "LA", "RGB", "RGBA"), "uint8"), **dict.fromkeys(_DEEP, "int32"), "F": "float32"}
 
 
 def picture_size(data: bytes | memoryview, where: str) -> tuple[int, int]:
@@ -50,6 +52,20 @@ def decode_pictures(
         for number, data in enumerate(some):
             block[number] = _decode(bytes(data), shape, block.dtype, f"{where}: picture {first + number}")
         yield block
+
+
+def decode_picture(data: bytes, where: str) -> np.ndarray:
+    """One picture (PNG, JPEG or TIFF) of whatever kind it is, ``[height, width, channels]``: uint8, int32 or float32.
+
+    Palettes and the like become RGB; 16 and 32 bits become int32. Raises CorruptSourceError.
+    """
+    image = _open(data, where, ["PNG", "JPEG", "TIFF"])
+    check_row_bytes(image.height * image.width * 4, where)
+    try:
+        picture = image if image.mode in _KINDS else image.convert("RGB")
+        return np.asarray(picture).astype(_KINDS[picture.mode]).reshape(picture.height, picture.width, -1)
+    except _UNSOUND as error:
+        raise CorruptSourceError(f"{where} is damaged: {error}") from error
 
 
 def _decode(data: bytes, shape: tuple[int, ...], dtype: np.dtype, where: str) -> np.ndarray:
@@ -85,12 +101,12 @@ def _values(image: ImageFile, channels: int, dtype: np.dtype) -> np.ndarray | No
 _UNSOUND = (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError)
 
 
-def _open(data: bytes, where: str) -> ImageFile:
+def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> ImageFile:
     from PIL import Image
 
     if is_jpeg(data):
         check_segments(data, where)
     try:
-        return Image.open(io.BytesIO(data), formats=["PNG", "JPEG"])
+        return Image.open(io.BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, *_UNSOUND) as error:
-        raise CorruptSourceError(f"{where} is no sound PNG or JPEG: {error}") from error
+        raise CorruptSourceError(f"{where} is no sound {' or '.join(formats)}: {error}") from error

@@ -18,7 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -115,10 +115,18 @@ class EpisodeReader:
     whole: ClassVar[bool] = True
     #: The modules of the C libraries that read the objects: that is done in a sandbox.
     native_libraries: ClassVar[tuple[str, ...]] = ()
+    #: Whether an episode lies in several objects of its unit: then all of them are given to `unit_episodes` at once.
+    joined: ClassVar[bool] = False
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         """The episodes of an object, in order. Raises CorruptSourceError, which names the object and the place in it."""
         raise NotImplementedError
+
+    def unit_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
+        """The episodes of these objects, in order, each with the object that messages about it name."""
+        for raw in raws:
+            for episode in self.episodes(raw):
+                yield raw, episode
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,8 @@ class Unit:
     name: str
     number: int
     objects: tuple[RawObject, ...]
+    #: What reads it, where that is not the same for all units of a job.
+    reader: EpisodeReader | None = None
 
     @property
     def size(self) -> int:
@@ -167,8 +177,11 @@ class _UnitWriter:
         self.counts: Counter[str] = Counter()
         self.states = 0
 
-    def add(self, episode: Episode, where: str) -> None:
-        """Append an episode. Raises CorruptSourceError where it is unlike the first, or its rows do not fit together."""
+    def add(self, episode: Episode, where: str, on_rows: Callable[[], None]) -> None:
+        """Append an episode; ``on_rows`` is called when some of its rows are written.
+
+        Raises CorruptSourceError where it is unlike the first, or its rows do not fit together.
+        """
         steps = len(episode.rewards)
         columns = [_column(key, rows, is_state) for key, rows, is_state in episode.rows()]
         if self._writer is None:
@@ -180,7 +193,7 @@ class _UnitWriter:
             self.counts["empty_episodes"] += 1
             return
         for number, (key, rows, is_state) in enumerate(episode.rows()):
-            self._append(number, rows, steps + is_state, f"{where}: {key}")
+            self._append(number, rows, steps + is_state, f"{where}: {key}", on_rows)
         end = np.zeros(steps, np.uint8)
         end[-1] = _END[episode.terminated, episode.truncated]
         assert self._writer is not None
@@ -209,7 +222,7 @@ class _UnitWriter:
             if not self._writer.is_compressed(number):
                 self._writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
 
-    def _append(self, number: int, rows: Rows, wanted: int, where: str) -> None:
+    def _append(self, number: int, rows: Rows, wanted: int, where: str, on_rows: Callable[[], None]) -> None:
         assert self._writer is not None
         column, done = self.columns[number], 0
         for block in rows.blocks if isinstance(rows, LazyRows) else (rows,):
@@ -222,6 +235,7 @@ class _UnitWriter:
             if column.per == "state" and block.dtype.kind == "f":
                 self.counts["rows_not_finite"] += int((~np.isfinite(block)).any(tuple(range(1, block.ndim))).sum())
             self._writer.column(0, number, np.ascontiguousarray(block, column.dtype))
+            on_rows()
         if done != wanted:
             raise CorruptSourceError(f"{where} has {'more' if done > wanted else done} rows where {wanted} belong")
 
@@ -266,7 +280,7 @@ class _DecodeTask:
             if self.reader.native_libraries:
                 files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
                 with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
-                    sandbox.call(_decode_apart, staged, paths)
+                    sandbox.call(_decode_apart, staged, paths, on_progress=on_fetched)
             else:
                 self.decode(staged, paths, on_fetched)
         remove_tree(folder)
@@ -288,24 +302,31 @@ class _DecodeTask:
         dictionary = self.dictionary.read_bytes() if self.dictionary else None
         writer = _UnitWriter(folder, self.options, dictionary, self.threads)
         objects = []
-        for raw in self.unit.objects:
-            stream = None if self.reader.whole else CountedStream(raw.location, raw.item)
-            pieces = None if stream is None else iter(stream)
-            source = RawInput(raw.path, paths.get(raw.item.url), pieces, writer.counts)
-            before = 0
-            for number, episode in enumerate(self.reader.episodes(source)):
-                writer.add(episode, f"{raw.path}: episode {number}")
-                if stream is not None:
-                    on_fetched(stream.fetched - before, stream.retries)
-                    before = stream.fetched
-            for _ in pieces or ():  # what is behind the last episode is part of the object, and of its checksum
-                pass
-            objects.append(_object_record(raw, source.path, stream))
+        every = list(self.unit.objects)
+        for group in [every] if self.reader.joined else [[raw] for raw in every]:
+            streams = [None if self.reader.whole else CountedStream(raw.location, raw.item) for raw in group]
+            sources = [
+                RawInput(raw.path, paths.get(raw.item.url), None if stream is None else iter(stream), writer.counts)
+                for raw, stream in zip(group, streams)
+            ]
+            before, numbers = (0, 0), Counter[str]()
+            for source, episode in self.reader.unit_episodes(sources):
+                writer.add(episode, f"{source.name}: episode {numbers[source.name]}", partial(on_fetched, 0, before[1]))
+                numbers[source.name] += 1
+                now = [(stream.fetched, stream.retries) for stream in streams if stream]
+                fetched, retries = (sum(counts) for counts in zip(*now)) if now else (0, 0)
+                on_fetched(fetched - before[0], retries)
+                before = (fetched, retries)
+            for raw, source, stream in zip(group, sources, streams):
+                # What is behind the last episode is part of the object, and of its checksum.
+                for _ in source.stream or ():
+                    pass
+                objects.append(_object_record(raw, source.path, stream))
         writer.finish(objects)
 
 
 def _decode_apart(task: _DecodeTask, on_progress: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
-    task.decode(folder, paths, lambda *_: None)
+    task.decode(folder, paths, on_progress)
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
@@ -411,7 +432,7 @@ class EpisodeFilesJob(StagedJob):
         dictionary = first.folder / DICTIONARY if first is not None and has_dictionary else None
         return [
             _DecodeTask(
-                *(index, self.units[index], self.reader, self._target(self.units[index])),
+                *(index, self.units[index], self.units[index].reader or self.reader, self._target(self.units[index])),
                 *(self.options, dictionary, threads),
             )
             for index in left

@@ -63,6 +63,8 @@ class SourceOption:
 
     def check(self, value: Any, origin: str = "") -> Any:
         """The value as the source gets it. Raises UsageError for one that is not allowed, naming its ``origin``."""
+        if self.type is int and isinstance(value, str) and value.isdecimal():
+            value = int(value)  # of a flag that is text for another source
         problem = self._problem(value)
         if problem:
             message = f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}"
@@ -138,10 +140,18 @@ class ExORLOptions(TypedDict, total=False):
     task: str | None
 
 
-class GymnasiumOptions(TypedDict, total=False):
+class EpisodesOption(TypedDict, total=False):
+    episodes: int | str | None
+
+
+class LerobotOptions(EpisodesOption, TextOption, total=False):
+    size: str | None
+    cameras: str | None
+
+
+class GymnasiumOptions(EpisodesOption, total=False):
     name: str | None
     steps: int | None
-    episodes: int | None
     policy: str | None
     num_envs: int | None
     seed: int | None
@@ -171,10 +181,10 @@ class SourceOptions(
     AtariOptions,
     D4RLOptions,
     AcceptChangedOption,
-    TextOption,
     OpenMLOptions,
     RldsOptions,
     ExORLOptions,
+    LerobotOptions,
     GymnasiumOptions,
     OptionsByName,
     total=False,
@@ -186,10 +196,10 @@ class RawFileOptions(
     AtariOptions,
     D4RLFileOptions,
     AcceptChangedOption,
-    TextOption,
     OpenMLOptions,
     RldsOptions,
     ExORLOptions,
+    LerobotOptions,
     ArraysOptions,
     OptionsByName,
     total=False,

@@ -15,6 +15,7 @@ from .dataset_classes import AtariDQNExperienceReplay as AtariDQNExperienceRepla
 from .dataset_classes import BaseDatasetExperienceReplay as BaseDatasetExperienceReplay
 from .dataset_classes import D4RLExperienceReplay as D4RLExperienceReplay
 from .dataset_classes import GenDGRLExperienceReplay as GenDGRLExperienceReplay
+from .dataset_classes import LeRobotExperienceReplay as LeRobotExperienceReplay
 from .dataset_classes import MinariExperienceReplay as MinariExperienceReplay
 from .dataset_classes import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .dataset_classes import OpenXExperienceReplay as OpenXExperienceReplay

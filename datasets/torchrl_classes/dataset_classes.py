@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +29,7 @@ from ...storage.manifest import read_manifest
 from ...storage.replay.arguments import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import SAMPLING, make_sampler
-from ...storage.replay.samplers.slices import Span, UniformOver
+from ...storage.replay.samplers.slices import SliceSampler, Span, UniformOver
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
 from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeStorage
 from ...storage.replay.storages.tensor_storage import TensorStorage
@@ -39,7 +39,16 @@ from .. import acquire, catalogue, local
 from ..ingest.job import ConvertOptions
 from ..ingest.request import make_request
 from ..sources.minari.source import local_root
-from ..sources.options import AcceptChangedOption, AtariOptions, D4RLOptions, OpenMLOptions, RldsOptions, TextOption
+from ..sources.options import (
+    AcceptChangedOption,
+    AtariOptions,
+    D4RLOptions,
+    LerobotOptions,
+    OpenMLOptions,
+    RldsOptions,
+    TextOption,
+)
+from .lerobot_columns import lerobot_records
 from .record_map import map_records
 
 
@@ -107,6 +116,10 @@ class GenDGRLReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, SplitOp
 class OpenMLReplayOptions(
     DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
 ):
+    pass
+
+
+class LeRobotReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, LerobotOptions, total=False):
     pass
 
 
@@ -643,6 +656,82 @@ def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
     return found
 
 
+class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
+    """A LeRobotDataset, such as ``"lerobot/pusht"``; see docs/sources/lerobot.md. The package lerobot is not needed.
+
+    A batch has the keys that TorchRL gives them beside those of TED: ``("observation", "image", camera)``, ``episode`` and
+    ``language_instruction`` (UTF-8 bytes, zero-padded). Next observations are always there.
+
+    - ``repo_id``: the repository at the Hub.
+    - ``decode_video``, ``rehydrate`` have no effect: frames were decoded at the download, and successors are rows.
+
+    See `BaseDatasetExperienceReplay` for all else.
+    """
+
+    source = "lerobot"
+
+    @with_options(LeRobotReplayOptions, *_ORIGINS)
+    def __init__(
+        self,
+        repo_id: str,
+        batch_size: int | None = None,
+        *,
+        root: PathLike | None = None,
+        download: bool | str = True,
+        decode_video: bool = True,
+        rehydrate: bool = True,
+        split_trajs: bool = False,
+        **options: Unpack[LeRobotReplayOptions],
+    ) -> None:
+        self.repo_id = repo_id
+        self._open(
+            repo_id,
+            batch_size,
+            root=root,
+            download=download,
+            split_trajs=split_trajs,
+            derive=_lerobot_leaves,
+            **options,
+        )
+
+    @classmethod
+    def from_columns(
+        cls,
+        columns: Mapping[str, Any],
+        *,
+        batch_size: int | None = None,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        rehydrate: bool = False,
+        **options: Any,
+    ) -> TensorDictReplayBuffer:
+        """A buffer in memory over columns as lerobot names them: tensors ``[rows, ...]`` and lists of texts.
+
+        ``episode_index`` says which rows are an episode. With ``rehydrate``, ``("next", "observation", ...)`` is the next row
+        of the episode, and for its last row that row itself, flagged ``("next", "truncated")``. ``options`` are those of
+        `TensorDictReplayBuffer`. Raises UsageError for columns of unlike length, or none of the episodes.
+        """
+        sampler = None
+        if num_slices is not None or slice_len is not None:
+            sampler = SliceSampler(
+                num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, traj_key="episode"
+            )
+        data = lerobot_records(columns, rehydrate)
+        return TensorDictReplayBuffer(
+            storage=TensorStorage(data), batch_size=batch_size, sampler=options.pop("sampler", sampler), **options
+        )
+
+
+def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:
+    rows, found = add_episode(dataset), dict[str, Rows]()
+    for key, one in rows.items():
+        name = key.replace("observation/images/", "observation/image/")
+        name = "language_instruction" if name == "task" else name
+        found[name] = one if name == key else rename(one, name)
+    return found
+
+
 #: A class or function called as ``factory(dataset_id, **options)``, or where to import it from: ``"module:name"``.
 Factory = Callable[..., Any] | str
 
@@ -651,6 +740,7 @@ _REGISTRY: dict[str, Factory] = {
     "atari_dqn": AtariDQNExperienceReplay,
     "d4rl": D4RLExperienceReplay,
     "gen_dgrl": GenDGRLExperienceReplay,
+    "lerobot": LeRobotExperienceReplay,
     "minari": MinariExperienceReplay,
     "openml": OpenMLExperienceReplay,
     "openx": OpenXExperienceReplay,
@@ -678,8 +768,8 @@ def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) ->
 def load_dataset(dataset_id: str, **options: Any) -> Any:
     """The buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
 
-    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``gen_dgrl``, ``minari``, ``openml`` and ``openx``; `register_dataset`
-    adds others. ``options`` are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
+    Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``gen_dgrl``, ``lerobot``, ``minari``, ``openml`` and ``openx``;
+    `register_dataset` adds others. ``options`` are those of the class. Raises UnknownDatasetError for an unknown prefix or none.
     """
     prefix, colon, name = dataset_id.partition(":")
     prefixes = f"prefixes: {', '.join(sorted(_REGISTRY))}"

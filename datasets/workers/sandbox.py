@@ -71,7 +71,10 @@ def limited(files: RawFiles | None) -> Iterator[None]:
 
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own reserves a gigabyte at once
     if "pyarrow" in sys.modules:
-        sys.modules["pyarrow"].set_memory_pool(sys.modules["pyarrow"].system_memory_pool())
+        arrow = sys.modules["pyarrow"]
+        arrow.set_memory_pool(arrow.system_memory_pool())
+        if "mimalloc" in arrow.supported_memory_backends():  # parts of Arrow go on with it: it is to reserve that now
+            arrow.allocate_buffer(1, memory_pool=arrow.mimalloc_memory_pool())
     before = resource.getrlimit(resource.RLIMIT_DATA)
     taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     most = [one for one in (taken + files.memory, *before) if one != resource.RLIM_INFINITY]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError, RbdataError
-from ...formats.arrow import ArrowFile, inner_field, open_parquet
+from ...formats.arrow import ArrowFile, ParquetRows, is_number, number_dtype
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_rows
 from ...ingest.spaces import Json
@@ -95,11 +95,11 @@ class ArrowReader:
             return Field(filled, "other", np.dtype("O"), (), "it holds bytes that are no JPEG")
         if types.is_string(kind) or types.is_large_string(kind):
             return Field(filled, "text", np.dtype("O"))
-        if types.is_fixed_size_list(kind) and _is_number(types, kind.value_type):
+        if types.is_fixed_size_list(kind) and is_number(types, kind.value_type):
             found = shape if int(np.prod(shape, dtype=np.int64)) == kind.list_size else (kind.list_size,)
-            return Field(filled, "numbers", _dtype(kind.value_type), found)
-        if _is_number(types, kind):
-            return Field(filled, "numbers", _dtype(kind))
+            return Field(filled, "numbers", number_dtype(kind.value_type), found)
+        if is_number(types, kind):
+            return Field(filled, "numbers", number_dtype(kind))
         return Field(filled, "other", np.dtype("O"), (), f"its type is {kind}")
 
     def infos(self, episode: int) -> dict[LeafPath, Field]:
@@ -121,7 +121,7 @@ class ArrowReader:
         kind_here = self._type(episode, place)
         is_list = self._pa.types.is_fixed_size_list(kind_here)
         shape = (kind_here.list_size,) if is_list else ()
-        dtype = _dtype(kind_here.value_type if is_list else kind_here)
+        dtype = number_dtype(kind_here.value_type if is_list else kind_here)
         blocks = [np.empty((0, *shape), dtype)]
         with self._sound(episode):
             for array in self._read(episode, place, low, high):
@@ -149,9 +149,9 @@ class ArrowReader:
         """Rows of a column as arrays, one after the other."""
         opened, kind = self._open(episode), self._type(episode, place)
         if self._pa.types.is_fixed_size_list(kind):
-            at_once = max(1, _BYTES_AT_ONCE // max(1, kind.list_size * _dtype(kind.value_type).itemsize))
+            at_once = max(1, _BYTES_AT_ONCE // max(1, kind.list_size * number_dtype(kind.value_type).itemsize))
         else:
-            at_once = _BYTES_AT_ONCE // 8 if _is_number(self._pa.types, kind) else _AT_ONCE
+            at_once = _BYTES_AT_ONCE // 8 if is_number(self._pa.types, kind) else _AT_ONCE
         with self._sound(episode):
             yield from opened.read(tuple(map(str, place)), low, high, at_once)
 
@@ -222,7 +222,7 @@ class _Episode:
     """The files of one episode: their ``schema``, ``rows`` and ``size`` in bytes."""
 
     def __init__(self, paths: Sequence[Path], data_format: str, name: str) -> None:
-        opener = _ParquetPart if data_format == "parquet" else ArrowFile
+        opener = ParquetRows if data_format == "parquet" else ArrowFile
         self._parts = [opener(path, name) for path in paths]
         self.size = sum(path.stat().st_size for path in paths)
         self.schema = self._parts[0].schema
@@ -240,58 +240,12 @@ class _Episode:
             first += part.rows
 
 
-class _ParquetPart:
-    """One Parquet file, whose columns are read in order, a few rows at a time."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self._file, self._name = open_parquet(path, name), name
-        self.schema: Any = self._file.schema_arrow
-        self.rows: int = self._file.metadata.num_rows
-        #: By column: the row that comes next, what is left of the rows read last, and those behind it.
-        self._cursors: dict[tuple[str, ...], tuple[int, Any, Iterator[Any]]] = {}
-
-    def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
-        at, left, batches = self._cursors.pop(path, (self.rows + 1, None, iter(())))
-        if at > low:
-            names = [".".join(path)]
-            batches = self._file.iter_batches(batch_size=at_once, columns=names, use_threads=False)
-            at, left = 0, None
-        while at < high:
-            if left is None or not len(left):
-                batch = next(batches, None)
-                if batch is None:
-                    raise CorruptSourceError(f"{self._name} holds {at} rows, {self.rows} are stated")
-                left = inner_field(batch.column(path[0]), path[1:])
-            skip = min(max(0, low - at), len(left))
-            taken = min(len(left) - skip, high - at - skip)
-            if taken:
-                yield left.slice(skip, taken)
-            at, left = at + skip + taken, left.slice(skip + taken)
-        self._cursors[path] = (at, left, batches)
-
-
-#: NumPy's names of Arrow's types of numbers, where they differ.
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
-
-
 def _check_names(fields: Iterable[Any]) -> None:
     """Raise UnicodeDecodeError where a name in a schema, or inside of a struct, is not text."""
     for field in fields:
         str(field.name)
         if field.type.num_fields and hasattr(field.type, "get_field_index"):
             _check_names(field.type.field(index) for index in range(field.type.num_fields))
-
-
-def _is_number(types: Any, kind: Any) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
-def _dtype(kind: Any) -> np.dtype:
-    """NumPy's type of an Arrow number. Arrow's own conversion needs pandas before version 15."""
-    try:
-        return np.dtype(_FLOATS.get(str(kind), str(kind)))
-    except TypeError as error:
-        raise CorruptSourceError(f"values of type {str(kind)[:40]} are not numbers") from error
 
 
 def _stated_shape(field: Any) -> tuple[int, ...]:

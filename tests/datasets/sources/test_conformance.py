@@ -13,6 +13,7 @@ import atari_truth
 import d4rl_truth
 import gen_dgrl_truth
 import gymnasium
+import lerobot_tools
 import minari_tools
 import numpy as np
 import ogbench_truth
@@ -29,6 +30,8 @@ from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.datasets.sources.exorl.source import ExorlSource
 from rbdata.datasets.sources.gen_dgrl.source import GenDgrlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
+from rbdata.datasets.sources.lerobot import job as lerobot_job
+from rbdata.datasets.sources.lerobot.source import LerobotSource
 from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.datasets.sources.ogbench.source import OgbenchSource
@@ -237,6 +240,30 @@ class TestArrays(SourceTests):
             assert np.array_equal(steps["action"], arrays["act"])
             assert np.array_equal(steps["next", "reward"][:, 0], arrays["rew"])
             assert np.array_equal(steps["next", "terminated"][:, 0], arrays["done"])
+
+
+class TestLerobot(SourceTests):
+    """Two videos a camera, and a unit for each."""
+
+    source, name = LerobotSource(), "some/toy"
+
+    @pytest.fixture
+    def raw(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(lerobot_job, "LEAST_UNIT", 1)
+        shutil.copytree(lerobot_tools.FIXTURES / "v3_plain", tmp_path / "raw" / self.name)
+        return tmp_path / "raw"
+
+    def check_values(self, dataset, raw):
+        truth = lerobot_tools.truth("v3_plain")
+        assert dataset.episodes.length.tolist() == [len(rows["action"]) - 1 for rows in truth]
+        for number, rows in enumerate(truth):
+            steps = dataset.episode(number)
+            assert np.array_equal(steps["action"], rows["action"][:-1])
+            assert np.array_equal(steps["next", "observation", "state"], rows["state"][1:])
+            for camera in ("front", "wrist"):
+                frames = rows[f"decoded/observation.images.{camera}"]
+                assert np.array_equal(steps["observation", "images", camera], frames[:-1])
+                assert np.array_equal(steps["next", "observation", "images", camera], frames[1:])
 
 
 class TestMinari(SourceTests):

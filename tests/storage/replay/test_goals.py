@@ -189,7 +189,7 @@ def test_goals_of_leaves_that_batches_leave_out(made):
 @pytest.mark.parametrize("prefetch", [None, 2])
 def test_memory_of_reward_functions_is_not_that_of_batches(made, prefetch):
     """Functions may use an array again, return a view of what they get, or change it while they compute."""
-    folder, truth = made
+    folder, _ = made
     memory = torch.zeros(8)
 
     def again(achieved, goal):

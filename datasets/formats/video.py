@@ -1,0 +1,210 @@
+"""Frames of video files (MP4 and what else FFmpeg reads: AV1, H.264, HEVC), decoded in order by PyAV.
+
+The packets of a file are listed first, which takes no decoding: they tell how many frames there are, and when each is shown.
+Every frame decoded is compared with that list, so that a frame that is missing, damaged or in another place is an error.
+FFmpeg trusts its input: use it in a sandbox (`workers.sandbox`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptSourceError, MissingExtraError
+from ...storage.durable import open_plain
+from .limits import check_row_bytes
+
+#: Bytes of decoded frames that are given at a time.
+_BLOCK_BYTES = 8 << 20
+#: Pixel formats that frames are given in, and their dtype and channels.
+COLOUR, DEPTH = "rgb24", "gray12le"
+_PIXELS = {COLOUR: ("uint8", (3,)), DEPTH: ("uint16", (1,))}
+
+
+def require_av(what: str) -> None:
+    """Raise MissingExtraError where PyAV is not installed, which reads ``what``."""
+    from importlib.util import find_spec
+
+    if find_spec("av") is None:
+        raise MissingExtraError(f"{what} is video, and PyAV is not installed", hint="pip install 'rbdata[video]'")
+
+
+class Video:
+    """The first video stream of a file: its ``frames``, and the ``times`` at which they are shown, float64 ``[frames]`` in s.
+
+    ``shape`` is that of one frame, ``[height, width, 3]`` uint8, or with ``pixels`` `DEPTH` ``[height, width, 1]`` uint16.
+    Raises CorruptSourceError for a file that is no video.
+    """
+
+    _container: Any = None
+
+    def __init__(self, path: Path, name: str, pixels: str = COLOUR) -> None:
+        require_av(name)
+        self._path, self._name, self._pixels = path, name, pixels
+        self._check_boxes()
+        self._open()
+        times, is_key = array("q"), bytearray()
+        with self._sound("the file"):
+            for packet in self._container.demux(self._stream):
+                if packet.pts is not None and not packet.is_discard:
+                    times.append(packet.pts)
+                    is_key.append(packet.is_keyframe)
+        shown_at = np.frombuffer(times, np.int64) if times else np.zeros(0, np.int64)
+        self._pts = np.sort(shown_at)
+        #: Frames at which decoding can begin.
+        self._entries = np.searchsorted(self._pts, shown_at[_entries(shown_at, np.array(is_key, bool))])
+        if (np.diff(self._pts) == 0).any():
+            raise self._corrupt("two frames are shown at the same time")
+        self.frames = len(self._pts)
+        self.times = self._pts * float(self._stream.time_base or 0)
+        context = self._stream.codec_context
+        dtype, channels = _PIXELS[pixels]
+        self.dtype, self.shape = np.dtype(dtype), (int(context.height), int(context.width), *channels)
+        if not all(self.shape):
+            raise self._corrupt("it states no size of its frames")
+        check_row_bytes(int(np.prod(self.shape)) * self.dtype.itemsize, name)
+        self._open()
+
+    def close(self) -> None:
+        """Close the file; it may be called again."""
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+
+    def read(self, low: int, high: int) -> Iterator[np.ndarray]:
+        """Frames ``low..high-1`` in blocks ``[k, *shape]``. Reading on is cheap; reading back, or far ahead, starts at a key
+        frame. Raises CorruptSourceError for frames that the file does not have."""
+        if high > self.frames:
+            raise self._corrupt(f"frame {high - 1} is wanted, and it has {self.frames}")
+        if low >= high:
+            return
+        self._seek(low)
+        size = max(1, _BLOCK_BYTES // (int(np.prod(self.shape)) * self.dtype.itemsize))
+        for first in range(low, high, size):
+            yield np.stack([self._decode(number) for number in range(first, min(first + size, high))])
+
+    # -- decoding ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        import av
+
+        self.close()
+        with self._sound("the file"):
+            self._container = av.open(str(self._path))
+            streams = self._container.streams.video
+        if not streams or streams[0].codec_context is None:
+            raise self._corrupt("it has no video stream that FFmpeg decodes")
+        self._stream = streams[0]
+        with self._sound("the file"):
+            # One thread: the processes share the processors already, and each thread holds frames.
+            self._stream.codec_context.thread_count = 1
+            self._stream.codec_context.options = {"err_detect": "explode"}
+        self._decoded: Iterator[Any] = iter(self._container.decode(self._stream))
+        #: The frame that is decoded next, and whether decoding began at another than the first.
+        self._next, self._sought = 0, False
+
+    def _check_boxes(self) -> None:
+        """Raise CorruptSourceError for an MP4 that is cut short, which FFmpeg may read all the same (ISO/IEC 14496-12, 4.2)."""
+        size, at = self._path.stat().st_size, 0
+        with open_plain(self._path, "rb", follow=True) as file:
+            while at + 8 <= size:
+                file.seek(at)
+                head = file.read(16)
+                if not at and head[4:8] != b"ftyp":
+                    return  # another container
+                length = int.from_bytes(head[:4], "big")
+                length = int.from_bytes(head[8:16], "big") if length == 1 else length or size - at
+                at += max(8, length)
+        if at != size:
+            raise self._corrupt("it is cut short")
+
+    def _seek(self, low: int) -> None:
+        """Have the decoder begin at frame ``low`` or before."""
+        before = self._entries[self._entries <= low]
+        best = int(before[-1]) if len(before) else 0
+        if self._next <= low and best <= self._next:
+            return
+        self._open()
+        if best:
+            with self._sound("the file"):
+                self._container.seek(int(self._pts[best]), stream=self._stream)
+            self._next, self._sought = best, True
+
+    def _decode(self, number: int) -> np.ndarray:
+        """Frame ``number``, which is not behind the decoder."""
+        try:
+            while self._next < number:
+                self._decode_next()
+            frame = self._decode_next()
+        except CorruptSourceError:
+            if not self._sought:
+                raise
+            # Key frames that refer to frames before them are no place to begin, and say so nowhere.
+            self._open()
+            return self._decode(number)
+        with self._sound(f"frame {number}"):
+            pixels: np.ndarray = frame.to_ndarray(format=self._pixels)
+        if pixels.size != int(np.prod(self.shape)):
+            raise self._corrupt(f"frame {number} has {frame.height}x{frame.width} pixels, not {self.shape[:2]}")
+        return pixels.reshape(self.shape)
+
+    def _decode_next(self) -> Any:
+        with self._sound(f"frame {self._next}"):
+            frame = next(self._decoded, None)
+        if frame is None:
+            raise self._corrupt(f"it ends before frame {self._next} of {self.frames}")
+        if frame.pts != self._pts[self._next] or frame.is_corrupt:
+            raise self._corrupt(f"frame {self._next} is damaged")
+        self._next += 1
+        return frame
+
+    @contextmanager
+    def _sound(self, what: str) -> Iterator[None]:
+        """What FFmpeg finds wrong is a CorruptSourceError; errors of the disk are not."""
+        import av
+
+        try:
+            yield
+        except av.FFmpegError as error:
+            raise self._corrupt(f"{what} cannot be decoded ({error.strerror or error})") from error
+        except (ValueError, OverflowError) as error:
+            raise self._corrupt(f"{what} cannot be read ({error})") from error
+
+    def _corrupt(self, why: str) -> CorruptSourceError:
+        hint = "fetch it again, or use another mirror (--mirror)"
+        return CorruptSourceError(f"{self._name} is no sound video: {why}", hint=hint)
+
+
+def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:
+    """Packets (by their place in the file) at which decoding can begin: all before them are shown before, all behind
+    them behind. Packets lie in the order in which they are decoded."""
+    if not len(shown_at):
+        return np.zeros(0, np.int64)
+    lowest_behind = np.minimum.accumulate(shown_at[::-1])[::-1]
+    highest_before = np.maximum.accumulate(shown_at)
+    return np.flatnonzero(is_key & (shown_at == lowest_behind) & (shown_at == highest_before))
+
+
+def resize(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Frames ``[k, height, width, channels]`` in another (height, width).
+
+    Colours by Pillow's BILINEAR, whose triangle filter is as wide as the old pixels below a new one; all other dtypes
+    (depth) by their nearest pixel, as a mean of two depths is one that is nowhere.
+    """
+    if frames.shape[1:3] == size:
+        return frames
+    if frames.dtype != np.uint8:
+        rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, frames.shape[1:3]))
+        return frames[:, rows[:, None], columns]
+    from PIL import Image
+
+    resized = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
+    for frame, out in zip(frames, resized):
+        picture = Image.fromarray(frame if frame.shape[2] > 1 else frame[:, :, 0])
+        out[:] = np.asarray(picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)).reshape(out.shape)
+    return resized

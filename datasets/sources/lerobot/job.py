@@ -1,0 +1,283 @@
+"""One LeRobotDataset, from its files to a dataset: which episodes, which files they need, and what they become."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+from ....errors import CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
+from ....storage.checksums import crc32c
+from ....storage.leaf import RESERVED_EVERYWHERE
+from ...fetch import Location, RemoteObject, read_all
+from ...fetch.location import join_path
+from ...formats.limits import check_rows
+from ...formats.video import require_av
+from ...ingest.episode_files import EpisodeFilesJob, Unit
+from ...ingest.job import ConvertOptions, Expectation, RawObject
+from ...ingest.request import format_numbers, parse_numbers
+from ...ingest.spaces import TakenKeys, stored_dtype
+from ...workers.sandbox import RawFiles, Sandbox
+from .metadata import INFO, Feature, Info, ListedEpisode, episodes_from, tasks_from
+from .reader import LerobotReader
+
+#: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
+_LARGEST_INFO, _LARGEST_METADATA = 16 << 20, 1 << 30
+#: A unit ends with a video file if it has at least so many bytes.
+LEAST_UNIT = 64 << 20
+#: Tasks that the manifest lists, and bytes that the text of each may have.
+_MOST_TASKS, _LONGEST_TASK = 4096, 4096
+#: Columns that say how rows follow and end. They are read, and have no leaf of their own name.
+_RULES = ("next.reward", "next.done", "next.success", "next.truncated", "frame_index", "index")
+#: What frames in videos shrink to, at least and at most, when they are compressed without loss.
+_RATIOS = (0.15, 0.9)
+
+#: What the notes say of counts.
+_SENTENCES = {
+    "steps_without_reward": "The data state no rewards: those of all {n} steps are 0.",
+    "done_without_success": (
+        "{n} episodes are done without success and taken as terminated. It may have been a time limit: lerobot's "
+        "next.done is set for both."
+    ),
+    "repeated_rows": "The last row of {n} episodes repeats the one before with the final observation: it is no step.",
+    "inner_dones": "next.done is set in {n} rows before the last of an episode, which goes on there.",
+    "late_rows": "{n} rows have a timestamp more than half a frame from their place: frames go by place.",
+    "spare_frames": "{n} frames behind the last row of an episode were left out.",
+}
+
+
+class LerobotJob(EpisodeFilesJob):
+    """The chosen episodes, in order of their number; a unit is about a video file of the first camera."""
+
+    source, converter = "lerobot", "lerobot 1"
+    citation = "Remi Cadene et al. LeRobot: State-of-the-art Machine Learning for Real-World Robotics in Pytorch. 2024."
+    sentences = _SENTENCES
+
+    def __init__(self, name: str | None, folder: str, location: Location, options: ConvertOptions) -> None:
+        self._inside, self._prefix, self.location = folder, f"{name}/" if name else "", location.pinned()
+        self._listings: dict[str, dict[str, RemoteObject]] = {}
+        self._described: list[dict[str, Any]] = []
+        extra, item = options.extra, self._find(INFO)
+        self._metadata = {INFO: item}
+        self.info = Info.parse(self._read(INFO, item, _LARGEST_INFO), item.url)
+        self.size = parse_size(extra["size"])
+        self.leaves, self.left_out = _leaves(self.info, _chosen_cameras(self.info, extra["cameras"]))
+        videos = [feature.name for feature in self.leaves.values() if feature.dtype == "video"]
+        if videos:
+            require_av(f"{self.info.where}: {videos[0]}")
+        listed, self.tasks = self._listed(videos)
+        self.listed = _chosen_episodes(self.info, listed, extra["episodes"])
+        names = frozenset(feature.name for feature in self.info.features)
+        width = max([len(text.encode()) for text in self.tasks.values()], default=0)
+        if "task_index" not in names or extra["text"] == "omit":
+            width = 0
+        if width > _LONGEST_TASK:
+            raise UsageError(f"{self.info.where}: a task has {width} bytes", hint="leave texts out: --text omit")
+        self._text_width = width
+        rules = names.intersection({*_RULES, "timestamp"})
+        reader = LerobotReader(self.info.fps, self.leaves, rules, self.size, self.tasks, width, self._prefix)
+        units = [self._unit(number, group, reader) for number, group in enumerate(self._groups())]
+        steps, episodes = sum(one.length for one in self.listed), len(self.listed)
+        super().__init__(name, self.location, units, reader, options, steps=steps, episodes=episodes)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> RemoteObject:
+        """A file of the dataset; each folder is listed once. Raises ObjectNotFoundError."""
+        folder, _, name = join_path(self._inside, path).rpartition("/")
+        if folder not in self._listings:
+            try:
+                self._listings[folder] = {item.name: item for item in self.location.list(folder)}
+            except ObjectNotFoundError:
+                if path == INFO:
+                    raise
+                self._listings[folder] = {}
+        if name not in self._listings[folder]:
+            message = f"{self.location.url} has no {join_path(folder, name)}, which its metadata list"
+            raise ObjectNotFoundError(message, hint="use another mirror (--mirror), or leave its --episodes out")
+        return self._listings[folder][name]
+
+    def _read(self, path: str, item: RemoteObject, limit_bytes: int) -> bytes:
+        """A whole file of the metadata, which the manifest records."""
+        data = read_all(self.location, item, limit_bytes=limit_bytes)
+        self._described.append({"name": self._prefix + path, "size": len(data), "crc32c": crc32c(data)})
+        return data
+
+    def _listed(self, videos: Sequence[str]) -> tuple[list[ListedEpisode], dict[int, str]]:
+        """The episodes, with where they are in these cameras' videos, and the tasks."""
+        if find_spec("pyarrow") is None:
+            message = f"{self.info.where}: LeRobotDatasets are Parquet, and pyarrow is not installed"
+            raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'")
+        paths = ["meta/tasks.jsonl", "meta/episodes.jsonl"]
+        if self.info.version == 3:
+            top = join_path(self._inside, "meta/episodes")
+            chunks = {chunk: self.location.list(f"{top}/{chunk}") for chunk in self.location.folders(top)}
+            every = [f"meta/episodes/{chunk}/{item.name}" for chunk, items in chunks.items() for item in items]
+            paths = ["meta/tasks.parquet", *(path for path in every if path.endswith(".parquet"))]
+        files, left = dict[str, bytes](), _LARGEST_METADATA
+        for path in paths:
+            self._metadata[path] = item = self._find(path)
+            files[item.url] = self._read(path, item, left)
+            left -= len(files[item.url])
+        described = RawFiles(f"{self.location.url}: meta", _LARGEST_METADATA - left)
+        with Sandbox(files, described, [__name__, "pyarrow"]) as sandbox:
+            found: tuple[list[ListedEpisode], dict[int, str]] = sandbox.call(_parse, self.info, videos)
+            return found
+
+    def _groups(self) -> list[list[ListedEpisode]]:
+        """The episodes of each unit."""
+        rows: Counter[str] = Counter()
+        for one in self.listed:
+            rows[one.data] += one.length
+        for path, count in rows.items():
+            check_rows(count, self._find(path).size or 1 << 62, path)
+        groups: list[list[ListedEpisode]] = []
+        held, size, last = set[str](), 0, ""
+        for one in self.listed:
+            first, paths = next((span.path for span in one.videos.values()), one.data), set(_paths([one]))
+            if not groups or (first != last and size >= LEAST_UNIT):
+                groups.append([])
+                held, size = set(), 0
+            groups[-1].append(one)
+            size += sum(self._find(path).size or 0 for path in paths - held)
+            held, last = held | paths, first
+        return groups
+
+    def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotReader) -> Unit:
+        objects = [RawObject(self._prefix + path, self._find(path), self.location) for path in _paths(group)]
+        name = f"episodes {format_numbers([one.number for one in group])}"
+        return Unit(name, number, tuple(objects), replace(reader, listed=tuple(group)))
+
+    # -- what is known before, and what the manifest says --------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "metadata": self._described}
+
+    def expect(self) -> Expectation:
+        known, frame, row = super().expect(), 0, self._text_width
+        for feature in self.leaves.values():
+            if feature.is_camera:
+                shape = (*self.size, feature.shape[-1]) if self.size else feature.shape
+                frame += prod(shape) * (4 if feature.depth else 1)
+            else:
+                row += 2 * 4 * prod(feature.shape)
+        frames, rows = (known.steps + known.episodes) * frame, known.steps * row
+        is_plain = self.options.codec == "raw" or self.options.layout == "ted"
+        ratios = (2.0, 2.0) if self.options.layout == "ted" else (1.0, 1.0) if is_plain else _RATIOS
+        low, high = (int(frames * ratio) + rows for ratio in ratios)
+        disk = known.fetch_bytes + 2 * high  # what is decoded lies beside the dataset until that is complete
+        return replace(known, disk_bytes=disk, stored_bytes=(low, high), certain_bytes=low)
+
+    def raw_objects(self) -> list[RawObject]:
+        metadata = [RawObject(self._prefix + path, item, self.location) for path, item in self._metadata.items()]
+        return list({raw.path: raw for raw in [*metadata, *super().raw_objects()]}.values())
+
+    def objects(self) -> list[dict[str, Any]]:
+        records = [*self._described, *super().objects()]
+        return list({record["name"]: record for record in records}.values())  # units share files
+
+    def describe(self) -> dict[str, Any]:
+        robot, tasks = self.info.record.get("robot_type"), sorted(self.tasks.items())[:_MOST_TASKS]
+        return {
+            **super().describe(),
+            "layout": self.info.record["codebase_version"],
+            "robot": robot if isinstance(robot, str) else None,
+            "fps": self.info.fps,
+            "tasks": {str(index): text for index, text in tasks},
+            "keys": {key: feature.name for key, feature in self.leaves.items()},
+            "left_out": self.left_out,
+        }
+
+
+def _paths(group: Sequence[ListedEpisode]) -> list[str]:
+    """The files of episodes, each once."""
+    return list(
+        dict.fromkeys(path for one in group for path in (one.data, *(span.path for span in one.videos.values())))
+    )
+
+
+def _parse(
+    files: Mapping[str, bytes], _: Callable[..., None], info: Info, videos: Sequence[str]
+) -> tuple[list[ListedEpisode], dict[int, str]]:
+    """In a sandbox: the first file is that of the tasks."""
+    (tasks, data), *episodes = files.items()
+    return episodes_from(info, videos, dict(episodes)), tasks_from({tasks: data})
+
+
+# -- what is asked for ---------------------------------------------------------------------------------------------------
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """``"128x96"``, width and height, as (height, width). Raises UsageError."""
+    if text is None:
+        return None
+    width, _, height = text.partition("x")
+    if not all(side.isdecimal() and 0 < int(side) <= 8192 for side in (width, height)):
+        raise UsageError(f"size is {text!r}", hint="width and height in pixels, such as 128x128")
+    return int(height), int(width)
+
+
+def _chosen_cameras(info: Info, text: str | None) -> set[str]:
+    """The cameras that are named, by the whole name of their column or its last part; all without a text."""
+    cameras = [feature.name for feature in info.features if feature.is_camera]
+    if text is None:
+        return set(cameras)
+    wanted = {word.strip() for word in text.split(",")} - {"none", ""}
+    found = {name for name in cameras if {name, name.rpartition(".")[2]} & wanted}
+    unknown = wanted - found - {name.rpartition(".")[2] for name in found}
+    if unknown:
+        there = ", ".join(name.rpartition(".")[2] for name in cameras) or "none"
+        raise UsageError(f"{info.where} has no camera {', '.join(sorted(unknown))}", hint=f"cameras: {there}")
+    return found
+
+
+def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | None) -> list[ListedEpisode]:
+    there = [one.number for one in listed]
+    if text is None:
+        for what, found in (("episodes", len(listed)), ("frames", sum(one.length for one in listed))):
+            stated = info.record.get(f"total_{what}", found)
+            if stated != found:
+                message = f"{info.where} states {str(stated)[:20]} {what}, and the metadata list {found}"
+                raise CorruptSourceError(
+                    message, hint=f"to take what is listed: --episodes {format_numbers(there)[:200]}"
+                )
+        return list(listed)
+    wanted = set(parse_numbers(text, "--episodes", longest=1 << 20) or ())
+    missing = sorted(wanted.difference(there))
+    if missing:
+        message = f"{info.where} has no episode {format_numbers(missing)[:200]}"
+        raise UsageError(message, hint=f"episodes: {format_numbers(there)[:200]}")
+    return [one for one in listed if one.number in wanted]
+
+
+def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str, str]]:
+    """The features that become leaves, by key, and why others do not."""
+    leaves, left_out, taken = dict[str, Feature](), dict[str, str](), TakenKeys(["task", "next/success"])
+    for feature in info.features:
+        if feature.name in _RULES:
+            continue
+        if feature.is_camera and feature.name not in cameras:
+            left_out[feature.name] = "its camera was not asked for"
+            continue
+        try:
+            if not feature.is_camera:
+                stored_dtype(feature.dtype, feature.name)
+        except (TypeError, UsageError):
+            left_out[feature.name] = f"its dtype is {feature.dtype[:40]}"
+            continue
+        key = _key(feature.name)
+        while key.lower() in taken:
+            key += "_"
+        taken.add(key.lower())
+        leaves[key] = feature
+    return leaves, left_out
+
+
+def _key(name: str) -> str:
+    """The key of a leaf: levels at the dots; below ``info`` what is neither observation nor action nor the task's number."""
+    parts = ["".join(c if c.isascii() and c.isalnum() else "_" for c in part) or "_" for part in name.split(".")]
+    parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
+    return "/".join(parts if parts[0] in ("observation", "action", "task_index") else ["info", *parts])

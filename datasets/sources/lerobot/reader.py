@@ -1,0 +1,305 @@
+"""Episodes of a LeRobotDataset: rows out of Parquet, frames out of videos or of pictures in the rows.
+
+Rows of an episode are those with its ``episode_index``, wherever they lie; frame n of its span in the video belongs to row n.
+Row t is (observation, action), and with ``next.reward`` and ``next.done`` what the action led to. The observation behind the
+last row is nowhere, so that an episode of T rows has T - 1 steps and is truncated, unless ``next.done`` says that it ended:
+then it has T steps, the last one terminated and without a successor. lerobot's evaluation repeats the last row with the
+true final observation: there are T - 1 steps, and nothing is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError
+from ...formats.arrow import ParquetRows, number_dtype
+from ...formats.pictures import decode_picture
+from ...formats.video import COLOUR, DEPTH, Video, resize
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
+from ...ingest.spaces import stored_dtype, text_rows
+from .metadata import Feature, ListedEpisode, Span
+
+#: Bytes of numbers, and pictures, that are read at a time.
+_BYTES, _PICTURES = 1 << 20, 8
+_LEAVE_OUT = "leave the episode out with --episodes, or fetch the file again"
+
+
+@dataclass(frozen=True)
+class LerobotReader(EpisodeReader):
+    """Reads the ``listed`` episodes of one unit, whose objects lie below ``prefix``.
+
+    ``columns`` are features by the key of their leaf, ``names`` those of what says how rows follow and end. Frames are
+    resized to ``size``, (height, width). ``tasks`` are texts by number, stored in ``text_width`` bytes; 0: they are left out.
+    """
+
+    fps: float
+    columns: Mapping[str, Feature]
+    names: frozenset[str]
+    size: tuple[int, int] | None
+    tasks: Mapping[int, str]
+    text_width: int
+    prefix: str = ""
+    listed: tuple[ListedEpisode, ...] = ()
+
+    native_libraries = ("pyarrow", "av")
+    joined = True
+
+    def unit_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
+        """The episodes, in order, each with the file that holds its rows."""
+        files = {raw.name.removeprefix(self.prefix): raw for raw in raws}
+        table: _Table | None = None
+        videos: dict[str, tuple[str, Video]] = {}
+        try:
+            for one in self.listed:
+                raw = files[one.data]
+                if table is None or table.name != one.data:
+                    table = _Table(raw)
+                for key, span in one.videos.items():
+                    if key not in videos or videos[key][0] != span.path:
+                        if key in videos:
+                            videos.pop(key)[1].close()
+                        feature = next(feature for feature in self.columns.values() if feature.name == key)
+                        pixels = DEPTH if feature.depth else COLOUR
+                        videos[key] = (span.path, Video(_path(files[span.path]), span.path, pixels))
+                yield raw, self._episode(one, table, {key: video for key, (_, video) in videos.items()}, raw)
+        finally:
+            for _, video in videos.values():
+                video.close()
+
+    def _episode(self, one: ListedEpisode, table: _Table, videos: Mapping[str, Video], raw: RawInput) -> Episode:
+        where = f"{one.data}: episode {one.number}"
+        low, high = table.rows_of(one.number, one.length, where)
+        single = {name: table.numbers(name, low, high, where) for name in self.names if name.startswith("next.")}
+        numbers = {
+            key: table.numbers(feature.name, low, high, where, feature.shape)
+            for key, feature in self.columns.items()
+            if not feature.is_camera
+        }
+        if "frame_index" in self.names:
+            order = table.numbers("frame_index", low, high, where)
+            if not np.array_equal(order, np.arange(len(order))):
+                raise CorruptSourceError(f"{where}: its rows are not in the order of their frame_index")
+        if "timestamp" in self.names:
+            off = table.numbers("timestamp", low, high, where) - np.arange(high - low) / self.fps
+            raw.counts["late_rows"] += int((np.abs(off) > 0.5 / self.fps).sum())
+        end = _end(single, numbers)
+        steps = high - low if end.is_blank else high - low - 1
+        for name in ("blank_successors", "inner_dones", "done_without_success", "repeated_rows"):
+            raw.counts[name] += getattr(end, name)
+        states: dict[str, Any] = {}
+        for key, feature in self.columns.items():
+            if feature.dtype == "video":
+                span = one.videos[feature.name]
+                states[key] = self._video(feature, videos[feature.name], span, high - low, end.is_blank, where, raw)
+            elif feature.dtype == "image":
+                states[key] = self._pictures(feature, table, low, high, end.is_blank, where)
+            elif key.startswith("observation"):
+                states[key] = _with_blank(numbers.pop(key), end.is_blank)
+        actions = {key: values[:steps] for key, values in numbers.items()}
+        if self.text_width:
+            indices = table.numbers("task_index", low, high, where)[:steps]
+            actions["task"] = self._texts(indices, where)
+        if "next.success" in single:
+            actions["next/success"] = single["next.success"][:steps, None].astype(bool)
+        rewards = single.get("next.reward", np.zeros(high - low, np.float32))[:steps]
+        raw.counts["steps_without_reward"] += 0 if "next.reward" in single else steps
+        return Episode(states, actions, rewards, end.terminated, end.truncated)
+
+    def _texts(self, indices: np.ndarray, where: str) -> np.ndarray:
+        used, places = np.unique(indices, return_inverse=True)
+        unknown = [index for index in used.tolist() if index not in self.tasks]
+        if unknown:
+            raise CorruptSourceError(f"{where}: task {unknown[0]} is not among the tasks")
+        return text_rows([self.tasks[index] for index in used.tolist()], self.text_width, where)[places]
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def _video(
+        self, feature: Feature, video: Video, span: Span, rows: int, is_blank: bool, where: str, raw: RawInput
+    ) -> LazyRows:
+        first = round(span.begin * self.fps)
+        if span.end is not None and round(span.end * self.fps) - first != rows:
+            stated = round(span.end * self.fps) - first
+            message = f"{where} has {rows} rows, and its span in {span.path} has {stated} frames"
+            raise CorruptSourceError(message, hint=_LEAVE_OUT)
+        if first + rows > video.frames:
+            message = f"{where} lists frames {first} to {first + rows - 1} of {span.path}, which has {video.frames}"
+            raise CorruptSourceError(message, hint=_LEAVE_OUT)
+        raw.counts["spare_frames"] += video.frames - rows if span.end is None else 0
+        off = np.abs(video.times[first : first + rows] - span.begin - np.arange(rows) / self.fps)
+        if rows and off.max() > 0.5 / self.fps:
+            at = int(off.argmax())
+            message = f"{where}: frame {first + at} of {span.path} is shown {off[at]:.3f} s beside the time of its row"
+            raise CorruptSourceError(message, hint=_LEAVE_OUT)
+
+        def blocks() -> Iterator[np.ndarray]:
+            for block in video.read(first, first + rows):
+                yield _metres(self._resized(block), feature) if feature.depth else self._resized(block)
+
+        shape = (*(self.size or video.shape[:2]), video.shape[2])
+        return _lazy(blocks(), "float32" if feature.depth else "uint8", shape, is_blank)
+
+    def _pictures(self, feature: Feature, table: _Table, low: int, high: int, is_blank: bool, where: str) -> LazyRows:
+        place = f"{where}: {feature.name}"
+        pictures = (decode_picture(data, place) for data in table.bytes_of(feature.name, low, high, place))
+        first = next(pictures)
+        shape = (*(self.size or first.shape[:2]), first.shape[2])
+
+        def blocks() -> Iterator[np.ndarray]:
+            pending = chain([first], pictures)
+            while block := list(islice(pending, _PICTURES)):
+                if any(picture.shape != first.shape or picture.dtype != first.dtype for picture in block):
+                    raise CorruptSourceError(f"{place}: its pictures are not all of one size and kind")
+                yield self._resized(np.stack(block))
+
+        return _lazy(blocks(), first.dtype.name, shape, is_blank)
+
+    def _resized(self, frames: np.ndarray) -> np.ndarray:
+        return resize(frames, self.size) if self.size else frames
+
+
+def _path(raw: RawInput) -> Any:
+    assert raw.path is not None
+    return raw.path
+
+
+def _lazy(blocks: Iterator[np.ndarray], dtype: str, shape: tuple[int, ...], is_blank: bool) -> LazyRows:
+    def every() -> Iterator[np.ndarray]:
+        yield from blocks
+        if is_blank:
+            yield np.zeros((1, *shape), dtype)
+
+    return LazyRows(dtype, shape, every())
+
+
+def _with_blank(rows: np.ndarray, is_blank: bool) -> np.ndarray:
+    return np.concatenate([rows, np.zeros_like(rows[:1])]) if is_blank else rows
+
+
+def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
+    """Depth in m, float32, of codes of 12 bits: linear, or in equal steps of the logarithm of depth + shift."""
+    assert feature.depth is not None
+    low, high, shift, is_logarithmic = feature.depth
+    if not is_logarithmic:
+        return np.clip(codes * ((high - low) / 4095) + low, low, high).astype(np.float32)
+    begin, end = np.log(low + shift), np.log(high + shift)
+    return np.clip(np.exp(codes * ((end - begin) / 4095) + begin) - shift, low, high).astype(np.float32)
+
+
+# -- how an episode ends -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _End:
+    """``is_blank``: the last row is a step whose successor is nowhere."""
+
+    terminated: bool = False
+    truncated: bool = False
+    is_blank: bool = False
+    inner_dones: int = 0
+    done_without_success: bool = False
+    repeated_rows: bool = False
+
+    @property
+    def blank_successors(self) -> bool:
+        return self.is_blank
+
+
+def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray]) -> _End:
+    """How the episode of these rows ends; ``numbers`` are its columns by key."""
+    done = flags.get("next.done", np.zeros(0)).astype(bool)
+    inner = int(done[:-1].sum())
+    if not len(done) or not done[-1]:
+        return _End(inner_dones=inner)
+    success = flags.get("next.success")
+    by_clock = bool(flags["next.truncated"][-1]) if "next.truncated" in flags else False
+    failed = success is not None and not success[-1]
+    same = [*flags.values(), *(values for key, values in numbers.items() if key.partition("/")[0] == "action")]
+    if inner and done[-2] and all(np.array_equal(values[-1], values[-2], equal_nan=True) for values in same):
+        # The only ends of lerobot's evaluation are success and the time limit.
+        over = by_clock or failed
+        return _End(not over, over, inner_dones=inner - 1, repeated_rows=True)
+    if by_clock:
+        return _End(truncated=True, inner_dones=inner)
+    return _End(terminated=True, is_blank=True, inner_dones=inner, done_without_success=failed)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """A data file, and where the rows of its episodes lie."""
+
+    def __init__(self, raw: RawInput) -> None:
+        import pyarrow
+
+        self.name, self._pa = raw.name, pyarrow
+        with self._sound():
+            self._rows = ParquetRows(_path(raw), raw.name)
+            names = list(self._rows.schema.names)
+        if len(set(names)) < len(names):
+            raise CorruptSourceError(f"{raw.name} has columns of the same name")
+        self._of = self.numbers("episode_index", 0, self._rows.rows, raw.name)
+
+    def rows_of(self, episode: int, length: int, where: str) -> tuple[int, int]:
+        """First row of an episode, and the row behind its last. Raises CorruptSourceError where it is not as listed."""
+        found = np.flatnonzero(self._of == episode)
+        if len(found) != length:
+            raise CorruptSourceError(f"{where} has {len(found)} rows, and {length} are listed", hint=_LEAVE_OUT)
+        if length and int(found[-1]) - int(found[0]) != length - 1:
+            raise CorruptSourceError(f"{where}: rows of other episodes lie between its rows")
+        return (int(found[0]), int(found[0]) + length) if length else (0, 0)
+
+    def numbers(self, name: str, low: int, high: int, where: str, shape: tuple[int, ...] = (1,)) -> np.ndarray:
+        """Rows of a column, ``[n, *shape]``; of single numbers ``[n]``."""
+        types = self._pa.types
+        with self._sound():
+            place = self._rows.schema.get_field_index(name)
+            if place < 0:
+                raise CorruptSourceError(f"{where}: there is no column {name}")
+            kind, is_list = self._rows.schema.field(place).type, False
+            while types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
+                kind, is_list = kind.value_type, True
+            dtype = number_dtype(kind)
+            wanted = shape if is_list or shape != (1,) else ()
+            blocks = [np.empty((0, *wanted), dtype)]
+            at_once = max(1, _BYTES // max(1, int(np.prod(wanted)) * dtype.itemsize))
+            for array in self._rows.read((name,), low, high, at_once):
+                flat = array
+                while not flat.null_count and hasattr(flat, "flatten") and flat.type != kind:
+                    flat = flat.flatten()
+                if flat.null_count or len(flat) != len(array) * int(np.prod(wanted)):
+                    raise CorruptSourceError(f"{where}: {name} has empty cells, or not {list(shape)} values a row")
+                blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(-1, *wanted))
+            found = np.concatenate(blocks)
+            return found.astype(stored_dtype(dtype, name), copy=False)
+
+    def bytes_of(self, name: str, low: int, high: int, where: str) -> Iterator[bytes]:
+        """The pictures in rows of a column."""
+        with self._sound():
+            if self._rows.schema.get_field_index(name) < 0:
+                raise CorruptSourceError(f"{where}: there is no such column")
+            for array in self._rows.read((name, "bytes"), low, high, _PICTURES):
+                for value in array:
+                    data = value.as_py()
+                    if not isinstance(data, bytes):
+                        raise CorruptSourceError(f"{where}: a picture is not in the file")
+                    yield data
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """What pyarrow finds wrong is a CorruptSourceError; errors of the disk are not."""
+        try:
+            yield
+        except CorruptSourceError:
+            raise
+        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise CorruptSourceError(f"{self.name} cannot be read: {str(error)[:200]}") from error
