@@ -1,4 +1,4 @@
-"""Engines: where work is done, on this machine's processors (``local``) or on a Ray cluster (``ray``)."""
+"""Opens engines, which run tasks: on this machine's processors (``local``) or on a Ray cluster (``ray``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("local", "ray")
 
 @contextmanager
 def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterator[Engine | None]:
-    """The engine ``ray``, closed at the end; None for ``local``: downloads use processes of their own then.
+    """The engine ``ray``, closed at the end; None for ``local``, for which downloads start their own processes.
 
     Raises as `open_engine`.
     """
@@ -25,17 +25,17 @@ def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterat
 
 
 def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
-    """The engine of a name; without ``procs``, one process locally and all processors of a cluster.
+    """The engine of this name; ``procs`` defaults to one process locally and to all processors of a cluster.
 
     ``preload`` are the modules that the work needs, imported before local workers are forked.
 
-    Raises UsageError for other names, MissingExtraError where ``ray`` is not installed.
+    Raises UsageError for other names, MissingExtraError if ``ray`` is not installed.
     """
     if name == "local":
         from .local_engine import LocalEngine
 
         if address is not None:
-            raise UsageError("an address goes with the engine ray", hint="add --engine ray, or leave --address out")
+            raise UsageError("an address is only for the engine ray", hint="add --engine ray, or leave --address out")
         return LocalEngine(procs or 1, preload)
     if name == "ray":
         from .ray_cluster import RayEngine

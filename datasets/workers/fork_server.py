@@ -1,4 +1,4 @@
-"""A server process that has imported the modules that workers need, and from which they are forked in a millisecond.
+"""A server process that has imported the modules workers need, so that forking a worker from it takes a millisecond.
 
 A fresh interpreter takes three seconds to import torch and tensordict. Forking the calling program would copy its locks,
 threads and devices in whatever state they are. So one fresh process imports the modules, does nothing else, and is forked:
@@ -25,7 +25,7 @@ from ...storage.scratch import ScratchFolder
 
 _QUICK_START = f"{__package__}.quick_start"
 
-#: An option of the interpreter that it is started with.
+#: The warning option with which the resource tracker is started.
 _QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 #: Entries of a worker's preparation data that make it run the program's main module.
@@ -33,7 +33,7 @@ _MAIN = ("init_main_from_name", "init_main_from_path")
 
 
 class ForkServer(forkserver.ForkServer):
-    """A process that has imported ``modules`` (those that can be imported), to be forked."""
+    """A process to fork workers from; it has imported ``modules``, as far as they can be imported."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ForkServer(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         """Start importing, and return at once. SIGINT is blocked in the server and its workers; `stop` ends them."""
-        # When this process is killed, Python's resource tracker removes its semaphores, and must not warn about them.
+        # If this process is killed, Python's resource tracker removes its semaphores; it must not warn about them.
         sys.warnoptions.append(_QUIET_TRACKER)
         try:
             resource_tracker.ensure_running()  # here, as it unblocks signals
@@ -53,17 +53,17 @@ class ForkServer(forkserver.ForkServer):
         folder = settings.get("tempdir")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            settings["tempdir"] = self._scratch.short_path  # where the socket is made
+            settings["tempdir"] = self._scratch.short_path  # the folder of the socket
             super().ensure_running()
         finally:
             settings["tempdir"] = folder
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def stop(self) -> None:
-        """End the server, for good. Workers must have ended before."""
+        """Kill the server. Its workers must have ended."""
         pid: int | None = self._forkserver_pid  # type: ignore[attr-defined]
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)  # a regular end takes half a second
+            os.kill(pid, signal.SIGKILL)  # a regular exit takes half a second
             self._stop()  # type: ignore[attr-defined]
         self._scratch.remove()
 
@@ -77,9 +77,9 @@ class _Context(BaseContext):
         self._server = server
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:
-        made = _Process(*args, **kwargs)
-        made._server = self._server
-        return made
+        worker = _Process(*args, **kwargs)
+        worker._server = self._server
+        return worker
 
 
 class _Process(process.BaseProcess):
@@ -87,27 +87,27 @@ class _Process(process.BaseProcess):
     _server: ForkServer | None
 
     @staticmethod
-    def _Popen(made: Any) -> _Popen:
-        return _Popen(made)
+    def _Popen(worker: Any) -> _Popen:
+        return _Popen(worker)
 
 
 class _Popen(popen_forkserver.Popen):
     """Launches one process as `multiprocessing.popen_forkserver` does, with a given server."""
 
-    def _launch(self, made: Any) -> None:
-        server, made._server = made._server, None  # not sent to the worker
-        about = spawn.get_preparation_data(made._name)
+    def _launch(self, worker: Any) -> None:
+        server, worker._server = worker._server, None  # not sent to the worker
+        preparation = spawn.get_preparation_data(worker._name)
         for key in _MAIN:
-            about.pop(key, None)
+            preparation.pop(key, None)
         message = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump(about, message)
-            reduction.dump(made, message)
+            reduction.dump(preparation, message)
+            reduction.dump(worker, message)
         finally:
             set_spawning_popen(None)
         self.sentinel, pipe = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        # The child detects that this process has ended when no process holds this end of the pipe any more.
+        # The child detects the end of this process when no process holds this end of the pipe any longer.
         self.finalizer = Finalize(self, _close, (os.dup(pipe), self.sentinel))
         with os.fdopen(pipe, "wb") as file:
             file.write(message.getbuffer())

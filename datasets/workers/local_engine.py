@@ -2,9 +2,9 @@
 
 ``loky`` manages the processes and detects when one dies. They are forked from a process that has imported what they need
 (`fork_server`); where that is not available they are fresh interpreters. Neither runs the caller's main module again.
-Progress crosses process borders through a small mapped file of counters: no queue can fill up, and nothing has to be
-drained after a crash. With one process the tasks run in the calling process.
-`run_tasks` runs tasks that do themselves with it, or on an engine that is open.
+Progress is reported through a small mapped file of counters: no queue can fill up, and nothing has to be drained after a
+crash. With one process the tasks run in the calling process. `run_tasks` runs tasks on a new local engine, or on an engine
+that is already open.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .worker_process import OutputPipe, begin, begin_forked, flush_output, fork_
 
 #: Seconds between two reads of the counters.
 POLL = 0.2
-#: Tasks submitted for each process: one that runs and one that waits, so that no worker waits for the parent.
+#: Tasks submitted per process: one to run and one to wait, so that no worker waits for the parent.
 AHEAD = 2
 
 
@@ -62,9 +62,9 @@ def _run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tup
 class LocalEngine:
     """An `Engine` of ``procs`` worker processes, kept from one ``run`` to the next and ended by `close`.
 
-    ``modules`` are imported before workers are forked: those that the work needs. At most ``in_flight`` tasks are
-    submitted at a time (None: AHEAD for each process). ``patience``: seconds in which some task must make progress (None: any
-    time). One process does the work in the calling process.
+    ``modules``, which the work needs, are imported before workers are forked. At most ``in_flight`` tasks are submitted at a
+    time (None: AHEAD per process). ``patience``: seconds within which some task must make progress (None: no limit). With one
+    process the work is done in the calling process.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LocalEngine:
         self.close()
 
     def prepare(self) -> None:
-        """Start importing ``modules`` in the background, which takes seconds, while the caller goes on."""
+        """Start importing ``modules``, which takes seconds, in the background."""
         if not self.separate:
             return
         if fork_server_is_available():
@@ -104,7 +104,7 @@ class LocalEngine:
         if self._server is None:
             from .fork_server import ForkServer
 
-            # What loky's workers import first, this module, and what the caller needs.
+            # The module that loky's workers import first, this one, and those of the caller.
             self._server = ForkServer(["loky.process_executor", __name__, *self._modules])
             self._server.ensure_running()
         return self._server
@@ -134,30 +134,30 @@ class LocalEngine:
         scratch, idle = ScratchFolder(), not tasks
         path, shape = scratch.path / "progress", (max(1, len(tasks)),)
         try:
-            # No hole: on a full disk writing to a map of one ends the process.
+            # Written in full: on a full disk, writing to the map of a hole would kill the process.
             path.write_bytes(np.zeros(shape, _COUNTERS).tobytes())
             counters = np.memmap(path, _COUNTERS, "r+", shape=shape)
-            given = 0
+            submitted = 0
             waiting: dict[Any, int] = {}
             before, since = b"", monotonic()
-            while waiting or given < len(tasks):
-                while given < len(tasks) and len(waiting) < self._in_flight:
+            while waiting or submitted < len(tasks):
+                while submitted < len(tasks) and len(waiting) < self._in_flight:
                     try:
-                        future = executor.submit(_do, work, tasks[given], path, given)
+                        future = executor.submit(_do, work, tasks[submitted], path, submitted)
                     except (TerminatedWorkerError, EOFError, ConnectionError) as error:  # or the fork server was killed
                         raise _lost(error, kills) from error
-                    waiting[future] = given
-                    given += 1
+                    waiting[future] = submitted
+                    submitted += 1
                 done, _ = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
                 self._forward()
                 begun = sorted(slot for slot in waiting.values() if counters[slot]["rows"] or counters[slot]["wait"])
                 report([_progress(tasks[slot], counters[slot]) for slot in begun])
                 slots = [(future, waiting.pop(future)) for future in done]
-                idle = not waiting and given == len(tasks)
+                idle = not waiting and submitted == len(tasks)
                 if slots or before != counters.tobytes():
                     before, since = counters.tobytes(), monotonic()
                 elif self._patience is not None and monotonic() - since > self._patience:
-                    raise WorkerFaultError(f"no worker process makes progress in {self._patience:.0f} s")
+                    raise WorkerFaultError(f"no worker process made progress for {self._patience:.0f} s")
                 for future, slot in slots:
                     try:
                         record = future.result()
@@ -167,7 +167,7 @@ class LocalEngine:
                     yield tasks[slot].index, record
         finally:
             if not idle:
-                self.close()  # nothing may still be writing when the lock is released
+                self.close()  # no worker may still write when the dataset's lock is released
             scratch.remove()
 
     def _forward(self) -> None:
@@ -175,7 +175,7 @@ class LocalEngine:
             self._output.forward()
 
     def close(self) -> None:
-        """Kill the processes. Idle ones are killed as well: left to end by themselves they take a second."""
+        """Kill the processes, idle ones too: a regular exit takes a second."""
         executor, self._executor = self._executor, None
         server, self._server = self._server, None
         if executor is not None:
@@ -198,8 +198,8 @@ def run_tasks(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(task index, record)`` as tasks finish, in any order: in ``procs`` processes, or by an ``engine``.
 
-    ``alone`` does them where one process is enough. ``patience``: see `LocalEngine`. The first failure stops the rest and is
-    raised, and so is KeyboardInterrupt. What was yielded before stays done.
+    ``alone`` is the `Work` used if one process is enough. ``patience``: see `LocalEngine`. The first failure stops the rest
+    and is raised, and so is KeyboardInterrupt; tasks yielded before that stay done.
     """
     if engine is not None:
         yield from engine.run(do_task, tasks, report)
@@ -218,7 +218,7 @@ def threads_of_task(procs: int, engine: Engine | None) -> int:
 
 
 class WorkerFaultError(WorkerLostError):
-    """A worker process crashed in C code, or hangs: perhaps because of what it reads."""
+    """A worker process crashed in C code or hangs, perhaps because of the file it reads."""
 
 
 def _lost(error: BaseException, kills: int) -> WorkerLostError:
@@ -239,7 +239,7 @@ def _lost(error: BaseException, kills: int) -> WorkerLostError:
 
 
 def _count_memory_kills() -> int:
-    """Processes that the kernel has killed because memory ran out since it started; 0 if that is unknown."""
+    """How many processes the kernel has killed since it started because memory ran out; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -247,7 +247,7 @@ def _count_memory_kills() -> int:
     return 0
 
 
-#: What a worker writes about its task.
+#: The progress record that a worker writes about its task.
 _COUNTERS = np.dtype([("rows", "<i8"), ("fetched", "<i8"), ("retries", "<i8"), ("wait", "S200")])
 
 

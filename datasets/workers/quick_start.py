@@ -1,11 +1,11 @@
 """Imported first in the fork server: it ends with the program, and collects no garbage while modules load.
 
-Importing creates objects that stay; collecting among them finds nothing and takes a fifth of the time that importing torch
-and tensordict needs. Workers switch it on again (`worker_process`). While it imports, the server does not look at the pipe
-that tells it that the program has ended: the system kills it then.
+Modules create objects that are never freed; searching them for garbage would add a fifth to the time that importing torch and
+tensordict takes. Workers switch collection on again (`worker_process`). While it imports, the server does not watch the pipe
+that reports the end of the program, so it asks the system to kill it then.
 
-It is started with ``-c``, so that the current directory comes first in ``sys.path``: a file ``json.py`` of the user's must
-not be loaded as the standard library's. Workers get the path of the program.
+The server is started with ``-c``, which puts the current directory first in ``sys.path``: there a user's ``json.py`` would
+shadow the standard library's. Workers get the path of the program.
 """
 
 import gc

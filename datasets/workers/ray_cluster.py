@@ -1,9 +1,9 @@
 """The Ray engine: tasks on a Ray cluster, or on a local Ray instance that the engine starts.
 
-Ray does the scheduling, the placement, and the retries of tasks whose worker or node was lost. This module submits a
-bounded number of tasks at a time, so that a million of them need no memory here and a growing cluster finds work, and
-raises errors as they were raised in the worker. Data never pass through Ray's object store: tasks read and write files of
-a folder that every node sees under the same path, and every node has the same version of rbdata.
+Ray schedules and places tasks, and retries those whose worker or node was lost. This module submits a bounded number of tasks
+at a time, so that a million tasks take no memory here and a growing cluster finds work, and raises errors as they were raised
+in the worker. Data never pass through Ray's object store: tasks read and write files of a folder that every node sees under
+the same path. Every node needs the same version of rbdata.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .task import OnOutput, Report, T, TaskProgress, Work, usable_cpus, write_to
 #: How often Ray starts a task again whose worker, or whole node, was lost.
 RETRIES = 3
 
-#: Tasks submitted for each processor: one that runs, and one that waits.
+#: Tasks submitted per processor: one to run and one to wait.
 AHEAD = 2
 
-#: Seconds that tasks of a cluster have to end when a run is interrupted, and then workers to be killed.
+#: Seconds that tasks of a cluster get to finish after an interruption, and that killing their workers then takes.
 PATIENCE, GRACE = 30.0, 1.0
 
-#: Bytes of the object store, which holds references and records of a few hundred bytes: the least that Ray accepts.
+#: Bytes of the object store, which holds references and records of a few hundred bytes: the minimum that Ray accepts.
 _STORE = 80 << 20
 
 
 class RayEngine:
     """Runs tasks as Ray tasks of one processor each.
 
-    ``address`` is Ray's: ``auto`` for the cluster this machine belongs to, or ``host:port``. Without one, it is
-    ``RAY_ADDRESS`` where that is set, the Ray that this program has connected to already, or a local one with ``procs``
-    processors (default: all) that ends with `close`. On a cluster ``procs`` is the most that is asked of it.
+    ``address`` is Ray's: ``auto`` for the cluster this machine belongs to, or ``host:port``. Without one, the engine uses
+    ``RAY_ADDRESS`` if that is set, else the Ray that this program is connected to, else a local one with ``procs`` processors
+    (default: all) that ends with `close`. On a cluster ``procs`` limits the number of tasks.
 
-    Raises MissingExtraError where ray is not installed, and at the first ``run`` UsageError where no cluster answers.
+    Raises MissingExtraError if ray is not installed, and at the first ``run`` UsageError if no cluster answers.
     """
 
-    #: Tasks do run elsewhere, but a cluster takes longer to start than functions to import.
+    #: Tasks do run in other processes, but a cluster takes longer to start than functions to import.
     separate = False
 
     def __init__(self, procs: int | None = None, address: str | None = None) -> None:
@@ -90,16 +90,16 @@ class RayEngine:
     def close(self) -> None:
         """Shut down the Ray instance that this engine started, or disconnect from the cluster it joined."""
         if self._way in ("started", "joined"):
-            self._ray.shutdown()  # of a joined cluster, closes the connection alone
+            self._ray.shutdown()  # closes only the connection to a joined cluster
             _set_ray_output(True)
         self._way = None
 
     def _wait_for(self, references: list[Any]) -> None:
-        """Return when no task writes any more, so that the dataset's lock can be released.
+        """Return when no task writes any longer, so that the dataset's lock can be released.
 
-        ``ray.cancel`` is not used: where a task ends while it is being cancelled, Ray (2.60) aborts the whole program. A
-        Ray instance that this engine started is shut down; on another one tasks may end, which is a matter of seconds. If
-        they do not, the connection is closed, and Ray kills the workers of a disconnected job.
+        ``ray.cancel`` is not used: if a task ends while it is being cancelled, Ray (2.60) aborts the whole program. A Ray
+        instance that this engine started is shut down. On another one the tasks get time to finish, which takes seconds;
+        otherwise the connection is closed, and Ray kills the workers of a disconnected job.
         """
         ray = self._ray
         if not references or not ray.is_initialized():
@@ -157,7 +157,7 @@ class RayEngine:
             raise RbdataError(message, hint="--engine local needs no Ray") from error
 
     def _limit(self, ray: ModuleType) -> int:
-        """How many tasks may be submitted at a time; clusters grow and shrink during a run."""
+        """How many tasks may be submitted at a time; a cluster can grow and shrink during a run."""
         if self._way == "started":
             return AHEAD * self.parallel
         self.parallel = max(1, _processors(ray))
@@ -165,7 +165,7 @@ class RayEngine:
         return limit if self._procs is None else min(limit, self._procs)
 
 
-#: Where an engine's Ray comes from: started by it, a cluster it connected to, or the program's own connection.
+#: The origin of an engine's Ray: started by it, a cluster it connected to, or the program's own connection.
 _Way = Literal["started", "joined", "borrowed"]
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -191,7 +191,7 @@ def _no_cluster(address: str, error: BaseException) -> UsageError:
 
 
 def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:
-    """In a worker: do one task, in the working directory and with the import path of the command."""
+    """In a worker: do one task with the working directory and import path of the command."""
     import pickle
 
     folder, path, work = shared

@@ -1,12 +1,12 @@
-"""A process of its own for what reads a provider's file in C: its fault, its greed or its silence is an error here.
+"""A child process for C libraries that read a provider's files: a crash, excessive memory or a hang becomes an error.
 
-HDF5, Arrow and Parquet are read by libraries that trust their input. A damaged or hostile file makes them end the process,
-allocate what it states, or loop for ever. So their part of a job runs in a child of this process (`Sandbox`), with a limit of
-memory and a deadline; the child's end is a CorruptSourceError that names the file. Worker processes (`local_engine`) have the
-same limit (`limited`) and deadline. Where the system has no such limit (macOS, Windows), the process boundary remains.
+Libraries that read HDF5, Arrow and Parquet trust their input. A damaged or hostile file makes them end the process, allocate
+whatever size it states, or loop forever. So their part of a job runs in a child process (`Sandbox`) with a memory limit and a
+deadline; if the child ends, a CorruptSourceError names the file. Worker processes (`local_engine`) have the same limit
+(`limited`) and deadline. On systems without such a limit (macOS, Windows), only the process boundary protects.
 
-The child is forked from this process where that is safe, in some milliseconds: on Linux, and if no other thread could hold a
-lock at that moment. Otherwise it comes from a fork server, which a thread starts once.
+The child is forked from this process if that is safe, which takes some milliseconds: on Linux, while no other thread can hold
+a lock. Otherwise a fork server, started once per thread, forks it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from typing import Any
 from ...errors import CorruptSourceError, WorkerLostError
 from .worker_process import end_with_parent, fork_server_is_available
 
-#: Bytes that a reader may take, whatever the size of its files, and for a byte of them.
+#: Memory limit of a reader in bytes: a base, and bytes per byte of its files.
 _MEMORY, _MEMORY_A_BYTE = 1 << 30, 4
-#: Bytes of an answer: for every row there may be an episode, and a flag of each kind.
-_ANSWER, _ANSWER_A_BYTE = 1 << 28, 8
-#: Seconds without progress, and bytes for which there is one second more.
+#: Limit of a result in bytes, likewise: every row may have an episode, and a flag of each kind.
+_RESULT, _RESULT_A_BYTE = 1 << 28, 8
+#: Seconds without progress: a base, and one more second for this many bytes.
 _PATIENCE, _BYTES_A_SECOND = 60.0, 1 << 20
-#: How a process ends that something else ended: by the system where memory ran out, by a person, or with its fork server.
+#: Exit codes of a process killed from outside: by the system out of memory, by a user, or with its fork server.
 _KILLED = (-getattr(signal, "SIGKILL", 9), -signal.SIGTERM, 255)
 _HINT = "fetch it again, or use another mirror (--mirror)"
 
 
 @dataclass(frozen=True)
 class RawFiles:
-    """What is read: what messages call it, and its bytes."""
+    """The files to read: their name in messages, and their size in bytes."""
 
     name: str
     size: int
 
     @property
     def memory(self) -> int:
-        """Bytes that reading them may take."""
+        """Bytes of memory that reading them may take."""
         return _MEMORY + _MEMORY_A_BYTE * self.size
 
     @property
@@ -63,13 +63,13 @@ class RawFiles:
 
 @contextmanager
 def limited(files: RawFiles | None) -> Iterator[None]:
-    """In the block, this process may take so much more memory as its files justify; None: any."""
+    """Limit the additional memory of this process inside the block to ``files.memory``; None: no limit."""
     if files is None or sys.platform != "linux":
         yield
         return
     import resource
 
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own reserves a gigabyte at once
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's own pool reserves a gigabyte at once
     if "pyarrow" in sys.modules:
         arrow = sys.modules["pyarrow"]
         arrow.set_memory_pool(arrow.system_memory_pool())
@@ -77,8 +77,8 @@ def limited(files: RawFiles | None) -> Iterator[None]:
             arrow.allocate_buffer(1, memory_pool=arrow.mimalloc_memory_pool())
     before = resource.getrlimit(resource.RLIMIT_DATA)
     taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    most = [one for one in (taken + files.memory, *before) if one != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(most), before[1]))
+    limits = [one for one in (taken + files.memory, *before) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
     try:
         yield
     except MemoryError as error:
@@ -88,9 +88,9 @@ def limited(files: RawFiles | None) -> Iterator[None]:
 
 
 class Sandbox:
-    """Calls functions with ``subject`` in a child process, which is started by the first call and ends with the block.
+    """Calls functions with ``subject`` in a child process, which the first call starts and the end of the block kills.
 
-    ``modules`` are what the functions need, for a fork server to import. What a call changes in the subject stays there.
+    ``modules`` are those that the functions need, for a fork server to import. Calls change the subject only in the child.
     """
 
     def __init__(self, subject: Any, files: RawFiles, modules: Sequence[str] = ()) -> None:
@@ -107,8 +107,8 @@ class Sandbox:
     def call(self, function: Callable[..., Any], *args: Any, on_progress: Callable[..., None] = lambda *_: None) -> Any:
         """``function(subject, on_progress, *args)``, whose exceptions are raised here.
 
-        Raises CorruptSourceError where the process ends, takes too much memory, or makes no progress: neither calls
-        ``on_progress`` nor returns. WorkerLostError where it was killed.
+        Raises CorruptSourceError if the process ends, takes too much memory, or makes no progress (neither calls
+        ``on_progress`` nor returns), and WorkerLostError if it was killed.
         """
         if self._process is None:
             self._start()
@@ -116,32 +116,32 @@ class Sandbox:
             self._connection.send((function, args))
             while True:
                 if not self._connection.poll(self._files.patience):
-                    raise self._files.unreadable(f"reading makes no progress in {self._files.patience:.0f} s")
-                kind, answer = pickle.loads(self._receive())
+                    raise self._files.unreadable(f"no progress for {self._files.patience:.0f} s")
+                kind, content = pickle.loads(self._receive())
                 if kind == "progress":
-                    on_progress(*answer)
+                    on_progress(*content)
                 elif kind == "error":
-                    raise answer
+                    raise content
                 else:
-                    return answer
+                    return content
         except (EOFError, ConnectionError):
             raise self._ended() from None
 
     def _receive(self) -> bytes:
         try:
-            received: bytes = self._connection.recv_bytes(_ANSWER + _ANSWER_A_BYTE * self._files.size)
+            received: bytes = self._connection.recv_bytes(_RESULT + _RESULT_A_BYTE * self._files.size)
             return received
         except (EOFError, ConnectionError):
             raise
         except OSError as error:
-            raise self._files.unreadable("what it holds takes too much memory") from error
+            raise self._files.unreadable("its contents take too much memory") from error
 
     def _start(self) -> None:
         context = _context(self._modules)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, self._subject, self._files), daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that native libraries have started
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads that native libraries have started
             self._process.start()
         theirs.close()
 
@@ -155,7 +155,7 @@ class Sandbox:
         return self._files.unreadable(f"its reader crashed ({how})")
 
     def close(self) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process, even if it is busy."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -164,7 +164,7 @@ class Sandbox:
 
 
 def _serve(connection: Any, subject: Any, files: RawFiles) -> None:
-    """In the child: answer calls until the parent ends, or ends it."""
+    """In the child: serve calls until the parent ends or closes the connection."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -180,10 +180,10 @@ def _serve(connection: Any, subject: Any, files: RawFiles) -> None:
     with suppress(EOFError, ConnectionError):  # the parent has ended
         while True:
             function, args = connection.recv()
-            connection.send_bytes(_answer(files, function, subject, on_progress, args))
+            connection.send_bytes(_call(files, function, subject, on_progress, args))
 
 
-def _answer(files: RawFiles, function: Callable[..., Any], subject: Any, on_progress: Any, args: Any) -> bytes:
+def _call(files: RawFiles, function: Callable[..., Any], subject: Any, on_progress: Any, args: Any) -> bytes:
     try:
         with limited(files):
             return pickle.dumps(("result", function(subject, on_progress, *args)))
@@ -196,9 +196,9 @@ def _answer(files: RawFiles, function: Callable[..., Any], subject: Any, on_prog
 
 # -- where the child comes from ----------------------------------------------------------------------------------------
 
-#: Threads that hold no lock that a forked child waits for: they touch a file, and print.
+#: Threads that never hold a lock that a forked child needs: they only touch a file, or print.
 _HARMLESS = {"rbdata-lock", "rbdata-progress"}
-#: Fork servers of each thread, by the modules that they have imported: they end with the thread that starts them.
+#: Fork servers by thread and imported modules: a server ends with the thread that started it.
 _servers = threading.local()
 
 

@@ -1,8 +1,8 @@
-"""What is sent to workers and what they report (tasks, the work done for them, progress records), and the engines that run it.
+"""Tasks, their progress, and the interface of engines, which run them.
 
-An engine runs many small tasks somewhere, and yields the record that each of them returns. Engines are independent of
-datasets. A task and its record are small and picklable: the data go through files in the working folder, which every worker
-must see under the same path. Scheduling, retries and placement are the engine's.
+An engine runs many small tasks somewhere and yields the record that each of them returns; scheduling, placement and retries
+are up to it. Engines know nothing of datasets. Tasks and records are small and picklable: data go through files in the working
+folder, which every worker must see under the same path.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Task(Unit, Protocol):
     """A unit that holds everything needed to do it. Picklable."""
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Do it; returns a record that can be written as JSON."""
+        """Do the work; returns a record that can be written as JSON."""
 
 
 T = TypeVar("T", bound=Unit)
 
-#: Does one unit. Picklable. May run twice for the same unit, the second time after the first was lost half-way or (on a
-#: cluster) while a lost worker is still running: what it writes is renamed into place.
+#: Does one unit. Picklable. May run twice for the same unit, after a worker was lost or (on a cluster) while a worker that
+#: seemed lost is still running, so it must rename its files into place.
 Work = Callable[[T, OnBlock], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """The progress of one task: ``rows`` of ``total`` are done. ``wait``: why it waits at the moment, if it does."""
+    """The progress of one task: ``rows`` of ``total`` are done. ``wait``: why it is waiting, '' if it is not."""
 
     index: int
     rows: int
@@ -58,12 +58,12 @@ Report = Callable[[list[TaskProgress]], None]
 
 
 def do_task(task: Task, on_block: OnBlock) -> dict[str, Any]:
-    """The `Work` of units that do themselves."""
+    """The `Work` for units that are tasks."""
     return task(on_block)
 
 
 def modules_of(task: Task) -> list[str]:
-    """The modules that define a task and what it holds: what a worker must import before it can do it."""
+    """The modules that define a task and its attributes, which a worker must import first."""
     values = (task, *vars(task).values())
     return sorted({type(value).__module__ for value in values} - {"builtins", "__main__"})
 
@@ -81,7 +81,7 @@ def write_to_stderr(line: str) -> None:
 class Engine(Protocol):
     """Runs tasks."""
 
-    #: What the provenance of a dataset says about where it was made: ``local, 2 processes``.
+    #: The provenance of a dataset states it: ``local, 2 processes``.
     name: str
     #: How many tasks are likely to run side by side; for estimates of time only.
     parallel: int
@@ -91,7 +91,7 @@ class Engine(Protocol):
     on_output: OnOutput
 
     def prepare(self) -> None:
-        """Called before ``run``, as soon as it is clear that there will be work. May do nothing."""
+        """Called before ``run``, as soon as it is certain that there will be work. May do nothing."""
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task.index, record)`` as tasks finish, in any order.

@@ -1,8 +1,8 @@
-"""What a worker process does beside its work: it leaves Ctrl-C to its parent, ends with it, and passes on what is printed.
+"""Set-up of worker processes: they leave Ctrl-C to their parent, end with it, and forward their output to it.
 
 stdout and stderr of a worker are one pipe: a user's function may print, log or warn, and so may C code. A line of up to
-4,096 bytes reaches the pipe at once (POSIX, ``PIPE_BUF``), so that lines of several workers do not mix. The main process
-passes the lines on one by one, so that they cannot tear a progress bar.
+4,096 bytes is written to the pipe atomically (POSIX, ``PIPE_BUF``), so lines of several workers do not mix. The main process
+prints the lines one by one, so that they do not break a progress bar.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class OutputPipe:
 
 
 def print_to(sender: Any) -> None:
-    """In a worker: everything that is printed from now on goes to a pipe, line by line."""
+    """In a worker: redirect all output to a pipe, line by line."""
     for descriptor in (1, 2):
         os.dup2(sender.fileno(), descriptor)
     sender.close()
-    # New streams: those that exist may have found that their files can be sought.
+    # New streams: the existing ones may have recorded that their files are seekable.
     options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True}
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), **options) for number in (1, 2)
@@ -76,7 +76,7 @@ def print_to(sender: Any) -> None:
 
 
 def flush_output() -> None:
-    """In a worker: lines that were begun are passed on as well."""
+    """In a worker: write unfinished lines too."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -85,7 +85,7 @@ def flush_output() -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the system to kill this process when its parent ends, for whatever reason and at once; only on Linux.
+    """Have the system kill this process as soon as its parent ends, for whatever reason; only on Linux.
 
     The parent is the thread that started this process: see prctl(2), PR_SET_PDEATHSIG.
     """
@@ -114,19 +114,19 @@ def end_with_starter() -> None:
 
 
 def begin_forked(output: Any) -> None:
-    """The same in a child of the fork server, which prints to the main process."""
+    """`begin` for a child of the fork server; its output goes to the main process."""
     import gc
 
     end_with_parent()
     print_to(output)
-    gc.freeze()  # what was loaded before the fork stays, and its pages stay shared
+    gc.freeze()  # objects from before the fork are never freed, and their pages stay shared
     gc.enable()
     end_with_starter()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the server's block; it is ignored by now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the server; ignored by now
 
 
 def _end_after(is_over: Callable[[], None]) -> None:
-    """End this process, busy or not, when ``is_over`` returns: its results have no reader, and another run may begin."""
+    """End this process, busy or not, when ``is_over`` returns: nobody reads its results, and another run may start."""
 
     def watch() -> None:
         is_over()

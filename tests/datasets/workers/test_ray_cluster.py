@@ -162,9 +162,9 @@ def test_nobody_there():
 def test_no_ray_no_engine(monkeypatch):
     with pytest.raises(UsageError, match="there is no engine 'spark'"):
         open_engine("spark", procs=1)
-    with pytest.raises(UsageError, match="an address goes with the engine ray"):
+    with pytest.raises(UsageError, match="an address is only for the engine ray"):
         open_engine("local", procs=1, address="auto")
-    with pytest.raises(UsageError, match="an address goes with the engine ray"):
+    with pytest.raises(UsageError, match="an address is only for the engine ray"):
         rbdata.download("Pong/1", address="auto")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError) as caught:
