@@ -1,5 +1,5 @@
-"""What a dataset looks like: for people who have it, and for those who consider it.
+"""Pictures and cards that show what is in a dataset.
 
-`overview` has the numbers and facts that everything here shows. `figure` (extra ``plot``) draws the charts, `frames` makes
+`overview` computes the numbers and facts that all of them show. `figure` (extra ``plot``) draws the charts, `frames` makes
 sheets and animations, `writers` the cards (HTML, README, Croissant). `target` checks the files to be written.
 """

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: What the name of a figure may end in; the first three carry the mark of rbdata.
+#: The suffixes of figures; the first three formats carry the mark of rbdata.
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".tif", ".tiff")
 
-#: Most episodes that get a dot each.
-MOST_DOTS = 5000
+#: Up to this many episodes are drawn as dots.
+MAX_DOTS = 5000
 
 _BLUE, _PALE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#a9c7ea", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
-#: The variables of the page's style sheet that replace them.
+#: The variables of the page's style sheet that replace these colours.
 _PAGE_COLOURS = {
     _BLUE: "bar", _PALE: "band", _ORANGE: "cut", _DARK: "ink", _GREY: "soft", _LINE: "line", "#ffffff": "card",
 }  # fmt: skip
@@ -62,7 +62,7 @@ def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
         top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         over_time, beside = top.subplots(1, 2, sharey=True, width_ratios=(4, 1))
         lengths, rewards, actions = bottom.subplots(1, 3)
-        draw_returns(over_time, found, return_series(table, MOST_DOTS))
+        draw_returns(over_time, found, return_series(table, MAX_DOTS))
         draw_histogram(beside, found.returns, sideways=True)
         beside.set_title("return")
         beside.tick_params(labelleft=False)
@@ -93,11 +93,11 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
 
 
 def svg_chart(name: str, size: tuple[float, float], draw: Callable[[Axes], None], kind: str = "chart") -> str:
-    """One chart as an SVG element for a page, ``size`` in inches. Its colours are the variables of the page's style sheet.
+    """One chart as an SVG element for a page, ``size`` in inches, coloured by variables of the page's style sheet.
 
     Raises MissingExtraError without matplotlib.
     """
-    # The salt is part of the identifiers inside: two charts of a page share none.
+    # The salt enters the identifiers in the SVG, so that charts of one page share none.
     with _new_figure(size, {"svg.hashsalt": f"{name} {kind}"}) as figure, BytesIO() as file:
         draw(figure.add_subplot())
         with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def add_scores(axes: Axes, found: Overview) -> None:
 
 
 def draw_histogram(axes: Axes, histogram: Histogram, *, sideways: bool = False) -> None:
-    """A bar for each value, or bins; shares of all finite values."""
+    """A bar per value, or a bar per bin; heights are shares of all finite values."""
     from matplotlib.ticker import MaxNLocator
 
     shares = histogram.shares
@@ -229,7 +229,7 @@ def _draw_actions(axes: Axes, found: Overview) -> None:
 
 
 def draw_elements(axes: Axes, actions: Sequence[Distribution]) -> None:
-    """The histograms of several elements of actions, each as a row of shades."""
+    """The histograms of several action elements, each as a row of shades."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
     shades = LinearSegmentedColormap.from_list("shades", [to_rgba(_BLUE, 0), to_rgba(_BLUE, 1)])

@@ -1,4 +1,4 @@
-"""The frames of a dataset as pictures: on one sheet with captions, or an episode as an animation."""
+"""The frames of a dataset as pictures: a sheet with captions, or an animated episode."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 #: Rows that are read at once.
 _READ_AT_ONCE = 64
-#: The least height and width of frames that are not bytes; smaller matrices are no pictures.
-_LEAST_SIDE = 16
-#: Tiny frames with no larger byte are grids of codes (MiniGrid: 0 to 10); unscaled they would be black.
-_MOST_CODE = 15
-#: Most frames that are stacked in one row.
-_MOST_STACKED = 8
+#: Minimum height and width of frames that are not bytes; smaller matrices are not pictures.
+_MIN_SIDE = 16
+#: Tiny frames with bytes up to this one are grids of codes (MiniGrid: 0 to 10); unscaled they would look black.
+_MAX_CODE = 15
+#: Maximum number of frames stacked in one row.
+_MAX_STACKED = 8
 
 
 def frame_leaf(dataset: Dataset) -> Leaf:
-    """The first leaf with the shape of pictures: height and width, and with them 1 or 3 channels or a stack of frames.
+    """The first leaf shaped like pictures: height and width, optionally with 1 or 3 channels or a stack of frames.
 
-    Bytes of any size, and real numbers of at least 16 by 16. Raises UsageError, naming what there is, for none.
+    Bytes of any size, or real numbers of at least 16 by 16. Without one, raises UsageError naming the leaves.
     """
     for leaf in dataset.schema:
         if leaf.key[0] not in ("next", "action") and _layout(leaf.shape) is not None:
-            small = leaf.dtype != "uint8" and min(sorted(leaf.shape)[-2:]) < _LEAST_SIDE
+            small = leaf.dtype != "uint8" and min(sorted(leaf.shape)[-2:]) < _MIN_SIDE
             if leaf.dtype in ("uint8", "float16", "float32", "float64") and not small:
                 return leaf
     parts = [f"{leaf.name} {leaf.dtype} {list(leaf.shape)}" for leaf in dataset.schema if leaf.constant is None]
@@ -49,7 +49,7 @@ def frame_leaf(dataset: Dataset) -> Leaf:
 
 
 def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int], *, last: bool = False) -> Iterator[Image]:
-    """The frames at the given steps, and with ``last`` the one that the last of them leads to; read in blocks."""
+    """The frames at the given steps, and with ``last`` the frame after the last step; read in blocks."""
     for first in range(0, len(steps), _READ_AT_ONCE):
         some = steps[first : first + _READ_AT_ONCE]
         ends = last and first + _READ_AT_ONCE >= len(steps)
@@ -64,18 +64,18 @@ def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int], *, last: bool 
 
 
 def picture(row: np.ndarray) -> Image:
-    """One row as a picture, grey or in colours; of stacked frames the last one."""
+    """One row as a picture, grey or in colour; the last frame of a stack."""
     from PIL import Image
 
     kind = _layout(row.shape)
     if kind == "first":
         row = row.transpose(1, 2, 0)
     elif kind == "stack":
-        row = row[-1] if row.shape[0] <= _MOST_STACKED else row[..., -1]
+        row = row[-1] if row.shape[0] <= _MAX_STACKED else row[..., -1]
     row = row.reshape(*row.shape[:2], -1)
     if row.dtype == np.uint8:
-        if max(row.shape[:2]) < _LEAST_SIDE and row.max() <= _MOST_CODE:
-            row = row * np.uint8(255 // _MOST_CODE)
+        if max(row.shape[:2]) < _MIN_SIDE and row.max() <= _MAX_CODE:
+            row = row * np.uint8(255 // _MAX_CODE)
     else:
         row = np.nan_to_num(row.astype(np.float64), nan=0, posinf=0, neginf=0)
         low, high = (0.0, 1.0) if row.min() >= 0 and row.max() <= 1 else (float(row.min()), float(row.max()))
@@ -84,7 +84,7 @@ def picture(row: np.ndarray) -> Image:
 
 
 def enlarged(image: Image, side: int) -> Image:
-    """The picture with its longer side near ``side`` pixels: small ones by a whole factor, pixel by pixel."""
+    """The picture scaled so that its longer side is near ``side`` pixels; small ones by a whole factor, without smoothing."""
     from PIL import Image
 
     longer = max(image.size)
@@ -96,7 +96,7 @@ def enlarged(image: Image, side: int) -> Image:
 
 
 def _layout(shape: tuple[int, ...]) -> str | None:
-    """Where the channels are: ``none``, ``last``, ``first``; ``stack`` for several grey frames; None for no picture."""
+    """Where the channels are: ``none``, ``last``, ``first``; ``stack`` for several grey frames; None if not a picture."""
     if len(shape) == 2:
         return "none" if min(shape) > 1 else None
     if len(shape) != 3:
@@ -105,15 +105,15 @@ def _layout(shape: tuple[int, ...]) -> str | None:
         return "last"
     if shape[0] in (1, 3):
         return "first"
-    return "stack" if min(shape[0], shape[-1]) <= _MOST_STACKED else None
+    return "stack" if min(shape[0], shape[-1]) <= _MAX_STACKED else None
 
 
 # -- the sheet -----------------------------------------------------------------------------------------------------------
 
-#: Frames in a row of the sheet, and rows of it where no episodes are chosen.
+#: Frames in a row of the sheet, and rows of the sheet unless episodes are chosen.
 ACROSS, ROWS = 8, 4
-#: Most episodes that can be chosen.
-_MOST_STRIPS = 16
+#: Maximum number of chosen episodes.
+_MAX_STRIPS = 16
 #: The longer side of a frame on the sheet, in pixels.
 _SHEET_SIDE = 168
 SHEET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -124,7 +124,7 @@ _INK, _FAINT = (30, 30, 30), (110, 110, 110)
 
 @dataclass(frozen=True)
 class Strip:
-    """Steps of one episode (numbers within the dataset), ``first`` that of the episode's first step."""
+    """Steps of one episode, by their numbers in the dataset; ``first`` is the episode's first step."""
 
     episode: int
     first: int
@@ -132,14 +132,14 @@ class Strip:
 
 
 def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]:
-    """What is on the sheet. Of chosen episodes consecutive steps around the middle; otherwise of evenly spaced episodes
-    evenly spaced steps.
+    """The strips of a sheet: consecutive steps around the middle of chosen ``episodes``; by default, evenly spaced steps of
+    evenly spaced episodes.
 
-    Raises UsageError for episodes that are not there, or too many.
+    Raises UsageError for unknown episodes, or too many.
     """
     count = len(dataset.episodes)
-    if len(episodes) > _MOST_STRIPS:
-        raise UsageError(f"a sheet has room for {_MOST_STRIPS} episodes, not {len(episodes)}")
+    if len(episodes) > _MAX_STRIPS:
+        raise UsageError(f"a sheet has room for {_MAX_STRIPS} episodes, not {len(episodes)}")
     if not count:
         raise UsageError(f"{dataset.id} holds no episodes")
     strips = []
@@ -199,7 +199,7 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
 
 
 def encode_image(image: Image, suffix: str) -> bytes:
-    """The sheet in the format of a file's suffix, with the mark of rbdata where the format has room for it."""
+    """The sheet in the format of a file's suffix, with the mark of rbdata if the format has a field for it."""
     from PIL import Image as images
 
     kind = images.registered_extensions()[suffix.lower()]
@@ -209,7 +209,7 @@ def encode_image(image: Image, suffix: str) -> bytes:
 
 
 def _mark(kind: str) -> dict[str, Any]:
-    """What `Image.save` takes to put the mark into a file; formats without room for it get none."""
+    """Arguments of `Image.save` that put the mark into a file; none for formats without a field for it."""
     from PIL.PngImagePlugin import PngInfo
 
     if kind == "PNG":
@@ -242,7 +242,7 @@ def describe_strip(dataset: Dataset, strip: Strip) -> str:
 
 
 def _action(dataset: Dataset, step: int) -> str:
-    """The action of a step, where it is one whole number."""
+    """The action of a step, if it is a single integer; otherwise ''."""
     leaf = dataset.schema.get("action")
     if (
         leaf is None
@@ -258,17 +258,17 @@ def _action(dataset: Dataset, step: int) -> str:
 
 ANIMATION_SUFFIXES = (".gif", ".webp", ".png", ".apng")
 
-#: Frames a second. Atari shows 15 decisions a second (60 Hz, every 4th frame).
+#: Frames per second. Atari shows 15 decisions per second (60 Hz, every 4th frame).
 RATE = 15
-#: Most frames of an animation, so that memory stays bounded: of longer episodes every 2nd, 3rd, ...
-MOST_FRAMES = 600
+#: Maximum number of frames of an animation, to bound memory: of longer episodes every 2nd, 3rd, ... is shown.
+MAX_FRAMES = 600
 #: The longer side in pixels.
 _ANIMATION_SIDE = 336
 
 
 @dataclass(frozen=True)
 class Animation:
-    """The bytes of the file, its frames, and which frames of the episode they are: every ``stride``-th."""
+    """The bytes of the file and its number of frames, which are every ``stride``-th frame of the episode."""
 
     data: bytes
     frames: int
@@ -278,17 +278,17 @@ class Animation:
 def animate(
     dataset: Dataset, episode: int, suffix: str, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Animation:
-    """An episode from its first frame to the one that its last step leads to, as GIF, WebP or animated PNG.
+    """An episode from its first frame to the one after its last step, as GIF, WebP or animated PNG.
 
-    ``on_progress`` is called with the frames done and those in all.
+    ``on_progress`` is called with the frames done and the total.
 
     Raises UsageError for a dataset without frames or without the episode.
     """
     leaf = frame_leaf(dataset)
     first, length = _extent(dataset, episode)
-    stride = -(-(length + 1) // MOST_FRAMES)
+    stride = -(-(length + 1) // MAX_FRAMES)
     steps = list(range(first, first + length, stride))
-    # The frame after the last step is shown where the stride reaches it.
+    # The frame after the last step is shown only if no frames are left out.
     frames = len(steps) + (stride == 1)
 
     def draw() -> Iterator[Image]:
@@ -301,7 +301,7 @@ def animate(
     more: dict[str, Any] = {"save_all": True, "append_images": pictures, "duration": round(1000 / RATE), "loop": 0}
     kind = {".gif": "GIF", ".webp": "WEBP"}.get(suffix.lower(), "PNG")
     if kind == "PNG":
-        more["append_images"] = list(pictures)  # Pillow goes through them twice
+        more["append_images"] = list(pictures)  # Pillow iterates over them twice
     with BytesIO() as file:
         head.save(file, kind, optimize=False, quality=80, **more, **_mark(kind))
         return Animation(file.getvalue(), frames, stride)

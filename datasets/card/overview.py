@@ -1,9 +1,9 @@
 """A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards and actions, returns over time.
 
-Figures, cards and the command line draw these numbers. The work is bounded whatever the size of the dataset: above
-``MOST_EPISODES`` and ``MOST_STEPS``, evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts
-few distinct values one by one, others in bins of equal width. The facts (`state_facts`, ...) are named lines for cards that
-leave this machine: nothing about its folders.
+Figures, cards and the command line show these numbers. The work is bounded for datasets of any size: beyond ``MAX_EPISODES``
+and ``MAX_STEPS``, evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts single values if
+there are few distinct ones, otherwise bins of equal width. The facts (`state_facts`, ...) are named lines for cards that leave
+this machine: they name none of its folders.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from ...storage.schema import LARGE_ROW
 
 # -- histograms ----------------------------------------------------------------------------------------------------------
 
-#: Most bins: as many characters as fit on a terminal of 40 columns, beside an axis.
+#: Maximum number of bins: the characters that fit on a terminal of 40 columns beside an axis.
 BINS = 28
-#: Values are counted one by one up to this many distinct ones.
-MOST_VALUES = 12
-#: How many values are looked at to see whether there are few distinct ones.
+#: Up to this many distinct values are counted one by one.
+MAX_VALUES = 12
+#: How many values are examined first to find out whether there are few distinct ones.
 _PROBED = 512
-#: Larger numbers are counted as this: differences stay finite.
+#: Larger numbers are counted as this one, so that differences stay finite.
 _LARGEST = 1e300
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of finite values, and statistics of them (None where there are none).
+    """Counts of finite values, and their statistics (None if there are none).
 
-    ``counts`` belong to ``values``, one each, or to the bins between ``edges`` (one more edge than bins).
+    There is a count per entry of ``values``, or per bin between ``edges`` (one more edge than bins).
     """
 
     number: int
@@ -82,7 +82,7 @@ class Histogram:
 
 
 def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram:
-    """The histogram of an array of any shape. ``choices`` are values that are listed even where they do not occur."""
+    """The histogram of an array of any shape. ``choices`` are values that are listed even if they do not occur."""
     flat = np.asarray(values).reshape(-1)
     exact = flat.dtype.kind in "iub"
     flat = flat.astype(np.float64)
@@ -96,15 +96,15 @@ def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram
     listed = _listed(finite, choices)
     if listed:
         return Histogram(len(flat), missing, tuple(listed.values()), tuple(listed), (), *statistics)
-    most = min(BINS, max(5, int(2 * math.sqrt(len(finite)))))
+    bins_wanted = min(BINS, max(5, int(2 * math.sqrt(len(finite)))))
     _, _, low, high = statistics
     whole = exact or bool((finite == np.rint(finite)).all())
     if whole and high - low < 1 << 52:
-        # Bins of whole width hold equally many whole numbers each: with others the counts alternate.
-        width = math.ceil((high - low + 1) / most)
+        # Bins whose width is an integer hold the same number of integers each; with other widths the counts alternate.
+        width = math.ceil((high - low + 1) / bins_wanted)
         edges = np.arange(math.ceil((high - low + 1) / width) + 1) * width + (low - 0.5)
     else:
-        edges = np.linspace(low, high, most + 1)
+        edges = np.linspace(low, high, bins_wanted + 1)
     scaled = (finite / 2 - edges[0] / 2) / (edges[-1] / 2 - edges[0] / 2) * (len(edges) - 1)
     bins = scaled.astype(np.int64).clip(0, len(edges) - 2)
     counts = np.bincount(bins, minlength=len(edges) - 1)
@@ -112,29 +112,29 @@ def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram
 
 
 def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
-    """Values and their counts in order, where there are few distinct values that occur several times; otherwise empty."""
-    if not choices and len(np.unique(finite[:_PROBED])) > MOST_VALUES:
+    """Values and their counts, in order, if there are few distinct values that occur several times; otherwise empty."""
+    if not choices and len(np.unique(finite[:_PROBED])) > MAX_VALUES:
         return {}
     found, counts = np.unique(finite, return_counts=True)
     if len(found) > 1 and len(finite) < 3 * len(found) and not choices:
         return {}
     every = dict.fromkeys(map(float, choices), 0) | dict(zip(found.tolist(), counts.tolist()))
-    return dict(sorted(every.items())) if len(every) <= max(MOST_VALUES, len(choices)) else {}
+    return dict(sorted(every.items())) if len(every) <= max(MAX_VALUES, len(choices)) else {}
 
 
 # -- the overview --------------------------------------------------------------------------------------------------------
 
-#: Most rows that are read, and the number of ranges they are read in.
-MOST_EPISODES, MOST_STEPS, SAMPLE_RANGES = 1 << 18, 1 << 16, 256
-#: Elements of an action that are counted; those behind them are left out.
-_MOST_ELEMENTS = 32
-#: Choices of a discrete action that are listed even where none of them occurs.
-_MOST_CHOICES = 18
+#: Maximum numbers of rows that are read, and the number of ranges they are read in.
+MAX_EPISODES, MAX_STEPS, SAMPLE_RANGES = 1 << 18, 1 << 16, 256
+#: Elements of an action that are counted; further ones are left out.
+_MAX_ELEMENTS = 32
+#: Up to this many choices of a discrete action are listed even if they do not occur.
+_MAX_CHOICES = 18
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A leaf's values: a histogram of each element of its row (the first ``_MOST_ELEMENTS``), ``size`` of them in all."""
+    """The values of a leaf whose rows have ``size`` elements: a histogram of each of the first ``_MAX_ELEMENTS``."""
 
     key: str
     size: int
@@ -142,7 +142,7 @@ class Distribution:
 
     @property
     def names(self) -> list[str]:
-        """A name for each histogram: the key, and where the row has several elements, the number of the element."""
+        """A name for each histogram: the key, with the number of the element if the row has several."""
         return [self.key] if self.size == 1 else [f"{self.key}[{number}]" for number in range(len(self.elements))]
 
     def to_json(self) -> dict[str, Any]:
@@ -151,10 +151,10 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Overview:
-    """See the module. ``reference`` are the returns that score 0 and 100, where they are known.
+    """The numbers described in the module. ``reference`` are the returns that score 0 and 100, if they are known.
 
-    ``scores`` are the mean, min and max of the normalised scores of whole episodes, empty without any; ``not_scored`` is how
-    many episodes are not whole.
+    ``scores`` are the mean, min and max of the normalised scores of whole episodes, empty if there are none; ``not_scored``
+    counts the episodes that are not whole.
     """
 
     steps: int
@@ -196,24 +196,24 @@ class Overview:
 
 
 def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mapping[str, Rows] | None = None) -> Overview:
-    """Look through a dataset, by its opened ``rows`` if they are given.
+    """The overview of a dataset, read through its opened ``rows`` if they are given.
 
-    Raises DamagedDatasetError when a leaf that is read is missing or too short.
+    Raises DamagedDatasetError if a leaf that is read is missing or too short.
     """
     bounds: Mapping[str, LeafBounds] = {}
-    with suppress(SchemaError):  # spaces only tell which choices do not occur
+    with suppress(SchemaError):  # spaces are only needed for choices that do not occur
         bounds = leaf_bounds(manifest.schema, manifest.spaces)
-    few = [slice(*ends) for ends in sample_ranges(len(table), MOST_EPISODES)]
-    ranges = sample_ranges(manifest.steps, MOST_STEPS)
+    some_episodes = [slice(*ends) for ends in sample_ranges(len(table), MAX_EPISODES)]
+    ranges = sample_ranges(manifest.steps, MAX_STEPS)
 
     def distribution(leaf: Leaf) -> Distribution:
         size = math.prod(leaf.shape)
         read = _read(folder, manifest, leaf, ranges, rows)
         counts = bounds[leaf.name].counts if leaf.name in bounds else None
         elements = []
-        for number in range(min(size, _MOST_ELEMENTS)):
-            known = counts[number if len(counts) > 1 else 0] if counts else 0
-            elements.append(count_values(read[:, number], range(known) if known <= _MOST_CHOICES else ()))
+        for number in range(min(size, _MAX_ELEMENTS)):
+            choices = counts[number if len(counts) > 1 else 0] if counts else 0
+            elements.append(count_values(read[:, number], range(choices) if choices <= _MAX_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
 
     reference = reference_scores(manifest)
@@ -228,9 +228,9 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
         manifest.environment,
         reference,
         sum(stop - start for start, stop in ranges),
-        sum(part.stop - part.start for part in few),
-        count_values(_joined([table.returns[part] for part in few])),
-        count_values(_joined([table.length[part] for part in few])),
+        sum(some.stop - some.start for some in some_episodes),
+        count_values(_joined([table.returns[some] for some in some_episodes])),
+        count_values(_joined([table.length[some] for some in some_episodes])),
         distribution(manifest.schema["next/reward"]),
         [
             distribution(leaf)
@@ -243,7 +243,7 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
 
 
 def _scores(reference: ReferenceScores, manifest: Manifest, table: EpisodeTable) -> tuple[dict[str, float], int]:
-    """Mean, min and max of the scores of whole episodes, and how many episodes are not whole."""
+    """Mean, min and max of the scores of whole episodes, and the number of episodes that are not whole."""
     whole = table.whole
     count = int(np.count_nonzero(whole))
     statistics = manifest.returns if count == len(table) else {}
@@ -254,18 +254,18 @@ def _scores(reference: ReferenceScores, manifest: Manifest, table: EpisodeTable)
     return {name: float(reference.normalize(statistics[name])) for name in names}, len(table) - count
 
 
-def sample_ranges(count: int, most: int) -> list[tuple[int, int]]:
-    """Evenly spaced ranges ``(start, stop)`` of at most ``most`` rows out of ``count`` together; all rows where they fit."""
-    if count <= most:
+def sample_ranges(count: int, limit: int) -> list[tuple[int, int]]:
+    """Evenly spaced ranges ``(start, stop)`` of ``count`` rows that hold at most ``limit`` in total; one range if all fit."""
+    if count <= limit:
         return [(0, count)] if count else []
-    size = most // SAMPLE_RANGES
+    size = limit // SAMPLE_RANGES
     return [(start, start + size) for start in np.linspace(0, count - size, SAMPLE_RANGES).astype(np.int64).tolist()]
 
 
 def _read(
     folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]], opened: Mapping[str, Rows] | None
 ) -> np.ndarray:
-    """Rows of a step leaf, flattened: ``[n, elements]``. Rows that can be mapped are read without torch."""
+    """Rows of a step leaf, flattened to ``[n, elements]``. Rows that can be mapped are read without torch."""
     size = math.prod(leaf.shape)
     if opened is not None:
         return _joined([opened[leaf.name].block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
@@ -282,18 +282,18 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 # -- returns over time ---------------------------------------------------------------------------------------------------
 
-#: Cut episodes that are marked at most.
-MOST_CUTS = 100
-#: Pieces that many episodes are summed up in.
-PIECES = 256
+#: Maximum number of cut episodes that are marked.
+MAX_CUTS = 100
+#: Number of groups that summarise many episodes.
+GROUPS = 256
 
 
 @dataclass(frozen=True)
 class ReturnSeries:
-    """Arrays of one length: the last step of an episode, or of a piece of episodes, and the returns of those.
+    """Arrays with one entry per episode (``single``) or per group of consecutive episodes: last step, and returns.
 
-    ``single`` where each entry is one episode; ``low``, ``mean`` and ``high`` are then equal. NaN where no return of a
-    piece is finite. ``cut_steps`` and ``cut_returns`` are those of the cut episodes, evenly chosen where there are many.
+    For single episodes ``low``, ``mean`` and ``high`` are equal; they are NaN if no return of a group is finite.
+    ``cut_steps`` and ``cut_returns`` are those of the cut episodes, evenly sampled if there are many.
     """
 
     single: bool
@@ -305,7 +305,7 @@ class ReturnSeries:
     cut_returns: np.ndarray
 
     def running_mean(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and the mean over a tenth of the entries up to each of them, of the finite ones; empty below 30 entries."""
+        """Steps, and at each the mean of the preceding tenth of all finite entries; empty below 30 entries."""
         finite = np.isfinite(self.mean)
         values, steps = self.mean[finite], self.steps[finite]
         window = len(values) // 10
@@ -314,22 +314,22 @@ class ReturnSeries:
         return steps[window - 1 :], np.convolve(values, np.full(window, 1 / window), "valid")
 
 
-def return_series(table: EpisodeTable, most: int) -> ReturnSeries:
-    """The series of at most ``most`` entries (or ``PIECES``, if that is less)."""
+def return_series(table: EpisodeTable, limit: int) -> ReturnSeries:
+    """The series: single episodes up to ``limit``, otherwise at most ``GROUPS`` (or ``limit``) groups."""
     ends, returns = table.start + table.length, table.returns
     cuts = np.flatnonzero(table.outcome == CUT)
-    cuts = cuts[np.linspace(0, len(cuts) - 1, min(len(cuts), MOST_CUTS)).astype(np.int64)] if len(cuts) else cuts
-    single = len(table) <= most
+    cuts = cuts[np.linspace(0, len(cuts) - 1, min(len(cuts), MAX_CUTS)).astype(np.int64)] if len(cuts) else cuts
+    single = len(table) <= limit
     if single:
         low = mean = high = np.where(np.isfinite(returns), returns, np.nan)
         steps = np.asarray(ends)
     else:
-        pieces = sample_ranges(len(table), MOST_EPISODES)
-        if len(pieces) == 1:
-            bounds = np.linspace(0, len(table), min(most, PIECES) + 1).astype(np.int64).tolist()
-            pieces = list(pairwise(bounds))
-        steps = np.array([ends[stop - 1] for _, stop in pieces])
-        low, mean, high = np.array([_summary(returns[start:stop]) for start, stop in pieces]).T
+        groups = sample_ranges(len(table), MAX_EPISODES)
+        if len(groups) == 1:
+            bounds = np.linspace(0, len(table), min(limit, GROUPS) + 1).astype(np.int64).tolist()
+            groups = list(pairwise(bounds))
+        steps = np.array([ends[stop - 1] for _, stop in groups])
+        low, mean, high = np.array([_summary(returns[start:stop]) for start, stop in groups]).T
     return ReturnSeries(single, steps, low, mean, high, ends[cuts], returns[cuts])
 
 
@@ -371,14 +371,14 @@ def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
 
 
 def _not_scored(found: Overview) -> str:
-    """How many episodes do not count, because only a piece of them is in the data."""
+    """How many episodes have no score, because the data hold only a part of them."""
     if not found.not_scored:
         return ""
-    return f"; without {amounts.plural(found.not_scored, 'episode')} that the data hold a piece of"
+    return f"; without {amounts.plural(found.not_scored, 'episode')} of which the data hold only a part"
 
 
 def state_origin(manifest: Manifest, licence: str = "") -> Facts:
-    """Where the data come from, and under which licence: ``licence``, or what the source states. Places on this machine, and
+    """Where the data come from, and their licence: ``licence``, or what the source states. Folders of this machine, and
     passwords, are left out."""
     source, provenance = manifest.source, manifest.provenance
     options = source.get("options")
@@ -396,7 +396,7 @@ def state_origin(manifest: Manifest, licence: str = "") -> Facts:
 
 
 def state_lineage(record: Mapping[str, Any]) -> Facts:
-    """How a preprocessed dataset was made, and before it its input; see `preprocess.lineage`."""
+    """How a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
     source = record.get("input", {})
     lines = [
         ("made from", f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}")
@@ -424,14 +424,14 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
 
 
 def describe_unverified(provenance: Mapping[str, Any]) -> str | None:
-    """How many raw files came without anything to compare their bytes with; None where all could be compared."""
+    """How many raw files came without checksums; None if all had one."""
     found = provenance.get("unverified")
     files, first = (found.get("files"), found.get("first")) if isinstance(found, Mapping) else (None, None)
     return f"{files:,} of the raw files came without checksums ({first})" if isinstance(files, int) and files else None
 
 
 def describe_creation(provenance: Mapping[str, Any]) -> str | None:
-    """When, and by which version; None where it is not stated."""
+    """When the dataset was made, and by which version; None if that is not stated."""
     created, version = provenance.get("created"), provenance.get("rbdata_version")
     return f"{created} by rbdata {version}" if created and version else created
 
@@ -445,7 +445,7 @@ def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def how_to_load(manifest: Manifest, url: str = "") -> tuple[str, str]:
-    """A command that gets the dataset (empty where no source has it), and Python that loads it; from ``url`` if given."""
+    """A command that downloads the dataset ('' if no source has it), and Python that loads it; from ``url`` if given."""
     from .. import catalogue
 
     known = manifest.id.partition("/")[0] in catalogue.source_names()

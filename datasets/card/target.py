@@ -1,4 +1,4 @@
-"""The files that pictures and cards are written to: checked before the work."""
+"""Checks the files that pictures and cards are to be written to, before any work."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 from ...errors import DatasetExistsError, UsageError
 from ...storage.manifest import FILENAME, Manifest
 
-#: Inside every picture and page of ours: such a file is replaced without asking.
+#: Text inside every picture and page that rbdata writes; such files are replaced without ``force``.
 MARK = "written by rbdata"
 
-#: How much of both ends of a file is searched for the mark.
+#: Bytes at both ends of a file that are searched for the mark.
 _SEARCHED = 1 << 16
 
 
 def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False, edited: bool = False) -> None:
-    """Raise UsageError unless a file may be written there: its folder exists, its name ends in one of ``suffixes``.
+    """Raise UsageError unless the folder of a file exists and its name ends in one of ``suffixes``.
 
-    Raises DatasetExistsError for a file that is there and was not written by rbdata, or may have been ``edited`` since,
-    unless ``force``.
+    Without ``force``, raises DatasetExistsError for an existing file that rbdata did not write or users have ``edited``.
     """
     if target.suffix.lower() not in suffixes:
         *others, last = suffixes

@@ -1,11 +1,11 @@
 """The cards of a dataset: an HTML page, a README for the Hugging Face Hub, and Croissant metadata for catalogues.
 
-The page needs no other file; dark and light, for phones and desks. The README has a head in YAML and the facts in Markdown.
-Croissant (MLCommons, https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html) belongs beside ``rbdata.json``, in the
-folder of the dataset or where it is published: paths are relative to it. ``rbdata.json`` has the checksums of all other files;
-Croissant is given its sha256.
+The page is self-contained, has a dark and a light theme, and suits phones and desktops. The README has YAML front matter and
+the facts in Markdown. Croissant (MLCommons, https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html) belongs beside
+``rbdata.json``, in the folder of the dataset or where it is published, as its paths are relative. It states the sha256 of
+``rbdata.json``, which has the checksums of all other files.
 
-Manifests come from strangers: every text is escaped, and the page forbids scripts and requests of any kind.
+Manifests are untrusted: every text is escaped, and the page forbids scripts and requests of any kind.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 
 def _escape(text: str) -> str:
-    """Text of strangers for HTML: markup escaped, control characters replaced."""
+    """Untrusted text for HTML: markup escaped, control characters replaced."""
     shown = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
     return html.escape(shown, quote=True)
 
 
 HTML_SUFFIXES = (".html", ".htm")
 
-#: Most episodes that get a dot each, and episodes whose frames are shown.
-_MOST_DOTS, _FRAME_EPISODES = 800, 3
+#: Up to this many episodes are drawn as dots, and number of episodes whose frames are shown.
+_MAX_DOTS, _FRAME_EPISODES = 800, 3
 #: The longer side of a frame in pixels, before the browser enlarges it.
 _SIDE = 160
 
@@ -158,7 +158,7 @@ def _definitions(facts: Facts, kind: str) -> str:
 
 
 def _returns(found: Overview, table: EpisodeTable) -> str:
-    series = return_series(table, _MOST_DOTS)
+    series = return_series(table, _MAX_DOTS)
 
     def draw(axes: Axes) -> None:
         draw_returns(axes, found, series)
@@ -181,7 +181,7 @@ def _distributions(found: Overview) -> str:
 
 
 def _elements(actions: Sequence[Distribution]) -> str:
-    """Actions of several elements: their distributions, and a table of their statistics."""
+    """Distributions and statistics of actions with several elements."""
     rows = [row for one in actions for row in zip(one.names, one.elements)]
     lines = "".join(
         f"<tr><td><code>{_escape(name)}</code></td>"
@@ -195,7 +195,7 @@ def _elements(actions: Sequence[Distribution]) -> str:
 
 
 def _frames(folder: Path) -> str:
-    """Frames of a few episodes, or nothing for a dataset without frames."""
+    """Frames of a few episodes; '' for a dataset without frames."""
     from ...storage.dataset import Dataset
     from .frames import choose_strips, describe_strip, encode_image, enlarged, frame_leaf, read_pictures
 
@@ -229,7 +229,7 @@ CROISSANT_SUFFIXES = (".json", ".jsonld")
 
 # -- the README --------------------------------------------------------------------------------------------------------
 
-#: Licences as the Hub names them (https://huggingface.co/docs/hub/repositories-licenses), by how they begin.
+#: The Hub's names of licences (https://huggingface.co/docs/hub/repositories-licenses), by how a licence text begins.
 _LICENCES = {
     r"cc[- ]by[- ]4\.0\b": "cc-by-4.0",
     r"cc[- ]by[- ]sa[- ]4\.0\b": "cc-by-sa-4.0",
@@ -243,8 +243,8 @@ _LARGER = ((10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))
 
 
 def make_readme(manifest: Manifest, found: Overview, *, url: str = "", licence: str = "") -> str:
-    """The text of the file. ``url`` is where readers find the dataset; ``licence``, as the Hub names it, replaces the
-    source's in the front matter."""
+    """The text of the file. ``url``: where readers find the dataset; ``licence``: the Hub's name of a licence, which replaces
+    the source's in the front matter."""
     command, python = how_to_load(manifest, url)
     tensors = [("key", "dtype", "shape"), ("---", "---", "---"), *state_tensors(manifest)]
     parts = [
@@ -263,7 +263,7 @@ def make_readme(manifest: Manifest, found: Overview, *, url: str = "", licence: 
 
 
 def hub_licence(licence: str | None) -> str:
-    """The Hub's name of a licence; ``unknown`` where none is stated, ``other`` for a licence without one."""
+    """The Hub's name of a licence; ``unknown`` if none is stated, ``other`` if the Hub has no name for it."""
     if not licence or re.match(r"(not stated|unknown)", licence, re.IGNORECASE):
         return "unknown"
     return next((name for begin, name in _LICENCES.items() if re.match(begin, licence, re.IGNORECASE)), "other")
@@ -271,7 +271,7 @@ def hub_licence(licence: str | None) -> str:
 
 def _head(manifest: Manifest, found: Overview, licence: str) -> str:
     # Every JSON string is a YAML string.
-    size = next((name for most, name in (*_SIZES, *_LARGER) if manifest.steps < most), "10B<n<100B")
+    size = next((name for limit, name in (*_SIZES, *_LARGER) if manifest.steps < limit), "10B<n<100B")
     tags = ["offline-rl", "rbdata", str(manifest.source.get("name") or "")]
     tags += [found.environment] if found.environment else []
     entries = {
@@ -291,7 +291,7 @@ def _table(facts: Facts) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text of strangers in one line of Markdown: nothing in it is markup."""
+    """Untrusted text as one line of Markdown, with all markup escaped."""
     flat = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", flat)
 
@@ -379,7 +379,7 @@ def _manifest_file(folder: Path) -> dict[str, Any]:
 
 
 def _tensor_files(manifest: Manifest) -> dict[str, Any]:
-    """One set for all: Croissant requires a join between the sources of fields, and our rows are joined by their number."""
+    """One file set for all leaves: Croissant requires joins between sources of fields, but rows correspond by number."""
     return {
         "@type": "cr:FileSet",
         "@id": "tensors",

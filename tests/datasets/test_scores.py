@@ -119,7 +119,7 @@ def test_cut_episodes_have_no_score():
     found = rbdata.inspect("ALE/Breakout-v5@cut")
     assert found.scores == {} and found.not_scored == 1
     score = dict(describe_episodes(cut.manifest, found))["score"]
-    assert score == "of no episode; without 1 episode that the data hold a piece of"
+    assert score == "of no episode; without 1 episode of which the data hold only a part"
 
 
 @pytest.mark.parametrize("frames", [7, 100])
@@ -142,4 +142,4 @@ def test_scores_count_whole_episodes(frames):
     assert found.not_scored == 1
     assert found.scores == pytest.approx({"mean": scores.mean(), "min": scores.min(), "max": scores.max()})
     text = dict(describe_episodes(dataset.manifest, found))["score"]
-    assert text.endswith("; without 1 episode that the data hold a piece of")
+    assert text.endswith("; without 1 episode of which the data hold only a part")

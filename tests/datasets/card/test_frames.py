@@ -95,7 +95,7 @@ def test_an_episode_moves(dataset, suffix):
 
 
 def test_long_episodes_are_thinned_out(dataset, monkeypatch):
-    monkeypatch.setattr("rbdata.datasets.card.frames.MOST_FRAMES", 20)
+    monkeypatch.setattr("rbdata.datasets.card.frames.MAX_FRAMES", 20)
     made = animate(dataset, 1, ".gif")
     assert (made.stride, made.frames) == (3, 17)
     with pytest.raises(UsageError, match="no episode 9"):

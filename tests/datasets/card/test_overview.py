@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.datasets.card.overview import MOST_STEPS, Overview, overview, sample_ranges
+from rbdata.datasets.card.overview import MAX_STEPS, Overview, overview, sample_ranges
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage.episodes import open_episodes
 from rbdata.storage.manifest import read_manifest
@@ -69,10 +69,10 @@ def test_what_the_source_states(folder):
         assert (found.reference, found.environment) == (None, None)
 
 
-@pytest.mark.parametrize("count", [0, 1, MOST_STEPS, MOST_STEPS + 1, 50_000_000])
+@pytest.mark.parametrize("count", [0, 1, MAX_STEPS, MAX_STEPS + 1, 50_000_000])
 def test_blocks_are_few_and_cover_both_ends(count):
-    found = sample_ranges(count, MOST_STEPS)
-    assert sum(stop - start for start, stop in found) == min(count, MOST_STEPS)
+    found = sample_ranges(count, MAX_STEPS)
+    assert sum(stop - start for start, stop in found) == min(count, MAX_STEPS)
     assert not found or (found[0][0], found[-1][1]) == (0, count)
 
 

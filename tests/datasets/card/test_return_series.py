@@ -28,9 +28,9 @@ def test_each_episode_by_itself():
 
 @pytest.mark.parametrize("most", [1 << 18, 512])
 def test_pieces_of_many(most, monkeypatch):
-    monkeypatch.setattr(overview, "MOST_EPISODES", most)
+    monkeypatch.setattr(overview, "MAX_EPISODES", most)
     found = overview.return_series(table(1000), 100)
     assert not found.single and len(found.steps) <= overview.SAMPLE_RANGES
     assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
-    assert len(found.cut_steps) == overview.MOST_CUTS
+    assert len(found.cut_steps) == overview.MAX_CUTS
     assert found.steps[-1] == 2000
