@@ -1,15 +1,15 @@
-"""Sizes, counts, shares, durations and tables as people read them: for the command line, cards and notebooks."""
+"""Human-readable sizes, counts, shares, durations and tables, for the command line, cards and notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-#: Of a batch, a stack, a slice or a look ahead: numbers and sizes of what is read then fit into 64 bits.
+#: Limit of records in a batch, a stack, a slice or a look-ahead, so that numbers and sizes of reads fit into 64 bits.
 MOST_RECORDS = 1 << 32
 
-#: Rows of a table in a notebook.
-MOST_ROWS = 40
+#: Rows shown of a table in a notebook.
+MAX_ROWS = 40
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
@@ -48,7 +48,7 @@ def percent(share: float) -> str:
 
 
 def exact_percent(share: float) -> str:
-    """A share in percent with one decimal: 2.1%; what is there, however little, is not 0."""
+    """A share in percent with one decimal: 2.1%. Only 0 is 0%, and only 1 is 100%."""
     return "<0.1%" if 0 < share < 0.0005 else f"{100 * share:.3g}%" if share < 0.9995 or share == 1 else ">99.9%"
 
 
@@ -65,12 +65,12 @@ def duration(seconds: float) -> str:
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """A title and a table, all text escaped; rows beyond MOST_ROWS are only counted."""
+    """A title and a table, all text escaped; rows beyond MAX_ROWS are only counted."""
     shown = list(rows)
     lines = [_row("th", head)] if head else []
-    lines += [_row("td", row) for row in shown[:MOST_ROWS]]
-    if len(shown) > MOST_ROWS:
-        lines.append(_row("td", [f"and {len(shown) - MOST_ROWS:,} more"]))
+    lines += [_row("td", row) for row in shown[:MAX_ROWS]]
+    if len(shown) > MAX_ROWS:
+        lines.append(_row("td", [f"and {len(shown) - MAX_ROWS:,} more"]))
     return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
 
 

@@ -1,8 +1,8 @@
 """Which values the leaves of a dataset may have, by the spaces that its manifest states.
 
-The JSON form of spaces is described in `datasets.ingest.spaces`. It comes from a file that anyone may have written:
-everything here is checked, and what cannot be understood raises SchemaError. Bounds are inclusive. Where no space is
-stated, or it states no bounds, those of the dtype remain: nothing is derived from the data.
+The JSON form of spaces is described in `datasets.ingest.spaces`. Manifests are untrusted: everything is checked, and malformed
+spaces raise SchemaError. Bounds are inclusive. Without a stated space or stated bounds, the dtype's limits apply: nothing is
+derived from the data.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class BasicSpace:
 
 @dataclass(frozen=True)
 class LeafBounds:
-    """What is stated about a leaf. ``low`` and ``high`` have the leaf's dtype and its shape, or ``[]``.
+    """The stated bounds of a leaf. ``low`` and ``high`` have the leaf's dtype and its shape, or ``[]``.
 
-    Both are None where every value of the dtype is allowed. ``space`` is the basic space, empty where none is stated.
+    Both are None if every value of the dtype is allowed. ``space`` is the basic space, empty if none is stated.
     """
 
     leaf: Leaf
@@ -51,7 +51,7 @@ class LeafBounds:
 
     @property
     def counts(self) -> list[int] | None:
-        """For whole numbers from 0 in one or a row of choices, how many there are of each; otherwise None."""
+        """The number of values of each choice, for one choice or a vector of choices counted from 0; otherwise None."""
         kind = self.space.get("type")
         if kind == "Discrete" and self.high is not None and not self.low:
             return [int(self.high) + 1]
@@ -63,7 +63,7 @@ class LeafBounds:
 def basic_spaces(space: Any, base: str) -> list[BasicSpace]:
     """The basic spaces of a space in JSON form, in order, stored below the key ``base``.
 
-    Raises UsageError for too many or too deep, SchemaError for keys that collide and for malformed spaces.
+    Raises UsageError if there are too many or they are nested too deeply, SchemaError for colliding keys and malformed spaces.
     """
     found = list(_walk(space, (), base))
     if len(found) > _MOST_PARTS:
@@ -91,7 +91,7 @@ def _walk(space: Any, path: tuple[str | int, ...], base: str) -> Iterator[tuple[
 
 
 def leaf_bounds(schema: Schema, spaces: Any) -> dict[str, LeafBounds]:
-    """What is stated about each leaf, by the name of the leaf; a step leaf ``next/key`` has the bounds of ``key``.
+    """The bounds of each leaf by its name; a step leaf ``next/key`` has the bounds of ``key``.
 
     Raises SchemaError for spaces that are malformed or do not fit their leaves, naming the leaf.
     """
@@ -117,8 +117,8 @@ def _of_leaf(leaf: Leaf, space: Space) -> LeafBounds:
 def limits(space: Space, dtype: str, shape: tuple[int, ...], name: str) -> tuple[Array | None, Array | None]:
     """Smallest and largest values of a basic space, inclusive: arrays of ``dtype`` and ``shape``, or ``[]``.
 
-    A bound that is not stated is the dtype's own; both are None for spaces that have none (Text). The upper bound alone is
-    None for a Discrete whose number of values is not stated. Raises SchemaError, naming the leaf.
+    A bound that is not stated is the dtype's limit; both are None for spaces without bounds (Text). Only the upper bound is
+    None for a Discrete that does not state its number of values. Raises SchemaError, naming the leaf.
     """
     kind = space.get("type")
     if kind == "Box":
@@ -149,7 +149,7 @@ def limits(space: Space, dtype: str, shape: tuple[int, ...], name: str) -> tuple
 
 
 def _fits(shape: tuple[Any, ...], stored: tuple[int, ...]) -> bool:
-    """Whether values of this shape are stored in rows of that one: observations of shape ``[]`` become ``[1]``."""
+    """Whether values of ``shape`` are stored in rows of shape ``stored``: observations of shape ``[]`` become ``[1]``."""
     return shape == stored or (shape == () and stored == (1,))
 
 
@@ -162,7 +162,7 @@ def _extremes(dtype: str) -> tuple[Array, Array]:
 
 
 def _bound(value: Any, dtype: str, shape: tuple[int, ...], name: str) -> Array | None:
-    """A bound in JSON form as an array, limited to what the dtype can hold; None where none is stated."""
+    """A bound in JSON form as an array, clipped to the dtype's limits; None if none is stated."""
     if value is None:
         return None
     if math.prod(shape) > _MOST_ENTRIES:

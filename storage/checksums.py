@@ -1,12 +1,12 @@
-"""Checksums of what was written, by range.
+"""Checksums of the files of a dataset, by range and by block.
 
-A file of a dataset is covered by consecutive ranges, each with its own crc32c: ``[length, "8 hex digits"]`` in the
-manifest, in order from offset 0. Ranges are the pieces in which the file was written (decided by the plan, not by the
-number of processes), so that every byte is summed while it passes by, and ``verify`` can say which part is damaged.
+A file is covered by consecutive ranges, each with its own crc32c: ``[length, "8 hex digits"]`` in the manifest, in order from
+offset 0. Ranges are the pieces in which the file was written (decided by the plan, not by the number of processes), so that
+checksums are computed while writing, and ``verify`` can say which part is damaged.
 
-Files are also cut into blocks of one size. While they are written, a range that goes over the end of a block is recorded
-with a third item: the checksums of its pieces between the ends of blocks, 8 hex digits each. `integrity` makes the
-table of the blocks' checksums of them.
+Files are also cut into blocks of one size. While they are written, a range that crosses the end of a block is recorded with a
+third item: the checksums of its pieces between block ends, 8 hex digits each. `integrity` turns them into the table of
+block checksums.
 
 crc32c is the checksum Google Cloud Storage states for every object: https://cloud.google.com/storage/docs/data-validation
 """
@@ -22,14 +22,14 @@ import google_crc32c
 
 from .durable import close_durably, open_plain, open_replacement, sync_folder
 
-#: Bytes of a block, and bytes read at a time when a file is summed again.
+#: Bytes of a block, which are also read at a time to compute checksums of a file.
 BLOCK = 1 << 22
 _COPY = 1 << 18
 _DIGITS = 8
 
 
 class Crc32c:
-    """A running crc32c that also counts bytes; with ``begin``, of bytes of a file from there on, cut at the ends of blocks."""
+    """A running crc32c that also counts bytes. With ``begin``, the bytes are those of a file from there, cut at block ends."""
 
     def __init__(self, begin: int | None = None) -> None:
         self._begin = begin
@@ -39,13 +39,13 @@ class Crc32c:
     def update(self, data: Any) -> None:
         """Add bytes (anything with the buffer protocol)."""
         view = data if isinstance(data, bytes) else memoryview(data).cast("B")
-        # The library takes bytes only: copies that fit the cache cost little.
-        at, most = 0, len(view) if isinstance(data, bytes) else _COPY
+        # The library takes only bytes: copies that fit the CPU cache are cheap.
+        at, limit = 0, len(view) if isinstance(data, bytes) else _COPY
         while at < len(view):
             if self._begin is not None and self.length > self._from and (self._begin + self.length) % BLOCK == 0:
                 self._before.append([self.length - self._from, f"{self._value:08x}"])
                 self._value, self._from = 0, self.length
-            room = most if self._begin is None else min(most, BLOCK - (self._begin + self.length) % BLOCK)
+            room = limit if self._begin is None else min(limit, BLOCK - (self._begin + self.length) % BLOCK)
             piece = bytes(view[at : at + room])
             self._value = google_crc32c.extend(self._value, piece)
             self.length += len(piece)
@@ -64,7 +64,7 @@ class Crc32c:
 
     @property
     def range(self) -> tuple[int, str]:
-        """What the manifest records."""
+        """Length and checksum, as the manifest records them."""
         length, checksum = join_ranges(self._pieces())
         return length, checksum
 
@@ -72,14 +72,16 @@ class Crc32c:
     def record(self) -> list[Any]:
         """The range as it is recorded while a dataset is written: with the checksums of its pieces, if there are several."""
         pieces = self._pieces()
-        return [*self.range, *["".join(checksum for _, checksum in pieces)][: len(pieces) > 1]]
+        if len(pieces) == 1:
+            return list(self.range)
+        return [*self.range, "".join(checksum for _, checksum in pieces)]
 
     def _pieces(self) -> list[list[Any]]:
         return [*self._before, [self.length - self._from, f"{self._value:08x}"]]
 
 
 def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
-    """Consecutive ranges as one: ``[length, crc32c]`` of all their bytes, which are not read."""
+    """Consecutive ranges as one: ``[length, crc32c]`` of all their bytes, without reading these."""
     value = length = 0
     for count, checksum, *_ in ranges:
         value = _multiply(_power(count), value) ^ int(checksum, 16) if length else int(checksum, 16)
@@ -90,7 +92,7 @@ def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
 def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
     """The blocks of a file, ``[length, crc32c]`` in order, from the recorded ranges of all its bytes.
 
-    None where a range goes over the end of a block and the checksums of its pieces were not recorded.
+    None if a range crosses the end of a block and the checksums of its pieces were not recorded.
     """
     blocks: list[list[Any]] = []
     at = 0
@@ -110,7 +112,7 @@ def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
 
 
 def sum_blocks(path: Path) -> list[list[Any]]:
-    """The blocks of a file, ``[length, crc32c]`` in order; reads all of it."""
+    """The blocks of a file, ``[length, crc32c]`` in order; reads the whole file."""
     with open_plain(path, "rb", follow=True) as file:
         return [list(checksum.range) for checksum in map(_summed, iter(lambda: file.read(BLOCK), b""))]
 
@@ -149,7 +151,7 @@ def _power(count: int) -> int:
 
 
 def record_of(data: Any) -> list[Any]:
-    """What is recorded of a file that holds these bytes."""
+    """The recorded range (`Crc32c.record`) of a file that holds these bytes."""
     checksum = Crc32c(0)
     checksum.update(data)
     return checksum.record
@@ -161,9 +163,9 @@ def crc32c(data: Any) -> str:
 
 
 def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tuple[int, int]]:
-    """The first byte and the length of each of a manifest's ``ranges`` of a file that is not what was written.
+    """The first byte and the length of each of the manifest's ``ranges`` of a file that does not match its checksum.
 
-    A block is read at a time. Raises OSError where the file cannot be read.
+    Reads a block at a time. Raises OSError if the file cannot be read.
     """
     begin = 0
     with open_plain(path, "rb", follow=True) as file:
@@ -174,7 +176,7 @@ def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tupl
 
 
 def sum_range(path: Path, offset: int, length: int) -> list[Any]:
-    """``[length, crc32c]`` of the bytes of a file from one on; fewer than ``length`` where the file ends early."""
+    """``[length, crc32c]`` of the bytes of a file from ``offset``; fewer than ``length`` if the file ends before."""
     return sum_pieces(path, offset, [length])[0]
 
 
@@ -186,9 +188,9 @@ def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any
 
 
 def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool) -> list[Crc32c]:
-    """Write the blocks of parts from byte ``at`` on, and ``cut`` off whatever an interrupted run left behind them.
+    """Write the blocks of parts from byte ``at``, and with ``cut`` truncate what an interrupted run left after them.
 
-    With ``at`` 0 the file is created again (readers keep the old inode). Returns the checksum of each part.
+    With ``at`` 0 the file is replaced by a new one (readers keep the old inode). Returns the checksum of each part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []

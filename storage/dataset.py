@@ -1,19 +1,19 @@
-"""A dataset, opened for reading: its manifest, its episode table and, by leaf, its rows (`codecs.codec.Rows`).
+"""A dataset opened for reading: its manifest, its episode table and, by leaf, its rows (`codecs.codec.Rows`).
 
-All reads are made of rows, and ways to open a dataset differ in where the rows come from:
+All reads consist of reads of rows. The ways to open a dataset differ in where the rows come from:
 
-    Dataset(path)                  mapped: no row is touched on opening, however many there are
-    open_folder(path, check=True)  mapped, and each block compared with its checksum before it is read for the first time
-    DerivedDataset(dataset, f)     with leaves that ``f`` computes of the stored ones when they are read
+    Dataset(path)                  mapped: opening reads no rows
+    open_folder(path, check=True)  mapped, and each block compared with its checksum before it is first read
+    DerivedDataset(dataset, f)     with leaves that ``f`` computes from the stored ones when they are read
     DatasetPrefix(dataset, n)      the first n episodes of an open dataset
     DatasetView(datasets, ...)     some episodes or steps of open datasets: `Dataset.select`, `concat`
-    PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps what was finished since
+    PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps newly finished parts
     RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
 
-What was opened is read for as long as it is used, whether the dataset is replaced, grown or deleted meanwhile. Everything
-returned is private to the caller: writing into it never reaches the files. A dataset pickles as the call that opens it and
-what identifies its content, and may be used by several threads and after a fork (where torch itself needs
-``torch.set_num_threads(1)``, which ``DataLoader`` sets in its workers).
+An open dataset stays readable if it is replaced, extended or deleted. Everything returned is private to the caller: writing
+into it never reaches the files. A dataset pickles as the call that opens it and the identity of its content. It may be used by
+several threads and after a fork (where torch itself needs ``torch.set_num_threads(1)``, which ``DataLoader`` sets in its
+workers).
 """
 
 from __future__ import annotations
@@ -61,20 +61,21 @@ if TYPE_CHECKING:
 else:
     gymnasium = LazyModule("gymnasium")
 
-#: Bytes of consecutive rows that shuffling in blocks keeps together: a few blocks, so that those at the edges cost little.
+#: Bytes of consecutive rows that shuffling in blocks keeps together: several blocks, so that the partial ones at the edges cost
+#: little.
 GROUP_BYTES = 16 << 20
-#: From a dataset to the leaves by which it is read, with those that are computed of others (`ComputedRows`).
+#: Returns the rows by which a dataset is read, by leaf, with computed ones (`ComputedRows`).
 Derivation = Callable[["Dataset"], Mapping[str, Rows]]
 
 
 class Dataset:
     """Read-only view of a dataset folder.
 
-    ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` give TED TensorDicts
-    (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) one whole leaf.
+    ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` return TED TensorDicts
+    (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) returns one whole leaf.
 
-    Raises NotADatasetError for another folder, FormatVersionError, DamagedDatasetError where files are missing or too short,
-    and DatasetBusyError for a dataset that is replaced again and again.
+    Raises NotADatasetError for other folders, FormatVersionError, DamagedDatasetError if files are missing or too short, and
+    DatasetBusyError if the dataset is being replaced repeatedly.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -86,7 +87,7 @@ class Dataset:
         self.manifest, self._table, self._rows = read_snapshot(self.path, self._map)
 
     def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
-        # Files to be checked are opened with those that are mapped, so that the bytes checked are the bytes read.
+        # Open the files to check together with the mapped ones, so that the bytes checked are the bytes read.
         checks = BlockChecks(self.path, manifest) if self._check else None
         table = map_episodes(self.path, manifest.episodes)
         rows = {leaf.name: open_leaf(self.path, leaf, manifest.rows(leaf)) for leaf in manifest.schema}
@@ -102,38 +103,37 @@ class Dataset:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What preprocessing found out about the data, by function: ``{"normalize_observations": {...}}``."""
+        """Statistics that preprocessing computed, by function: ``{"normalize_observations": {...}}``."""
         return self.manifest.statistics
 
     @property
     def reference_scores(self) -> ReferenceScores | None:
-        """The returns that normalised scores call 0 and 100, and whose they are; None where none are known."""
+        """The returns that normalised scores call 0 and 100, and the policies they are from; None if unknown."""
         return reference_scores(self.manifest)
 
     def normalized_score(self, returns: Any) -> Any:
         """Undiscounted returns in this dataset's environment as scores: 0 is a random policy's, 100 an expert's (a human's).
 
-        ``returns`` is a number, an array, a tensor or a sequence of numbers. Raises UsageError where no scores are known.
+        ``returns`` is a number, an array, a tensor or a sequence of numbers. Raises UsageError if no scores are known.
         """
         return require_scores(self.reference_scores, self.id).normalize(returns)
 
     @property
     def normalized_returns(self) -> np.ndarray:
-        """The returns of the episodes as scores, float64 ``[episodes]``; NaN for those that are not whole.
+        """The returns of the episodes as scores, float64 ``[episodes]``; NaN for episodes that are not whole.
 
-        These are the episodes that the end of the data cut, and those whose beginning is missing: average with `np.nanmean`.
-        Raises UsageError where no scores are known, and where returns are no scores (Atari's clipped rewards, rewards that
-        preprocessing changed).
+        Episodes that the end of the data cut, or whose beginning is missing, are not whole: average with `np.nanmean`. Raises
+        UsageError if no scores are known, or if they do not apply (Atari's clipped rewards, rewards changed by preprocessing).
         """
         return normalized_returns(self.manifest, self.episodes)
 
     def make_env(self, *, trust: bool = False, **arguments: Any) -> gymnasium.Env:
-        """The Gymnasium environment that the data come from; ``arguments`` (``render_mode``) on top of those recorded.
+        """The Gymnasium environment that the data come from; ``arguments`` (``render_mode``) override those recorded.
 
-        Of Atari's datasets it gives the frames that these hold. Nothing that the dataset's files name is imported: the
+        For Atari datasets it returns frames as stored in the dataset. Nothing that the dataset's files name is imported: the
         environment is one of Gymnasium's registry. ``trust=True`` also imports modules and wrappers that the manifest names:
-        only for files whose author you trust. Raises UsageError where the environment is not known or needs trust,
-        MissingExtraError where a package is not installed.
+        use it only for files whose author you trust. Raises UsageError if the environment is unknown or needs trust,
+        MissingExtraError if a package is not installed.
         """
         source, _ = original_source(self.manifest)
         try:
@@ -141,8 +141,8 @@ class Dataset:
         except RbdataError:
             known = None
         if known is None:
-            message = f"{self.id} does not state an environment that Gymnasium could make"
-            raise UsageError(message, hint="observation_space and action_space are known all the same")
+            message = f"{self.id} does not state an environment that Gymnasium can make"
+            raise UsageError(message, hint="observation_space and action_space are available without it")
         return known.make(trust, arguments)
 
     @property
@@ -151,12 +151,12 @@ class Dataset:
         return self.make_spec()
 
     def make_spec(self, categorical_action_encoding: bool = True) -> Composite:
-        """The specs of one step: a Composite of shape ``[]`` with the TED keys; its ``to_torchrl()`` makes TorchRL's of them.
+        """The specs of one step: a Composite of shape ``[]`` with the TED keys; its ``to_torchrl()`` converts it to TorchRL's.
 
-        ``spec.is_in(batch)`` checks batches of any shape; ``spec.expand(batch.shape)`` has a shape of its own. Bounds are
-        those that the manifest states, otherwise the dtype's. Where it states a Discrete space without a number (Atari's
-        actions), that is one more than the largest value in the data. ``categorical_action_encoding=False`` gives OneHot
-        for Categorical, as TorchRL's environments do, for batches whose actions a transform encodes so. Raises
+        ``spec.is_in(batch)`` checks batches of any shape; ``spec.expand(batch.shape)`` adds a batch shape. Bounds are those
+        that the manifest states, otherwise the dtype's. For a Discrete space without a stated number of values (Atari's
+        actions), it is one more than the largest value in the data. ``categorical_action_encoding=False`` returns OneHot
+        instead of Categorical, as TorchRL's environments do, for batches whose actions a transform encodes that way. Raises
         SchemaError for a manifest with malformed spaces.
         """
         return make_spec(self.manifest, self._count, categorical_action_encoding)
@@ -171,7 +171,7 @@ class Dataset:
 
     @property
     def action_space(self) -> gymnasium.Space:
-        """As `observation_space`; the number of a Discrete that does not state it as in `make_spec`."""
+        """As `observation_space`; an unstated number of values of a Discrete is that of `make_spec`."""
         return gymnasium_space(self.manifest, "action", self._count)
 
     def _count(self, name: str) -> int:
@@ -199,7 +199,7 @@ class Dataset:
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """Where each episode lies, how it ended, what it returned. Raises DamagedDatasetError where that cannot be."""
+        """The position, outcome and return of each episode. Raises DamagedDatasetError if the table is invalid."""
         return self._table.checked(self.path, len(self))
 
     @cached_property
@@ -214,7 +214,7 @@ class Dataset:
 
     @property
     def group_steps(self) -> int:
-        """How many consecutive steps take about GROUP_BYTES of the largest leaf: what is fetched together in blocks."""
+        """How many consecutive steps take about GROUP_BYTES of the largest leaf; shuffling in blocks keeps them together."""
         stored = {codec_of(leaf).path("blob") for leaf in self.manifest.schema if leaf.constant is None}
         files = self.manifest.files
         largest = max((sum(int(length) for length, _ in files.get(path, ())) for path in stored), default=0)
@@ -222,14 +222,14 @@ class Dataset:
 
     @property
     def folders(self) -> tuple[tuple[Path, Manifest], ...]:
-        """The folders that hold its rows as they are stored, with their manifests; none where some lie elsewhere."""
+        """The folders that hold the stored rows, with their manifests; empty if some rows are not in such a folder."""
         return ((self.path, self.manifest),)
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
         return torch.searchsorted(self.episode_starts, steps.contiguous(), right=True) - 1
 
-    # -- parts of it -----------------------------------------------------------------------------------------------
+    # -- views -----------------------------------------------------------------------------------------------------
 
     def select(self, *, episodes: Any = None, steps: Any = None) -> DatasetView:
         """A view of some ``episodes`` or ``steps``, in the order given: numbers, a range, a slice, or a mask over all of them.
@@ -238,9 +238,9 @@ class Dataset:
             dataset.select(episodes=dataset.episodes.where(min_return=3000, outcome="truncated"))
             dataset.select(steps=slice(0, 50_000))
 
-        Nothing is copied. Steps that do not follow each other in one episode are episodes of their own in the view; the last
-        step of one whose episode continues is truncated (and done), since its successor is the last that is known. Raises
-        UsageError for numbers that are out of range, and unless one of the two is given.
+        Nothing is copied. Each run of consecutive steps of an episode becomes an episode of the view; if the original episode
+        continues after it, its last step is truncated (and done). Raises UsageError for numbers out of range, and unless
+        exactly one of the two is given.
         """
         if (episodes is None) == (steps is None):
             raise UsageError("select takes either episodes or steps")
@@ -252,10 +252,10 @@ class Dataset:
         return DatasetView((self,), segments)
 
     def save(self, dest: str, **options: Any) -> Path:
-        """Write what this shows as the dataset ``dest``, such as ``"my/expert"``; returns its folder.
+        """Write this dataset or view as the dataset ``dest``, such as ``"my/expert"``; returns its folder.
 
-        It is `rbdata.preprocess` without a function, whose ``options`` it takes: ``root``, ``force``, ``procs``, ``codec``, ...
-        Compressed rows are copied as they are; the lineage names the datasets that they come from. Raises as it does.
+        Equals `rbdata.preprocess` without a function, and takes its ``options``: ``root``, ``force``, ``procs``, ``codec``, ...
+        Compressed rows are copied unchanged; the lineage names the datasets that they come from. Raises as `preprocess`.
         """
         return plugins.preprocess()(self, (), dest=dest, **options)
 
@@ -271,17 +271,16 @@ class Dataset:
         keys: Iterable[str] | None = None,
         pad: Pad = "zero",
     ) -> TensorDict:
-        """Windows of ``before + length + after`` steps, beginning ``before`` steps ahead of each of ``steps``.
+        """Windows of ``before + length + after`` steps that start ``before`` steps ahead of each of ``steps``.
 
-        Returns TED with batch ``[B, before + length + after]`` and ``mask`` (bool, same shape): False where the window
-        leaves the episode and its rows are padding. A state leaf and its successor are overlapping views of the rows
-        read: ``clone`` one of them before changing it in place. ``keys`` limits the leaves (``"next/observation"`` of a
-        state leaf is ``"observation"``). Raises UsageError for steps outside the dataset, negative extents and unknown
-        keys.
+        Returns TED with batch ``[B, before + length + after]`` and ``mask`` (bool, same shape), which is False where the
+        window leaves the episode and rows are padding. A state leaf and its successor are overlapping views of the rows
+        read: ``clone`` one of them before changing it in place. ``keys`` selects leaves (for a state leaf, ``"observation"``
+        includes ``"next/observation"``). Raises UsageError for steps outside the dataset, negative extents and unknown keys.
         """
         index = self._checked(steps)
         if min(before, length - 1, after) < 0:
-            raise UsageError(f"a window of before={before}, length={length}, after={after} makes no sense")
+            raise UsageError(f"a window of before={before}, length={length}, after={after} is invalid")
         if pad not in ("zero", "repeat"):
             raise UsageError(f"pad is {pad!r}, not 'zero' or 'repeat'")
         extent = before + length + after
@@ -314,7 +313,7 @@ class Dataset:
         return self.steps_at(key)
 
     def steps_at(self, key: Any, keys: Iterable[str] | None = None) -> TensorDict:
-        """``dataset[key]`` for a number, a slice, numbers or a mask; of the leaves ``keys`` alone, named as in `read`."""
+        """``dataset[key]`` for a number, a slice, numbers or a mask; ``keys`` selects leaves as in `read`."""
         index = row_index(list(key) if isinstance(key, tuple) else key, len(self), "step")
         if isinstance(index, slice):
             return self._range(index.start, index.stop, index.step, keys)
@@ -335,7 +334,7 @@ class Dataset:
         return self._range(0, len(self), 1)
 
     def to_numpy(self, keys: Iterable[str | tuple[str, ...]] | None = None) -> dict[str, np.ndarray]:
-        """Leaves in memory by TED key (``"next/reward"``), a row per step; all of them, or those of ``keys``.
+        """Leaves in memory by TED key (``"next/reward"``), a row per step; all leaves, or those of ``keys``.
 
         Raises UnknownKeyError.
         """
@@ -345,17 +344,17 @@ class Dataset:
         return {name: self[name].numpy() for name in names}
 
     def qlearning(self) -> dict[str, np.ndarray]:
-        """The arrays that `d4rl.qlearning_dataset` gives: ``observations``, ``actions``, ``next_observations``, ``rewards`` and
-        ``terminals``, the last two ``[steps]``.
+        """The arrays that `d4rl.qlearning_dataset` returns: ``observations``, ``actions``, ``next_observations``, ``rewards``
+        and ``terminals``, the last two ``[steps]``.
 
-        d4rl leaves out the steps that a time limit ends, whose successors its files do not hold. Here every step has its own.
+        d4rl leaves out steps that a time limit ends, because its files lack their successors. Here every step has a successor.
         Raises UnknownKeyError for observations of several leaves.
         """
         keys = {"observations": "observation", "actions": "action", "next_observations": "next/observation"}
-        several = [key for key in keys.values() if key not in self.schema.names]
-        if several:
-            message = f"{self.id} has no single array {several[0]!r}"
-            raise UnknownKeyError(message, hint=f"there are {', '.join(self.schema.names)}: `to_numpy` gives each")
+        missing = [key for key in keys.values() if key not in self.schema.names]
+        if missing:
+            message = f"{self.id} has no single array {missing[0]!r}"
+            raise UnknownKeyError(message, hint=f"there are {', '.join(self.schema.names)}: `to_numpy` returns each")
         arrays = {name: self[key].numpy() for name, key in keys.items()}
         flat = {"rewards": "next/reward", "terminals": "next/terminated"}
         return arrays | {name: self[key].numpy().reshape(-1) for name, key in flat.items()}
@@ -383,12 +382,12 @@ class Dataset:
         return nest(columns, (stop - start,))
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
-        """The row of a state leaf that each of steps ``start..stop-1`` begins with, int64; its successor is the next row."""
+        """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
         steps = torch.arange(start, stop)
         return steps + self.episode_of(steps)
 
     def _states(self, rows: Rows, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The state rows that steps ``start..stop-1`` begin and end with, and where in them each step begins."""
+        """The state rows of steps ``start..stop-1`` and their successors, and the position in them where each step starts."""
         if start == stop:
             return rows.block(0, 0), torch.empty(0, dtype=torch.int64)
         states = self.state_numbers(start, stop)
@@ -396,7 +395,7 @@ class Dataset:
         return rows.block(first, last + 1), states - first
 
     def _leaf(self, name: str) -> torch.Tensor | TensorDict:
-        """A leaf, or those below a name as a TensorDict."""
+        """A leaf, or the leaves below a name as a TensorDict."""
         if name not in self.schema.names:
             below = [one for one in self.schema.names if one.startswith(f"{name}/")]
             if below:
@@ -431,7 +430,7 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
     """The first ``count`` rows of a leaf, mapped."""
     if leaf.constant is None:
         return codec_of(leaf).open_rows(folder, count)
-    if leaf.row_bytes > LARGE_ROW:  # not read, but made in memory: what is claimed of it must be there
+    if leaf.row_bytes > LARGE_ROW:  # never read, but its rows take memory: the file must back the claimed size
         map_array(folder / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
     return ConstantRows(leaf, count)
 
@@ -441,10 +440,10 @@ def open_folder(
 ) -> Dataset:
     """A dataset folder as a `Dataset`.
 
-    ``check``: reads raise DamagedDatasetError, naming the file and the block, for bytes that changed. The first pass costs as
-    much more as `verify` takes, later ones nothing more. ``derive``: a function of a module (or a `functools.partial` of one,
-    so that the dataset can be pickled) gives the leaves by which the dataset is read; the manifest states the stored ones.
-    ``content``: that of the dataset that is meant. Raises UsageError where another one lies there: the rows would be others.
+    ``check``: reads raise DamagedDatasetError, naming the file and the block, for bytes that changed. The first pass takes as
+    much longer as `verify` takes, later passes no longer. ``derive``: a module-level function (or a `functools.partial` of one,
+    so that the dataset can be pickled) that returns the rows to read by; the manifest states the stored leaves. ``content``:
+    the expected content. Raises UsageError if the folder holds a dataset with other content.
     """
     opened = object.__new__(Dataset)
     opened._open(Path(path), check)
@@ -461,7 +460,7 @@ def _whole_numbers(index: torch.Tensor) -> torch.Tensor:
 
 
 class ConstantRows:
-    """A leaf whose rows all hold one value: its file is not touched."""
+    """A leaf whose rows all hold one value; its file is not read."""
 
     def __init__(self, leaf: Leaf, count: int) -> None:
         self.leaf, self.count = leaf, count
@@ -487,10 +486,11 @@ class ConstantRows:
 
 
 class DatasetView(Dataset):
-    """Segments of the episodes of ``members``, which must have the same leaves (``keys`` "common": those that they share).
+    """Segments of episodes of ``members``, which must have the same leaves (``keys`` "common": only shared leaves are read).
 
-    It reads as any dataset, by numbers of its own; ``id`` and what else the members agree on are theirs. ``marked`` adds the
-    leaf ``dataset`` (int64 ``[]``), the number of the member that a step comes from. See `view`.
+    Reads like any dataset, with its own numbers of steps and episodes; its ``id`` and other facts are those on which the
+    members agree. ``marked`` adds the leaf ``dataset`` (int64 ``[]``), the number of the member that a step is from. See
+    `view`.
     """
 
     def __init__(
@@ -512,7 +512,7 @@ class DatasetView(Dataset):
         self.path = self.members[0].path
 
     def _view(self, segments: Segments) -> DatasetView:
-        # of the same datasets: reads need not go through this view
+        # a view of the members, so that reads do not go through two views
         return DatasetView(self.members, segments.within(self._segments), self._keys, self._marked)
 
     @property
@@ -539,9 +539,9 @@ class DatasetView(Dataset):
 
 
 def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", *, marked: bool = False) -> DatasetView:
-    """A view of all episodes of ``datasets``, one after the other; ``members`` are in the same order. For ``marked`` see there.
+    """A view of all episodes of ``datasets``, one after the other; for ``keys`` and ``marked`` see `DatasetView`.
 
-    Raises UsageError for datasets with unlike leaves, naming them, unless ``keys`` is "common": those that all share alike.
+    Raises UsageError, naming them, for datasets whose leaves differ, unless ``keys`` is "common".
     """
     if keys not in ("all", "common"):
         raise UsageError(f"keys is {keys!r}, not 'all' or 'common'")
@@ -557,7 +557,7 @@ def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", 
 
 
 def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
-    """The manifest and the episode table of a dataset's first episodes alone."""
+    """The manifest and the episode table of the first episodes of a dataset."""
     columns = (table.start, table.length, table.returns, table.outcome, table.midway)
     first = EpisodeTable(*(column[:episodes] for column in columns))
     returns, lengths = first.summary()
@@ -566,7 +566,7 @@ def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tu
 
 
 class DatasetPrefix(Dataset):
-    """The first ``episodes`` of a dataset as it is when this is made. Steps, episodes and rows have the same numbers."""
+    """The first ``episodes`` of a dataset in its current state. Steps, episodes and rows keep their numbers."""
 
     folders = ()
 

@@ -1,19 +1,19 @@
-"""Leaves that `load` computes of the stored ones when they are read: extra leaves, normalised observations, scaled rewards.
+"""Leaves that `load` computes from stored ones when they are read: extra leaves, normalised observations, scaled rewards.
 
-`derive_leaves` makes the rows of a `DerivedDataset`; a batch of a slice, a stack or a window is a read of these rows as of any
-others. The leaves of ``extra`` (all ``[*batch, 1]``, as the done leaves of TED are):
+`derive_leaves` makes the rows of a `DerivedDataset`, which batches, slices, stacks and windows read like any others. The leaves
+of ``extra`` (all ``[*batch, 1]``, like the done leaves of TED):
 
     is_first        bool      whether the step is the first of its episode
     step            int64     the number of the step in its episode, from 0
     return_to_go    float32   the undiscounted sum of this reward and all later ones of the episode
     discount        float32   1 - terminated: what dm_env calls discount (https://github.com/google-deepmind/dm_env)
 
-Returns to go are those of the function ``returns_to_go`` of `preprocess` with gamma 1, of the rewards as they are read.
-Those of an episode are computed when one of its steps is first read, and kept: no pass over the data, 4 bytes a step.
+Returns to go equal those of the function ``returns_to_go`` of `preprocess` with gamma 1, for the rewards as they are read. They
+are computed per episode when one of its steps is first read, and kept: no pass over the data, 4 bytes a step.
 
-`read_statistics` gives the mean and standard deviation of leaves over the states in which an action was taken, in one pass:
-blocks are merged in float64 (Chan, Golub & LeVeque, 1983). They are kept in a hidden file beside the dataset's folder, with
-the content of the dataset that they belong to.
+`read_statistics` returns the mean and standard deviation of leaves over the states in which an action was taken, from one pass
+that merges blocks in float64 (Chan, Golub & LeVeque, 1983). They are stored in a hidden file beside the dataset's folder, with
+the content hash of the dataset.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXTRA = ("is_first", "step", "return_to_go", "discount")
 #: Added to standard deviations, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
 #: algorithms/offline/iql.py).
 EPS = 1e-3
-#: Rows are read in blocks of so many bytes for statistics, and rewards in blocks of so many elements for returns.
+#: Bytes of the blocks in which rows are read for statistics, and elements of those in which rewards are read for returns.
 _BLOCK_BYTES = 16 << 20
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -54,9 +54,9 @@ Moments = Mapping[str, np.ndarray]  # "mean" and "std"
 def derivation(
     dataset: Dataset, *, extra: Any = None, normalize: Any = None, reward_scale: Any = None
 ) -> tuple[Derivation | None, dict[str, Any]]:
-    """What makes the rows that these options of `load` ask for (None: the stored ones), and the statistics used.
+    """The function that makes the rows for these options of `load` (None: the stored rows), and the statistics it uses.
 
-    Raises UsageError for unknown names, and for statistics over a dataset that is not complete.
+    Raises UsageError for unknown names, and for statistics of an incomplete dataset.
     """
     names = _extra_names(dataset, extra)
     found: dict[str, Any] = dict(_moments(dataset, normalize))
@@ -92,7 +92,7 @@ def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
         if name not in EXTRA:
             raise UsageError(f"there is no extra leaf {name!r}", hint=f"there are {', '.join(EXTRA)}")
         if name in dataset.schema.names:
-            raise UsageError(f"{dataset.id} has a leaf {name!r} of its own: leave it out of extra")
+            raise UsageError(f"{dataset.id} already has a leaf {name!r}: leave it out of extra")
     if "return_to_go" in names and "next/reward" not in dataset.schema.names:
         raise UsageError(f"{dataset.id} has no next/reward: there are no returns to go")
     return tuple(dict.fromkeys(names))
@@ -102,7 +102,7 @@ def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
 
 
 class AffineRows:
-    """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 of float64)."""
+    """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 if the leaf is float64)."""
 
     def __init__(self, rows: Rows, shift: Any, scale: Any) -> None:
         dtype = "float64" if rows.leaf.dtype == "float64" else "float32"
@@ -161,7 +161,7 @@ class _ReturnToGo(ComputedRows):
     def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
         self._rewards, self._dataset = rows["next/reward"], dataset
         super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
-        #: By step; memory is taken for those that are computed.
+        #: By step; the system allocates memory only for computed ones.
         self._sums = torch.empty(self.count, *self.leaf.shape)
         self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool)
 
@@ -173,7 +173,7 @@ class _ReturnToGo(ComputedRows):
         return self._sums[index]
 
     def _compute(self, episodes: torch.Tensor) -> None:
-        """The sums of these episodes. Threads that compute the same ones write the same numbers."""
+        """Compute the sums of these episodes. Threads that compute the same episode write the same numbers."""
         starts = self._dataset.episode_starts
         lengths = starts[episodes + 1] - starts[episodes]
         for length in torch.unique(lengths).tolist():
@@ -201,7 +201,7 @@ def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
 
 
 def _leaves(dataset: Dataset, key: Any) -> list[str]:
-    """The leaves at and below a key that numbers can be normalised of."""
+    """The numeric leaves at and below a key, which can be normalised."""
     name = key if isinstance(key, str) else "/".join(key)
     usable = [
         leaf.name
@@ -237,9 +237,9 @@ def _given(dataset: Dataset, key: Any, values: Any) -> Moments:
 def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments]:
     """``{leaf: {"mean": float64, "std": float64}}``, shaped as a row, or ``[]`` for images (rows of two dimensions and more).
 
-    ``std`` is the population's with 1e-3 added, so that ``(x - mean) / std`` is what batches hold. Read from the file beside
-    the folder where it is of this content, otherwise computed in one pass and written there, where that can be written.
-    Raises UsageError for a dataset that is still being written and for values that are not finite.
+    ``std`` is the population's with 1e-3 added, so that batches hold ``(x - mean) / std``. Read from the file beside the folder
+    if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a dataset
+    that is still being written and for values that are not finite.
     """
     place = _kept_at(dataset)
     kept = {} if place is None else _read_kept(place, dataset)
@@ -250,20 +250,20 @@ def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments
             kept[name] = _compute(dataset, name)
         if place is not None:
             leaves = {name: {what: value.tolist() for what, value in one.items()} for name, one in kept.items()}
-            with suppress(OSError):  # a folder that cannot be written costs the pass again
+            with suppress(OSError):  # if it cannot be written, the next call computes it again
                 write_atomically(place, json.dumps({"content": dataset.manifest.content, "leaves": leaves}).encode())
     return {name: kept[name] for name in dict.fromkeys(names)}
 
 
 def _kept_at(dataset: Dataset) -> Path | None:
-    """The file beside the folder; None for what is no folder of its own."""
+    """The file beside the folder; None for datasets that are not a whole folder."""
     if isinstance(dataset, (DatasetPrefix, DerivedDataset, PartialDataset)) or hasattr(dataset, "members"):
         return None
     return dataset.path.absolute().parent / f".{dataset.path.name}.statistics.json"
 
 
 def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
-    """What the file says of this content: nothing where it is missing, or not what was written."""
+    """The statistics in the file; none if it is missing, invalid, or belongs to other content."""
     try:
         data = parse_json(place.read_bytes())
         if data["content"] != dataset.manifest.content:
@@ -289,7 +289,7 @@ def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
 def _require_complete(dataset: Dataset, option: str, instead: str) -> None:
     if isinstance(dataset, PartialDataset) and not dataset.complete:
         raise UsageError(
-            f"{option} needs all of {dataset.id}, which is incomplete", hint=f"wait until it is there, {instead}"
+            f"{option} needs all of {dataset.id}, which is incomplete", hint=f"wait until it is complete, {instead}"
         )
 
 
@@ -301,7 +301,7 @@ def _compute(dataset: Dataset, name: str) -> Moments:
         stop = min(len(dataset), start + steps)
         if rows.leaf.kind == "step":
             block = rows.block(start, stop)
-        else:  # the states in which an action was taken: not those after the last one
+        else:  # the states in which an action was taken, without the final ones
             block = rows.take(dataset.state_numbers(start, stop))
         values = block.numpy().astype(np.float64)
         values = values.reshape(-1, *shape)

@@ -18,12 +18,12 @@ def is_full(error: OSError) -> bool:
 
 
 def is_about_reader(error: OSError) -> bool:
-    """Whether this process lacks the rights, memory or descriptors to read a file: that says nothing about its content."""
+    """Whether an error is about this process (rights, memory, descriptors) instead of the content of a file."""
     return error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def system_error(error: BaseException | None) -> OSError | None:
-    """An error of the operating system; torch raises RuntimeError for some, with the number in brackets at the end."""
+    """The OSError that an exception is or stands for: torch raises RuntimeError for some, with the errno at the end."""
     found = (
         re.fullmatch(r"(unable to .*): .* \((\d+)\)", str(error), re.DOTALL)
         if isinstance(error, RuntimeError)
@@ -35,21 +35,21 @@ def system_error(error: BaseException | None) -> OSError | None:
 
 
 def allocate(path: Path, size: int) -> None:
-    """Reserve disk space for the first ``size`` bytes of a file. Raises OSError where the disk is full: a process that writes
-    to a map of the file would be killed then (SIGBUS)."""
+    """Reserve disk space for the first ``size`` bytes of a file, so that writing to a map of it cannot kill the process
+    (SIGBUS). Raises OSError if the disk is full."""
     if size and hasattr(os, "posix_fallocate"):
         with open_plain(path, "r+b") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system does not support it
                     raise
 
 
 def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
     """Open a regular file in a folder that other programs may have changed; ``mode`` is a binary one of `open`.
 
-    A pipe does not block it, and links are followed only with ``follow``: raises OSError (ELOOP) for anything else.
+    Does not block on a pipe, and follows symbolic links only with ``follow``. Raises OSError (ELOOP) for anything else.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -62,17 +62,17 @@ def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
     return open(path, mode, opener=opener)  # type: ignore[return-value]
 
 
-def read_plain(path: Path, most: int) -> bytes:
-    """All of a file of at most ``most`` bytes, through links. Raises OSError as `open_plain`, and (EFBIG) for larger ones."""
+def read_plain(path: Path, limit: int) -> bytes:
+    """The content of a file, through links. Raises OSError as `open_plain`, and (EFBIG) beyond ``limit`` bytes."""
     with open_plain(path, "rb", follow=True) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}", os.fspath(path))
-        return file.read(size)  # files of the kernel have more than they say
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", os.fspath(path))
+        return file.read(size)  # special files of the kernel hold more than their size
 
 
 def is_dangling(path: Path) -> bool:
-    """Whether a path is a dangling link, or one whose target cannot be reached. Never raises."""
+    """Whether a path is a symbolic link whose target is missing or cannot be reached. Never raises."""
     try:
         path.readlink()
     except (OSError, ValueError):
@@ -149,7 +149,7 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_at(descriptor: int, data: Any, at: int) -> None:
-    """Write all bytes of a buffer into an open file, from a place on."""
+    """Write all bytes of a buffer into an open file at offset ``at``."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, at)
@@ -157,7 +157,7 @@ def write_at(descriptor: int, data: Any, at: int) -> None:
 
 
 def preallocate(path: Path, size: int) -> None:
-    """Create a file of its final size (or keep it, when it has it); rows are then written in place."""
+    """Create a file with its final size, or keep one that has it, for rows to be written in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_plain(path, "ab") as file:
         if os.fstat(file.fileno()).st_size != size:

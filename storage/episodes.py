@@ -1,4 +1,4 @@
-"""The episode table: where each episode lies, how it ended and what it returned.
+"""The episode table: the position, outcome and return of each episode.
 
 Four flat arrays in ``episodes/`` (with a ``meta.json``, so that tensordict opens the folder too):
 
@@ -40,7 +40,7 @@ _COLUMNS = {"start": "int64", "length": "int64", "return": "float64", "outcome":
 
 
 class EpisodeRow(NamedTuple):
-    """One episode: its number, its first step, how many it has, the sum of its rewards, how it ended ("terminated", ...)."""
+    """One episode: number, first step, length in steps, return, outcome ("terminated", ...), whether it begins midway."""
 
     number: int
     start: int
@@ -97,8 +97,8 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
         - ``min_return``, ``max_return``, ``min_length``, ``max_length``: both ends are included.
         - ``outcome``: "terminated", "truncated" or "cut", or several of them.
-        - ``top``: of those, the ones with the largest returns: a share below 1 (0.1: a tenth, one at least), or a number of
-          episodes. Of equal returns the earlier episode counts; one whose return is NaN is the last.
+        - ``top``: of those, the ones with the largest returns: a share below 1 (0.1: a tenth, at least one), or a number of
+          episodes. Of equal returns the earlier episode comes first; NaN returns come last.
 
         Raises UsageError for an unknown outcome and a ``top`` that is not positive.
         """
@@ -176,12 +176,12 @@ class EpisodeTable(Sequence[EpisodeRow]):
     def whole(self) -> np.ndarray:
         """Which episodes are in the data from beginning to end, bool ``[episodes]``: neither cut nor begun midway.
 
-        The return of another one is that of a piece. An episode that a time limit truncated is whole.
+        The return of any other episode covers only a part of it. An episode that a time limit truncated is whole.
         """
         return (self.outcome != CUT) & ~self.midway
 
     def check(self) -> None:
-        """Raise InvariantError unless the episodes are contiguous, in order and not empty, and each ends in a known way."""
+        """Raise InvariantError unless the episodes are contiguous, in order and not empty, and have known outcomes."""
         expected = 0
         for low in range(0, len(self), _CHECKED):  # in blocks: tables of bandits have a row for every step
             start, length = self.start[low : low + _CHECKED], self.length[low : low + _CHECKED]
@@ -192,7 +192,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
             expected = int(start[-1]) + int(length[-1])
 
     def checked(self, folder: Path, steps: int) -> EpisodeTable:
-        """This table, of a dataset with ``steps`` steps. Raises DamagedDatasetError when it cannot be that of one."""
+        """This table. Raises DamagedDatasetError unless it is valid for a dataset with ``steps`` steps."""
         try:
             self.check()
         except InvariantError as error:
@@ -222,12 +222,12 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
 
 def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:
-    """Map the table of a dataset with this many episodes and steps. Raises DamagedDatasetError when it is not one."""
+    """Map the table of a dataset with this many episodes and steps. Raises DamagedDatasetError if it is invalid."""
     return map_episodes(folder, episodes).checked(folder, steps)
 
 
 def map_episodes(folder: Path, episodes: int) -> EpisodeTable:
-    """Map the table, unread. Raises DamagedDatasetError when a file is missing or too short."""
+    """Map the table without reading it. Raises DamagedDatasetError if a file is missing or too short."""
     arrays = [
         map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
     ]
@@ -237,7 +237,7 @@ def map_episodes(folder: Path, episodes: int) -> EpisodeTable:
 
 
 class EpisodeBuilder:
-    """Collects episodes while a plan is made."""
+    """Collects episodes while a dataset is planned."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, int, bool]] = []

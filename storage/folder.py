@@ -1,4 +1,4 @@
-"""Where datasets lie: ``<root>/<source>/<name>``, next to what belongs to an unfinished one.
+"""The folders of datasets: ``<root>/<source>/<name>``, and beside it the files of an unfinished one.
 
 <root>/atari/Pong/5              the dataset: complete, or not there at all
 <root>/atari/Pong/.5.writing/    leaves being filled, journal, parts; renamed to the above when complete
@@ -28,13 +28,13 @@ from .snapshot import aside, has_manifest, holds_dataset
 JOURNAL = "journal.jsonl"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
 _FILES = {"meta.json", "blob", "offsets", "dictionary", "episodes.log", BLOCK_TABLE}
-#: No folder of a working folder has such a name, also while its file is fetched.
+#: Names of files in a working folder, finished or being fetched; no folder in it has such a name.
 _FILE_NAME = re.compile(
     r"\.(?:memmap|blob|lengths|jsonl?|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
 )
-#: Bytes of a part of an id: file systems take names of 255, of which a lock that is being taken adds 40.
+#: Limit in bytes of a component of an id: file systems allow names of 255, and a lock's temporary name adds 40.
 _LONGEST_PART = 215
-#: Raw objects that are only needed while the dataset is written.
+#: The folder of raw objects that are needed only while the dataset is written.
 RAW = ".raw"
 
 
@@ -50,7 +50,7 @@ class DatasetPlace:
 
     @classmethod
     def of_folder(cls, folder: Path, dataset_id: str = "") -> DatasetPlace:
-        """The place of a folder: below the root whose dataset it is by this id, else below the folder two levels up."""
+        """The place of a folder, whose root is the folder above its id, or two levels up if the path does not end in the id."""
         parts = tuple(dataset_id.split("/"))
         if folder.parts[-len(parts) :] != parts:
             parts = (folder.parent.name, folder.name)
@@ -79,17 +79,17 @@ class DatasetPlace:
         return WriterLock(self._beside("lock"), self.id)
 
     def exists(self) -> bool:
-        """Whether a dataset with a manifest is there; waits out the moment in which a writer replaces it."""
+        """Whether there is a dataset with a manifest; waits out the moment in which a writer replaces it."""
         return holds_dataset(self.path)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
 
     def check_free(self, *, force: bool = False) -> None:
-        """Raise DatasetExistsError when something other than a dataset is in the way, or a dataset is above or below.
+        """Raise DatasetExistsError if the path holds something other than a dataset, or lies inside another dataset.
 
-        What replaces a folder removes everything in it, so no dataset may lie inside another. With ``force`` the files of a
-        dataset that has lost its manifest are in nobody's way; anything else is never replaced.
+        Replacing a folder removes everything in it, so datasets must not be nested. With ``force`` the files of a dataset that
+        has lost its manifest may be replaced; anything else never is.
         """
         if os.path.lexists(self.path) and not self.exists() and not is_empty_folder(self.path):
             remains = holds_only_leaves(self.path)
@@ -105,9 +105,9 @@ class DatasetPlace:
                 raise DatasetExistsError(message, hint="choose another name")
 
     def recover(self) -> None:
-        """Finish a commit that was killed after the journal was removed. Call with the lock held.
+        """Finish a commit that was killed after it removed the journal. Call with the lock held.
 
-        The folder may have changed since: it is installed if its files are those that its manifest lists, else removed.
+        The folder may have changed since: it is installed if its files match its manifest, and otherwise removed.
         """
         if (self.working / FILENAME).is_file() and not os.path.lexists(self.working / JOURNAL):
             if _is_whole(self.working):
@@ -120,9 +120,9 @@ class DatasetPlace:
             remove_tree(self.old)
 
     def install(self) -> None:
-        """Make the finished working folder the dataset, with the files of its manifest. Call with the lock held.
+        """Make the finished working folder the dataset. Call with the lock held.
 
-        All other files are removed, the journal first: from then on `recover` completes the installation.
+        Files that the manifest does not list are removed, the journal first: after that `recover` completes the installation.
         """
         files = read_manifest(self.working).files
         (self.working / JOURNAL).unlink(missing_ok=True)
@@ -139,8 +139,8 @@ class DatasetPlace:
         """Delete the dataset and its unfinished work. Call with the lock held."""
         self.discard_working()
         if not self.path.is_symlink() and self.path.is_dir():
-            # By a rename, so that readers see all of it or nothing. Its manifest then goes first: the rest is no dataset
-            # that was about to be replaced, and would come back.
+            # By a rename, so that readers see all of it or nothing. Its manifest is then deleted first, so that `recover` does
+            # not restore the rest as a dataset that was about to be replaced.
             remove_tree(self.old)
             self.path.rename(self.old)
         if not self.old.is_symlink():
@@ -149,7 +149,7 @@ class DatasetPlace:
             remove_tree(path)
 
     def discard_working(self) -> None:
-        """Delete unfinished work; a kill half-way leaves nothing that a later run would resume or install."""
+        """Delete unfinished work; if this is killed, it leaves nothing that a later run would resume or install."""
         # Without its manifest the folder is not installed, and without its journal it is not continued.
         if not self.working.is_symlink() and self.working.is_dir():
             for name in (FILENAME, JOURNAL):
@@ -162,7 +162,7 @@ class DatasetPlace:
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Remove a folder below a root if it is empty, then its parents that became empty; it may be gone already."""
+    """Remove a folder below a root if it is empty, then its parents that became empty. The folder may be missing."""
     while root in folder.parents:
         try:
             folder.rmdir()
@@ -174,7 +174,7 @@ def remove_empty(folder: Path, root: Path) -> None:
 
 
 def check_id(dataset_id: str) -> None:
-    """Raise UsageError for malformed ids: empty parts, parts that begin with a dot or leave the root."""
+    """Raise UsageError for malformed ids: empty components, or ones that start with a dot or lead out of the root."""
     parts = dataset_id.split("/")
     bad = [part for part in parts if not (part and part.isprintable()) or part[0] in ".-~" or "\\" in part]
     if len(parts) < 2 or bad or any(part.strip() != part for part in parts):
@@ -189,7 +189,7 @@ def check_id(dataset_id: str) -> None:
 
 
 def make_writable(root: Path) -> None:
-    """Create the root if need be; raises RootNotWritableError naming the ways to choose another one."""
+    """Create the root if needed. Raises RootNotWritableError with the ways to choose another one."""
     hint = "choose another one with --root or RBDATA_ROOT"
     step = "created"
     try:
@@ -228,7 +228,7 @@ def free_bytes(path: Path) -> int:
 
 
 def holds_only_leaves(path: Path) -> bool:
-    """Whether a folder holds files that datasets consist of and nothing else: a dataset that has lost its manifest."""
+    """Whether a folder holds only files of a dataset: one that has lost its manifest."""
     if path.is_symlink() or not path.is_dir():
         return False
     files = list(files_below(path))
@@ -239,7 +239,7 @@ def holds_only_leaves(path: Path) -> bool:
 
 
 def disk_use(path: Path) -> int:
-    """Bytes that a folder or file takes on disk (holes in files do not count), links not followed, 0 if it is gone."""
+    """Bytes that a folder or file takes on disk (without holes), not following links; 0 if it is missing."""
     total = 0
     for one in (path, *files_below(path)):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process may be removing it
@@ -257,11 +257,11 @@ def check_space(path: Path, needed: int, what: str) -> None:
             f"{what} needs about {size(needed)} on {path}, where {size(free)} are free "
             f"({size(reserve)} are kept in reserve)"
         )
-        raise DiskSpaceError(message, hint="make room, or choose another disk with --root or RBDATA_ROOT")
+        raise DiskSpaceError(message, hint="free some space, or choose another disk with --root or RBDATA_ROOT")
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or what is in its place, without following links; does nothing where nothing is."""
+    """Remove a folder or file, if it exists, without following links."""
     while not path.is_symlink() and path.is_dir():
         with suppress(FileNotFoundError):  # another process removes it as well
             shutil.rmtree(path)
@@ -274,9 +274,9 @@ def holds_files(path: Path) -> bool:
 
 
 def remove_links(folder: Path) -> None:
-    """Remove links (hard links too), pipes and devices from a working folder, and folders in the place of its files.
+    """Remove links (hard links too), pipes and devices from a working folder, and folders with the names of its files.
 
-    Nothing that is written in the folder may reach a file outside. A link in place of the folder itself is removed as well.
+    Writes in the folder must not reach a file outside. If the folder itself is a link, that is removed as well.
     """
     if not folder.is_dir() or folder.is_symlink():
         remove_tree(folder)
@@ -297,7 +297,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _keep_only(folder: Path, names: Collection[str]) -> None:
-    """Remove every file but those named (relative paths), and folders that are then empty."""
+    """Remove all files except those named (relative paths), and folders that become empty."""
     for here, folders, files in os.walk(folder, topdown=False):
         for path in (Path(here, name) for name in (*folders, *files)):
             if path.is_dir() and not path.is_symlink():
@@ -308,7 +308,7 @@ def _keep_only(folder: Path, names: Collection[str]) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether all files are as the manifest of the folder states."""
+    """Whether all files match the manifest of the folder."""
     from .integrity import verify
 
     remove_links(folder)
@@ -338,9 +338,9 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
                 if name.endswith(".writing") and relative:
                     found.append(("/".join((*relative, name[1 : -len(".writing")])), here / name, False))
             elif relative and (here / name).is_symlink() and has_manifest(here / name):
-                # A dataset moved to another disk; other links are not followed.
+                # A dataset that was moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
-        # One whose disk is not there: it can be seen, and deleted.
+        # A dataset whose disk is missing: listed, so that it can be deleted.
         links = (name for name in files if relative and not name.startswith(".") and is_dangling(here / name))
         found += [("/".join((*relative, name)), here / name, True) for name in links]
     complete = {dataset_id for dataset_id, _, done in found if done}

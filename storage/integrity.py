@@ -1,18 +1,18 @@
-"""Which bytes a dataset's files should hold, and whether they do.
+"""Compares the bytes of a dataset's files with their checksums.
 
-The manifest has the crc32c of every *range* of every file: of a piece that was written at once, of whatever length. A dataset
-whose files are large also has a file ``blocks.crc32c``: uint32, little-endian, the crc32c of every block of 4 MiB (the last one
-of a file is shorter) of the files that ``blocks`` of the manifest names, in its order, from the beginning of each. So a reader
-of one block, a repair and a partial copy can verify what they have without the rest of the file. The manifest covers the table
-itself. A file that is not in the table has its ranges as blocks: `BlockChecksums` gives the blocks of all files.
+The manifest has the crc32c of every *range* of every file: a piece of any length that was written at once. A dataset with large
+files also has a file ``blocks.crc32c``: uint32, little-endian, the crc32c of every block of 4 MiB (the last block of a file is
+shorter) of the files that ``blocks`` of the manifest names, in that order, from the beginning of each. With it, a reader of one
+block, a repair and a partial copy can verify what they have without the rest of the file. The manifest covers the table itself.
+The blocks of a file that is not in the table are its ranges: `BlockChecksums` has the blocks of all files.
 
     verify              a whole dataset: sizes, checksums of every block, invariants of TED
     find_damage         one file
-    BlockChecks         an open dataset: every block once, before the first byte of it is used
+    BlockChecks         an open dataset: every block once, before it is first read
 
 TED is the TorchRL Episode Data format (https://docs.pytorch.org/rl/stable/reference/data.html): a flat, time-ordered
-TensorDict, whose root is what is known at time t (observation, action, done, terminated, truncated), and whose ``next`` is
-what the action led to (observation, reward, done, terminated, truncated). ``done = terminated | truncated``; flags are bool
+TensorDict. Its root holds what is known at time t (observation, action, done, terminated, truncated), its ``next`` the result
+of the action (observation, reward, done, terminated, truncated). ``done = terminated | truncated``; flags are bool
 ``[..., 1]``, rewards float32 ``[..., 1]``.
 """
 
@@ -50,18 +50,18 @@ from .snapshot import pinned, read_snapshot
 if TYPE_CHECKING:
     import torch
 
-#: Bytes of a table: four for each 4 MiB, so that of 256 TiB.
+#: Limit in bytes of a table: with four for each 4 MiB, this is the table of 256 TiB.
 _LARGEST_TABLE = 256 << 20
-#: Ranges that are read together.
-_MOST_JOINED = 4096
+#: Maximum number of ranges that are read together.
+_MAX_JOINED = 4096
 
 
-# -- what should be there --------------------------------------------------------------------------------------------------
+# -- the expected bytes --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive bytes of a file that have a checksum (8 hex digits) of their own: from the table or, without one, a range."""
+    """Consecutive bytes of a file with a checksum (8 hex digits): a block of the table or, without a table, a range."""
 
     path: str
     number: int
@@ -71,11 +71,11 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The first byte after it."""
+        """The offset of the first byte after the block."""
         return self.begin + self.length
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
-        """Whether these are its bytes."""
+        """Whether these bytes match the length and checksum of the block."""
         checksum = Crc32c()
         for piece in pieces:
             checksum.update(piece)
@@ -83,15 +83,15 @@ class Block:
 
 
 class BlockChecksums:
-    """The blocks of all files of a dataset. Of a manifest and the bytes of its table (None: ranges only)."""
+    """The blocks of all files of a dataset, from its manifest and the bytes of its table (None: ranges only)."""
 
     def __init__(self, manifest: Manifest, table: bytes | None) -> None:
-        """Raises DamagedDatasetError where the table is not what the manifest says, or contradicts it."""
+        """Raises DamagedDatasetError if the table does not match its checksum, or contradicts the manifest."""
         self._files = manifest.files
         self._sizes = {path: sum(length for length, _ in ranges) for path, ranges in manifest.files.items()}
         self._tabled: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
-        #: Bytes of a block of the files in the table.
+        #: Bytes of a block, for files in the table.
         self.size = BLOCK
         if table is None or not manifest.blocks:
             return
@@ -113,7 +113,7 @@ class BlockChecksums:
 
     @property
     def tabled(self) -> Mapping[str, Sequence[int]]:
-        """The values of the table: the crc32c of each block, in order, of each of its files."""
+        """The values of the table: for each of its files, the crc32c of each block in order."""
         return self._tabled
 
     def count(self, path: str) -> int:
@@ -134,7 +134,7 @@ class BlockChecksums:
         return (self.block(path, number) for number in range(self.count(path)))
 
     def covering(self, path: str, begin: int, end: int) -> Iterator[Block]:
-        """The blocks that hold bytes ``begin..end-1`` of a file, in order; none where there are no such bytes."""
+        """The blocks that hold bytes ``begin..end-1`` of a file, in order; none for an empty range."""
         end = min(end, self._sizes[path])
         number = begin // self.size if path in self._tabled else bisect_right(self._range_begins(path), begin) - 1
         while begin < end and number < self.count(path):
@@ -146,7 +146,7 @@ class BlockChecksums:
             number += 1
 
     def where(self, block: Block) -> str:
-        """Which bytes a block is, for messages."""
+        """The number and byte range of a block, for messages."""
         number = f" in block {block.number}" if block.path in self._tabled else ""
         return f"{number}, bytes {block.begin}-{block.end}"
 
@@ -157,7 +157,7 @@ class BlockChecksums:
 
 
 def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
-    """The blocks of a dataset folder. Raises DamagedDatasetError where its table is missing or damaged."""
+    """The blocks of a dataset folder. Raises DamagedDatasetError if its table is missing or damaged."""
     if not manifest.blocks:
         return BlockChecksums(manifest, None)
     return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE, _LARGEST_TABLE))
@@ -166,10 +166,10 @@ def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
 def write_table(
     folder: Path, written: Mapping[str, Sequence[Sequence[Any]]]
 ) -> tuple[dict[str, Any] | None, list[list[Any]]]:
-    """Write the table of the files that are larger than a block, if there are any.
+    """Write the table for the files that are larger than a block, if there are any.
 
-    ``written`` has the ranges of all files as they were recorded while they were written (`checksums`); only a file whose
-    record lacks its pieces is read. Returns ``blocks`` of the manifest, and the ranges of the table.
+    ``written`` has the ranges of all files as recorded while they were written (`checksums`); only files whose record lacks
+    pieces are read. Returns ``blocks`` of the manifest, and the ranges of the table.
     """
     large = [path for path, ranges in sorted(written.items()) if sum(record[0] for record in ranges) > BLOCK]
     if not large:
@@ -177,10 +177,12 @@ def write_table(
     values = array("I")
     for path in large:
         blocks = cut_ranges(written[path])
-        if blocks is None:  # begun by a version without a table
+        if blocks is None:  # started by a version without a table
             blocks = sum_blocks(folder / path)
             if join_ranges(blocks) != join_ranges(written[path]):
-                raise DamagedDatasetError(f"{folder / path} is not what was written", hint="start over with --force")
+                raise DamagedDatasetError(
+                    f"{folder / path} changed after it was written", hint="start over with --force"
+                )
         values.extend(int(checksum, 16) for _, checksum in blocks)
     if sys.byteorder == "big":
         values.byteswap()
@@ -194,7 +196,7 @@ def write_table(
 
 @dataclass
 class Report:
-    """What ``verify`` found."""
+    """The result of ``verify``."""
 
     files: int = 0
     bytes: int = 0
@@ -212,7 +214,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one thread sums at a time: a block, or some MiB of a long range."""
+    """The bytes that one thread reads at a time: a block, or a few MiB of a long range."""
 
     block: Block
     begin: int
@@ -226,11 +228,11 @@ def verify(
     invariants: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check a dataset folder; ``quick`` looks at sizes only. Does without torch, and uses all processors.
+    """Check a dataset folder; ``quick`` compares only sizes. Works without torch, and uses all processors.
 
-    ``on_progress(bytes checked, bytes in all)`` is called after every block. Raises NotADatasetError, FormatVersionError and
-    DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted
-    meanwhile, OSError where this process lacks the rights, memory or descriptors to read; everything else is in the report.
+    ``on_progress(bytes checked, all bytes)`` is called after every block. Raises NotADatasetError, FormatVersionError and
+    DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted during
+    the check, OSError if this process lacks the rights, memory or descriptors to read; everything else is in the report.
     """
     with pinned(folder) as pin:
         report = _verify(folder, quick, invariants, on_progress)
@@ -263,7 +265,7 @@ def _check_contents(
     report: Report,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Sum every block of files of the right size, and name the blocks that are not what was written."""
+    """Compare every block of files of the right size with its checksum, and report those that differ."""
     contradiction = None
     try:
         checksums = read_block_checksums(folder, manifest)
@@ -277,7 +279,7 @@ def _check_contents(
         except OSError as error:
             if is_about_reader(error):
                 raise
-            # A failing disk: which of them, if there are several.
+            # A failing disk: of several pieces, find the ones that cannot be read.
             if len(pieces) > 1:
                 return [summed for piece in pieces for summed in read([piece])]
             return [[0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"]]
@@ -308,11 +310,11 @@ def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Piece]
 
 
 def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Consecutive pieces of one file, up to a block in all: short ranges are read together."""
+    """Consecutive pieces of one file, together at most a block: short ranges are read together."""
     some, size = list[_Piece](), 0
     for piece in pieces:
         size += piece.length
-        if some and (size > BLOCK or len(some) == _MOST_JOINED or piece.block.path != some[0].block.path):
+        if some and (size > BLOCK or len(some) == _MAX_JOINED or piece.block.path != some[0].block.path):
             yield some
             some, size = [], piece.length
         some.append(piece)
@@ -323,7 +325,7 @@ def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 def _map_in_order(
     read: Callable[[Sequence[_Piece]], list[list[Any]]], batches: Iterable[Sequence[_Piece]]
 ) -> Iterator[tuple[_Piece, list[Any]]]:
-    """What ``read`` makes of each piece, by one thread for each processor, a few batches ahead: there may be 100,000."""
+    """The result of ``read`` for each piece, from one thread per processor, a few batches ahead: there may be 100,000."""
     threads = min(16, (os.cpu_count() or 1) + 1)
     pool = ThreadPoolExecutor(threads, "rbdata-verify")
     waiting: deque[tuple[Sequence[_Piece], Future[list[list[Any]]]]] = deque()
@@ -340,7 +342,7 @@ def _map_in_order(
 
 
 def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
-    """Which bytes a block is and, where the ranges of a file are parts, the source objects that they were made from."""
+    """The byte range of a block and, if the ranges of its file are parts, the source objects that they were made from."""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]
     appended = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.appended}
     names: list[str] = []
@@ -357,7 +359,7 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
 
 
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
-    """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError where they differ."""
+    """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError if they differ."""
     for path in (path for name in sorted(names) for path in codec_of(manifest.schema[name]).files):
         problem = find_damage(folder, manifest, path)
         if problem:
@@ -365,7 +367,7 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
 
 
 def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
-    """How a file differs from what the manifest states, None if it does not."""
+    """How a file differs from the manifest, None if it does not."""
     ranges = manifest.files[path]
     wrong_size = check_size(folder, path, sum(length for length, _ in ranges))
     if wrong_size:
@@ -382,10 +384,10 @@ def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
 
 
 class BlockChecks:
-    """Which blocks of the files of a dataset have been compared with their checksums by this process.
+    """Checks the blocks of a dataset's files when this process first reads them.
 
-    Small files (episodes, dictionaries) are checked when this is made, blocks of rows before they are read. Raises
-    DamagedDatasetError where the table of blocks or a small file is damaged or missing.
+    Small files (episodes, dictionaries) are checked at once, blocks of rows before they are read. Raises DamagedDatasetError
+    if the table of blocks or a small file is damaged or missing.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -411,12 +413,12 @@ class BlockChecks:
                 for block in self._checksums.all(path):
                     self._check(block)
                 os.close(self._files.pop(path))
-        for codec in stored:  # the last entry of an index says how long the rows are
+        for codec in stored:  # the last entry of an index gives the length of the rows
             for path in {codec.path(name) for name in codec.appended} - {codec.path("blob")}:
                 self.check(path, self._ends[path][-1:] - 1, self._ends[path][-1:])
 
     def guard(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
-        """Rows of leaves that check what they read."""
+        """Rows of leaves whose blocks are checked before they are read."""
         return {
             name: one if one.leaf.constant is not None else _CheckedRows(cast(StoredRows, one), self)
             for name, one in rows.items()
@@ -458,7 +460,7 @@ class BlockChecks:
 
 
 def _marked(count: int, first: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """Bool ``[count]``: which numbers lie in any of the intervals ``first..final``, both included."""
+    """Bool ``[count]``: which numbers lie in any of the intervals ``first..final``, both ends included."""
     steps = np.zeros(count + 1, np.int64)
     np.add.at(steps, first, 1)
     np.add.at(steps, final + 1, -1)
@@ -471,7 +473,7 @@ def _close(files: dict[str, int]) -> None:
 
 
 class _CheckedRows(GuardedRows):
-    """The rows of a leaf, whose blocks are checked before they are read for the first time."""
+    """The rows of a leaf, whose blocks are checked before they are first read."""
 
     def __init__(self, rows: StoredRows, checks: BlockChecks) -> None:
         super().__init__(rows)
@@ -492,9 +494,9 @@ class _CheckedRows(GuardedRows):
 
 
 def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> list[str]:
-    """Everything that must hold in a dataset; returns what does not, in words (an empty list when all is well).
+    """Check the invariants of TED; returns the violations in words (an empty list if there are none).
 
-    Each kind of problem is reported once, with the first step where it is met.
+    Each kind of problem is reported once, with the first step that has it.
 
     Checked for every row, in bounded memory and without torch: ``done == terminated | truncated``; rewards are finite; root
     flags are False; every episode ends with done and has none before; outcomes agree with the flags; inside an episode the
@@ -547,7 +549,7 @@ def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> l
         for what, bad in found.items():
             if what not in first and bad.any():
                 first[what] = low + int(bad.argmax())
-        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the one that continues after it
+        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the episode that continues after the block
         begins = np.maximum(start[met], low) - low
         with np.errstate(all="ignore"):  # rewards that are not finite
             returns[met] += np.add.reduceat(reward, begins, dtype=np.float64)

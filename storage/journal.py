@@ -1,16 +1,15 @@
-"""The journal and the plan of an unfinished dataset: what is done, and what it will be.
+"""The journal of an unfinished dataset, which records finished work, and its plan, the manifest it will have.
 
-``journal.jsonl`` has one JSON object a line. The first line is a fingerprint of everything that decides the resulting bytes.
-Each later line records one finished piece of work and is synced before the work counts as done. Every line begins with the
-crc32c (8 hex digits) of all records up to its own, so that a line that was changed, moved or lost ends the journal there: what
-follows is ignored. A crash can cut the last line short; it is ignored too, and the next line takes its place. Reading changes
-nothing: `rbdata list` reads the journal of a running writer.
+``journal.jsonl`` has one JSON object per line. The first line is a fingerprint of everything that decides the resulting bytes.
+Each later line records one finished piece of work and is synced before the work counts as done. Every line starts with the
+crc32c (8 hex digits) of all records up to and including its own, so that the journal ends before a line that was changed, moved
+or lost. A crash can truncate the last line; it is ignored too, and overwritten by the next one. Reading changes nothing:
+`rbdata list` reads the journal of a running writer.
 
-``plan.json`` is the manifest as it will be, except for what is known only at the end; it is for readers that do not wait until
-the dataset is complete. It exists while the leaves that the plan has written (the small ones, the episode table, the
-dictionaries) are whole and synced, which its ``files`` list with their checksums; a run that rewrites them removes it first.
-Together with the journal it says what may be read: the state rows of the parts that were appended without a gap, and the whole
-episodes among these.
+``plan.json`` is the future manifest, except for what is known only at the end, for readers that do not wait until the dataset
+is complete. It exists only while the files written by the plan (small leaves, episode table, dictionaries) are complete and
+synced; its ``files`` list them with their checksums, and a run that rewrites them removes it first. Plan and journal together
+say what may be read: the state rows of the parts that were appended without a gap, and the whole episodes among these.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Journal:
         self._read()
 
     def start(self, fingerprint: str) -> None:
-        """Begin an empty journal."""
+        """Start an empty journal."""
         self.fingerprint = fingerprint
         self.entries = []
         self._sound, self._sum = 0, Crc32c()
@@ -54,12 +53,12 @@ class Journal:
         try:
             self._append(*entries)
         except BaseException:
-            self._read()  # Ctrl-C may come between the sync and here: what is in the file counts
+            self._read()  # Ctrl-C may arrive after the sync: the file decides
             raise
         self.entries.extend(entries)
 
     def forget(self, is_lost: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop entries whose work was lost or is of no use."""
+        """Drop entries whose work is lost or useless."""
         kept = [entry for entry in self.entries if not is_lost(entry)]
         if len(kept) < len(self.entries):
             self.entries, self._sum = kept, Crc32c()
@@ -73,7 +72,7 @@ class Journal:
 
     @property
     def command(self) -> str:
-        """The command line that resumes the work; empty where Python code began it."""
+        """The command line that resumes the work; '' if Python code started it."""
         lines = [entry.get("line") for entry in self.entries if entry.get("kind") == "command"]
         return lines[-1] if lines and isinstance(lines[-1], str) and lines[-1].isprintable() else ""
 
@@ -93,7 +92,7 @@ class Journal:
             raise
         records: list[dict[str, Any]] = []
         checksum = Crc32c()
-        for line in lines[:-1]:  # what follows the last line feed was cut short, or is empty
+        for line in lines[:-1]:  # after the last line feed comes a truncated line, or nothing
             checksum.update(line[_SEAL:])
             record = _parse(line[_SEAL:]) if line[:_SEAL] == f"{checksum.hex} ".encode() else None
             if record is None:
@@ -120,7 +119,7 @@ class Journal:
 
 
 def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
-    """The lines of records that follow those in ``checksum``, to which they are added."""
+    """The lines of records; ``checksum`` covers the records before them, and is updated."""
     lines = []
     for record in records:
         data = json.dumps(record).encode()
@@ -130,7 +129,7 @@ def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
 
 
 def _parse(data: bytes) -> dict[str, Any] | None:
-    """A record; None for a line that no writer writes."""
+    """A record; None for an invalid line."""
     try:
         record = parse_json(data)
     except ValueError:
@@ -146,19 +145,19 @@ PLAN = "plan.json"
 
 
 def write_plan(folder: Path, manifest: Manifest) -> None:
-    """Sync ``manifest.files``, then write the plan: from here on readers open the folder."""
+    """Sync ``manifest.files``, then write the plan, after which readers can open the folder."""
     sync_files(folder, manifest.files)
     write_manifest(folder, manifest, PLAN)
 
 
 def remove_plan(folder: Path) -> None:
-    """Remove the plan before the leaves are rewritten: no further reader opens the folder."""
+    """Remove the plan before the leaves are rewritten, so that no reader opens the folder."""
     if (folder / PLAN).exists():
         (folder / PLAN).unlink()
         sync_folder(folder)
 
 
 def finished_in_order(folder: Path) -> int:
-    """How many parts were appended without a gap, by the journal."""
+    """How many parts were appended without a gap, according to the journal."""
     merged = Journal(folder / JOURNAL).find("merged")
     return next(number for number in range(len(merged) + 1) if number not in merged)

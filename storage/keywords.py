@@ -1,4 +1,5 @@
-"""Arguments of public functions: errors name the nearest for an unexpected one, and speak of arguments, not of options."""
+"""Keyword arguments of public functions: an error for an unexpected one suggests similar names, and hints name arguments of
+Python instead of options of the command line."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_keywords(function: Function) -> Function:
-    """Have a function raise ArgumentTypeError for a keyword that it has no argument of, with the nearest ones as the hint.
+    """A decorator: an unexpected keyword raises ArgumentTypeError with a hint that suggests similar names.
 
-    Errors that it raises name its arguments where they were written for the command line (`arguments_for_options`).
-    For functions whose arguments are all named; signature, annotations and docstring stay as they are.
+    Errors that the function raises name its arguments instead of options of the command line (`arguments_for_options`).
+    For functions without variadic arguments; signature, annotations and docstring are kept.
     """
     by_keyword = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     parameters = signature(function).parameters
@@ -45,9 +46,9 @@ def check_keywords(function: Function) -> Function:
 
 
 def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Function], Function]:
-    """`check_keywords` for a function that ends in ``**options: Unpack[...]``: signatures show the keys of that TypedDict.
+    """`check_keywords` for a function that ends in ``**options: Unpack[...]``: its signature shows the keys of that TypedDict.
 
-    Their defaults are those of the arguments of ``origins``, the functions that get them; None where none has one.
+    Defaults are taken from the ``origins``, the functions that receive the options; None if none of them has the argument.
     """
     defaults = {name: one.default for origin in origins for name, one in signature(origin).parameters.items()}
 
@@ -75,7 +76,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
 
 
 class LazyModule(ModuleType):
-    """A heavy module that annotations name: imported by the first use of a name in it, which `get_type_hints` is.
+    """A heavy module that annotations name, imported when a name in it is first used (`get_type_hints` does that).
 
     Type checkers read the real import beside it, under ``TYPE_CHECKING``.
     """
@@ -84,19 +85,19 @@ class LazyModule(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-#: An option of the command line and the word behind it; commands, which stand in backticks, are passed over.
+#: An option of the command line and the word after it; commands in backticks are skipped.
 _OPTION = re.compile(r"(`[^`]*`)|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:[^\s,;)]|,(?=\w))+))?")
 #: Commands that are functions of the Python API, with the same first argument.
 _CALLS = ("download", "inspect", "search", "verify")
-#: Words that are plainly values, not prose: N, 0-4,7, rbdata:to_float, scale=0.5.
+#: Words that are values instead of prose: N, 0-4,7, rbdata:to_float, scale=0.5.
 _VALUE = re.compile(r"[A-Z]+|.*[:/=\d].*")
 
 
 def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> str:
-    """A hint with arguments in place of options: ``--layout ted`` is ``layout="ted"``, ``--mirror`` is ``mirror=``.
+    """A hint with arguments instead of options: ``--layout ted`` becomes ``layout="ted"``, ``--mirror`` becomes ``mirror=``.
 
-    ``parameters`` are those of the function that was called, with the keywords ``given``: they tell which word behind an
-    option is its value.
+    ``parameters`` are those of the function that was called, with the keywords ``given``; they decide whether the word after
+    an option is its value.
     """
 
     def argument(found: re.Match[str]) -> str:
@@ -117,7 +118,7 @@ def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given:
         return f"{name}={_literal(word)}"
 
     words = _OPTION.sub(argument, hint.removeprefix("on the command line: "))
-    return words.replace("} args={", ", ")  # several of them
+    return words.replace("} args={", ", ")  # several --args
 
 
 def _annotation(parameter: Parameter) -> str:
@@ -126,7 +127,7 @@ def _annotation(parameter: Parameter) -> str:
 
 
 def _call(command: str) -> str:
-    """``rbdata.download("ID", root="...")`` for such a command in backticks; others as they are."""
+    """``rbdata.download("ID", root="...")`` for such a command in backticks; other commands unchanged."""
     if not command.startswith("`rbdata ") or command.split()[1] not in _CALLS:
         return command
     _, verb, first, *options = shlex.split(command.strip("`"))
@@ -141,7 +142,7 @@ def _literal(word: str) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """``did you mean batch_size?`` for ``batchsize``; empty where no name is like the word."""
+    """``did you mean batch_size?`` for ``batchsize``; '' if no name is similar."""
     from difflib import get_close_matches
 
     word, names = word.lower().replace("-", "_"), list(names)

@@ -22,13 +22,13 @@ Kind = Literal["step", "state"]
 #: numpy dtypes a leaf may have; all little-endian on disk. bfloat16 has no numpy dtype and is not among them.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-#: Names at the top that leaves may not take: the folder's own, and what reading adds to a batch.
+#: Top-level names that leaves must not have: those of the folder's own files, and of what reading adds to a batch.
 RESERVED = frozenset({"episodes", "index", "mask"})
 
 #: Names that no level of a key may have: tensordict's ``meta.json`` has entries of these names besides the leaves.
 RESERVED_EVERYWHERE = frozenset({"shape", "device", "_type"})
 
-#: Characters of a key, all levels together: files of unfinished parts have its name, and 50 characters more.
+#: Limit in characters of a key with all its levels: files of unfinished parts add up to 50 characters.
 LONGEST_KEY = 200
 
 _KEY_PART = re.compile(r"[A-Za-z0-9_]+")
@@ -39,8 +39,8 @@ class Leaf:
     """One tensor of the dataset.
 
     ``shape`` is that of one row. ``codec`` names how its rows are stored (`storage.codecs`; `Schema` checks it).
-    ``constant`` is set where every row holds this one value (the root flags of TED are all false): the file is still
-    there for other readers, this package does not read it.
+    ``constant`` is set if every row holds this one value (the root flags of TED are all false). The file still exists for
+    other readers; this package does not read it.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Leaf:
         if self.kind == "state" and self.key[0] == "next":
             raise SchemaError(f"leaf {self.name}: a state leaf is named by its root key, it gives next/ as well")
         if self.constant is not None and not _is_value(self.constant, self.dtype):
-            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is no value of {self.dtype}")
+            raise SchemaError(f"leaf {self.name}: constant {self.constant!r} is not a value of {self.dtype}")
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key as tensordict wants it."""
+        """The key as a tuple, for tensordict."""
         return tuple(self.name.split("/"))
 
     @property
     def memmap(self) -> str:
-        """The file of the leaf's plain rows, relative to the folder, by tensordict's own naming."""
+        """The file of the leaf's plain rows, relative to the folder, with tensordict's name for it."""
         return self.name + ".memmap"
 
     @cached_property
@@ -98,7 +98,7 @@ class Leaf:
         try:
             name, dtype, codec = (str(record[key]) for key in ("name", "dtype", "codec"))
             shape = tuple(record["shape"])
-            if not all(type(size) is int for size in shape):  # true is an int, and no size
+            if not all(type(size) is int for size in shape):  # JSON's true is an int, but not a size
                 raise TypeError("shape")
             return cls(name, record["kind"], dtype, shape, codec, record.get("constant"))
         except SchemaError:
@@ -119,7 +119,7 @@ def _is_value(number: object, dtype: str) -> bool:
 
 
 def check_key(name: str) -> None:
-    """Refuse keys that some tensordict version would rename, and names the folder needs for itself."""
+    """Raise SchemaError for keys that some tensordict version would rename, and for reserved names."""
     parts = name.split("/")
     if not all(_KEY_PART.fullmatch(part) for part in parts):
         message = f"key {name!r} is not made of letters, digits and underscores"

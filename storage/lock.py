@@ -1,12 +1,10 @@
-"""One writer per dataset.
+"""The writer's lock: one writer per dataset.
 
-The lock is a small JSON file made by exclusive creation, which is atomic on local and on cluster filesystems (``flock``
-is silently a no-op on some of the latter). It names its owner; the owner touches it while it lives. On the owner's own
-machine a lock is stale when its process is gone, however long that process may have been stopped; elsewhere, when it was
-not touched for ``STALE_AFTER`` seconds.
+The lock is a small JSON file made by exclusive creation, which is atomic on local and on cluster file systems (``flock`` is
+silently a no-op on some of the latter). It names its owner, which touches it regularly. On the owner's machine a lock is stale
+once its process has ended (a stopped process keeps it); on other machines, if it was not touched for ``STALE_AFTER`` seconds.
 
-One process at a time breaks a stale lock: if two did it at once, the slower one could remove the lock that the faster one
-has just made.
+Only one process at a time may break a stale lock: of two, the slower one could remove the new lock of the faster one.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ Done = TypeVar("Done")
 
 TOUCH_EVERY = 20.0
 STALE_AFTER = 180.0
-#: Breaking a stale lock takes milliseconds; a process that began it longer ago was killed.
+#: Breaking a stale lock takes milliseconds; a process that started it longer ago was killed.
 BREAKING_AFTER = 10.0
 #: The locks of this process by path, and the threads that took them.
 _holders: dict[str, int] = {}
-#: Bytes; a lock has about 200.
+#: Limit in bytes; a lock has about 200.
 _LARGEST = 1 << 16
 
 
@@ -58,11 +56,11 @@ class WriterLock:
         until = time.monotonic() + 2 * BREAKING_AFTER
         while not self._create():
             if time.monotonic() > until:
-                message = f"{self.what} cannot be locked: {self.path} or files beside it cannot be taken away"
+                message = f"{self.what} cannot be locked: {self.path} or files beside it cannot be removed"
                 raise DatasetBusyError(message, hint=f"remove {self.path}*")
             owner = _read(self.path)
             if owner is None:
-                continue  # released in between, or the folder was removed
+                continue  # released in the meantime, or the folder was removed
             if not _is_stale(self.path, owner):
                 raise self._busy(owner)
             self._break(owner)
@@ -83,14 +81,14 @@ class WriterLock:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise DatasetBusyError when the lock was lost: another machine considered this process dead."""
+        """Raise DatasetBusyError if the lock was lost: another machine considered this process dead."""
         owner = _read(self.path)
         if owner is None or owner.get("token") != self._token:
-            message = f"{self.what}: another process took over while this one stood still"
+            message = f"{self.what}: another process took over while this one was stopped"
             raise DatasetBusyError(message, hint="run the command again: what is finished is kept")
 
     def check_free(self) -> None:
-        """Raise DatasetBusyError when a living process has the lock; other obstacles to taking it are ignored."""
+        """Raise DatasetBusyError if a running process has the lock; other obstacles to taking it are ignored."""
         busy = None
         with contextlib.suppress(OSError):
             owner = _read(self.path)
@@ -100,23 +98,23 @@ class WriterLock:
             raise busy
 
     def is_held(self) -> bool:
-        """Whether a living process has the lock."""
+        """Whether a running process has the lock."""
         return _is_held(self.path)
 
     def is_stale(self, path: Path) -> bool:
-        """Whether a file that belongs to the lock was left by a process that is gone."""
+        """Whether a file that belongs to the lock was left by a process that has ended."""
         return _is_stale(path, _read(path) or _named(path))
 
     def _busy(self, owner: dict[str, Any]) -> DatasetBusyError:
-        """The error for a lock that a living process has."""
+        """The error for a lock that a running process has."""
         if "pid" in owner:
             process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
             message = f"{self.what} is being written by {''.join(filter(str.isprintable, process))}"
             hint = f"wait for it, or stop it; if it is long gone, remove {self.path}"
-        else:  # damaged: its writer is not known
+        else:  # damaged: its owner is unknown
             left = max(1, math.ceil(STALE_AFTER - _age(self.path)))
             message = f"{self.what} is locked by {self.path}, which does not say by which process"
-            hint = f"run the command again in {left} s: a lock that no process touches is then taken away; or"
+            hint = f"run the command again in {left} s: a lock that no process touches is then removed; or"
             hint += " remove it now, if nothing writes this dataset"
         error = DatasetBusyError(message, hint=hint)
         if _holders.get(str(self.path)) != threading.get_ident():  # a thread that waits for itself waits forever
@@ -135,11 +133,11 @@ class WriterLock:
             return False
 
     def _sign(self, path: Path) -> bool:
-        """Make a file that names this process as its owner, unless there is one; says whether it did."""
+        """Create a file that names this process as its owner, unless the file exists; returns whether it was created."""
         pid = os.getpid()
         record = {"pid": pid, "host": socket.gethostname(), "space": pid_space(), "started": _started(pid)}
         record.update(token=self._token, since=time.time())
-        # Written aside and linked into place: it is never seen half-written, whenever the process is killed.
+        # Written under a temporary name and linked into place, so that nobody sees it half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
         try:
             temporary.write_bytes(json.dumps(record).encode())
@@ -154,7 +152,7 @@ class WriterLock:
         try:
             made = self._sign(breaking)
         except FileNotFoundError:
-            return  # the lock went with its folder
+            return  # the lock was removed with its folder
         if not made:
             with contextlib.suppress(FileNotFoundError):
                 status = breaking.lstat()
@@ -170,10 +168,10 @@ class WriterLock:
             breaking.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Remove the files of processes that were killed while they made or broke the lock; call as its owner."""
+        """Remove the files of processes that were killed while creating or breaking the lock; call as its owner."""
         for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
             with contextlib.suppress(OSError):
-                old = self.is_stale(path)  # not those of a process that waits now
+                old = self.is_stale(path)  # not those of a process that is waiting
                 if old and re.fullmatch(r"breaking|[0-9a-f]{32}", path.name[len(self.path.name) + 1 :]):
                     path.unlink()
 
@@ -189,7 +187,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The record in a lock; None without one, empty for a path that is not a lock, such as a link or a pipe."""
+    """The record in a lock; None if there is none, empty for a path that is not a lock, such as a link or a pipe."""
     try:
         with open_plain(path, "rb") as file:
             owner = parse_json(file.read(_LARGEST))
@@ -234,7 +232,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a lock, or what is in its place; a folder only if it is empty."""
+    """Remove a lock, or anything with its name; a folder only if it is empty."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -247,7 +245,7 @@ def _remove(path: Path) -> None:
 
 
 def _place(temporary: Path, path: Path) -> bool:
-    """Give a finished file its name, unless something has it; says whether it did."""
+    """Give a finished file its name, unless that is taken; returns whether it did."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -268,20 +266,20 @@ def _is_stale(path: Path, owner: dict[str, Any]) -> bool:
     except FileNotFoundError:
         return True
     if not stat.S_ISREG(status.st_mode):
-        return True  # no process makes such a lock
+        return True  # not created by any process
     age = time.time() - status.st_mtime
     pid = owner.get("pid")
     if isinstance(pid, int) and owner.get("host") == socket.gethostname() and owner.get("space") == pid_space():
         started = _started(pid)
         if started is not None and owner.get("started") is not None:
-            return started != owner["started"]  # also when the number now belongs to another process
+            return started != owner["started"]  # the pid may now belong to another process
         if not is_running(pid):
             return True
     return age > STALE_AFTER
 
 
 def _started(pid: int) -> str | None:
-    """When a process began (ticks since boot), "" for one that has ended, None where that is not known."""
+    """The start time of a process (ticks since boot), "" if it has ended, None if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -292,19 +290,19 @@ def _started(pid: int) -> str | None:
 
 # -- waiting for another process --------------------------------------------------------------------------------
 
-#: Seconds between two looks at the lock of another process.
+#: Seconds between two checks of another process's lock.
 _POLL = 0.5
-#: The stage while another process is waited for.
+#: The stage of a run while it waits for another process.
 WAITING = "waiting for another process"
 
 
 def when_free(
     action: Callable[[], Done], wait: bool, on_note: Callable[[str], None], on_stage: Callable[[str], None]
 ) -> Done:
-    """The result of ``action``; where another process holds the lock, and with ``wait``, once that one has ended.
+    """The result of ``action``. If another process holds the lock, and with ``wait``, waits for that and calls it again.
 
-    The action is then called again: it finds what the other process finished, and continues with the rest. ``on_note`` is
-    called once for every process that is waited for, with a sentence.
+    The second call finds what the other process finished, and continues with the rest. ``on_note`` receives a sentence for
+    every process that is waited for.
     """
     said = ""
     while True:

@@ -1,4 +1,4 @@
-"""The manifest: ``rbdata.json``, what makes a folder a dataset.
+"""The manifest, ``rbdata.json``, which makes a folder a dataset.
 
 Format version 1. One JSON object:
 
@@ -8,11 +8,11 @@ Format version 1. One JSON object:
     leaves                   [{name, kind, dtype, shape, codec, constant?}]
     spaces                   {"observation": ..., "action": ...} as JSON
     source                   {name, options, objects: [{name, size, checksums}], ...}: what was converted, and how
-    counts                   what the conversion met and did: pads, given-up rows, gaps, cut episodes, ...
+    counts                   statistics of the conversion: pads, dropped rows, gaps, cut episodes, ...
     notes                    sentences for people, shown by inspect
     returns, lengths         {mean, std, min, max} over episodes
     parts                    [{name, states, rows}]: which state rows came from which source object
-    files                    {path: [[length, crc32c], ...]}: every file but this one, in ranges
+    files                    {path: [[length, crc32c], ...]}: every other file, in ranges
     blocks                   {size, files: [path, ...]}: the files that the table of `integrity` covers; only with a
                              table
     licence, citation, lineage
@@ -20,12 +20,12 @@ Format version 1. One JSON object:
                              conversions of the same data
     checksum                 crc32c of all of the above, as canonical JSON (sorted keys, no spaces)
 
-It is written last, to a temporary name, synced, and renamed: a folder without it is not a dataset. Readers refuse a
-larger format_version and ignore keys they do not know.
+It is written last, to a temporary name, synced, and renamed: a folder without it is not a dataset. Readers refuse a larger
+format_version and ignore unknown keys.
 
-A manifest may come from anywhere (a mirror, a shared disk, a colleague), and its checksum only shows that it is as its writer
-meant it. Types and bounds of the fields are declared here and checked by msgspec. `check_sizes` compares the files of a
-folder with it by their sizes alone: quick enough for a list of datasets.
+A manifest is untrusted (it may come from a mirror, a shared disk, a colleague): its checksum only shows that it was not
+changed since it was written. Types and bounds of the fields are declared here and checked by msgspec. `check_sizes` compares
+only the sizes of a folder's files with it, which is quick enough for a list of datasets.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from .untrusted_json import parse_json
 
 #: The file of the checksums of blocks; no leaf has this name.
 BLOCK_TABLE = "blocks.crc32c"
-#: What is stated of the episodes' returns and lengths, where there are episodes.
+#: The statistics of returns and lengths, if there are episodes.
 STATISTICS = {"mean", "std", "min", "max"}
 
-#: Steps, rows, bytes: more than any disk holds, and small enough for products with row sizes to be compared.
+#: Steps, rows, bytes: the limit exceeds any disk, and products with row sizes stay small enough to be compared.
 Count = Annotated[int, Meta(ge=0, le=1 << 56)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
 Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
@@ -130,20 +130,20 @@ class LineageRecord(TypedDict, total=False):
 
 
 class BlocksRecord(TypedDict):
-    """The files that the table of checksums of blocks covers, in its order, and the size of a block in bytes."""
+    """The files that the table of block checksums covers, in its order, and the size of a block in bytes."""
 
     size: Annotated[int, Meta(ge=1 << 12, le=1 << 30)]
     files: Annotated[list[Text], Meta(min_length=1)]
 
 
 class LaterFields(TypedDict, total=False):
-    """What manifests of earlier versions lack."""
+    """Fields that manifests of earlier versions lack."""
 
     blocks: BlocksRecord | None
 
 
 class ManifestRecord(LaterFields):
-    """The fields that readers rely on; see `manifest` for what they mean."""
+    """The fields that readers rely on, described in the docstring of this module."""
 
     id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
     steps: Count
@@ -164,7 +164,7 @@ class ManifestRecord(LaterFields):
 
 
 def _check_types(record: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the field, where a parsed manifest is not what is declared above."""
+    """Raise ValueError, naming the field, if a parsed manifest differs from the declarations above."""
     try:
         msgspec.convert(record, ManifestRecord)
     except msgspec.ValidationError as error:  # no ValueError before msgspec 0.20
@@ -181,7 +181,7 @@ def _check_types(record: Mapping[str, Any]) -> None:
 
 def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[int, str]]]) -> None:
     if len(set(covered)) < len(covered) or BLOCK_TABLE in covered or not files.keys() >= {BLOCK_TABLE, *covered}:
-        raise ValueError("blocks: names files twice, or such as are not in files")
+        raise ValueError("blocks: names a file twice, or one that is not in files")
     lengths = {path: sum(length for length, _ in files[path]) for path in (BLOCK_TABLE, *covered)}
     if lengths[BLOCK_TABLE] != 4 * sum(-(-lengths[path] // size) for path in covered):
         raise ValueError(f"blocks: {BLOCK_TABLE} does not have 4 bytes for every block")
@@ -192,14 +192,14 @@ def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
 FORMAT_VERSION = 1
-#: Bytes; the manifest of a run with thousands of parts has a few MB.
+#: Limit in bytes; the manifest of a run with thousands of parts has a few MB.
 LARGEST_MANIFEST = 1 << 28
 _REDO = "download or convert the dataset again with --force"
 
 
 @dataclass
 class Manifest:
-    """The manifest, read or about to be written. Fields are those of the format above."""
+    """A manifest, read or about to be written. Its fields are those of the format above."""
 
     id: str
     schema: Schema
@@ -221,7 +221,7 @@ class Manifest:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What first passes over the data found (`preprocess`), by function; those of earlier datasets in the lineage too."""
+        """Statistics that preprocessing computed, by function, including those of earlier datasets in the lineage."""
         found: dict[str, Any] = {}
         lineage = self.lineage
         while lineage:
@@ -240,7 +240,7 @@ class Manifest:
 
     @property
     def environment(self) -> str | None:
-        """The id of the environment that the data were recorded in, where the source states it."""
+        """The id of the environment that the data were recorded in, if the source states it."""
         stated = self.source.get("environment")
         found = stated.get("id") if isinstance(stated, dict) else stated
         return found if isinstance(found, str) else None
@@ -252,7 +252,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """sha256 (hex) of the content of the dataset, independent of place and time; a table of blocks is left out of it."""
+        """sha256 (hex) of the content of the dataset, without the table of blocks; independent of place and time."""
         record = self.to_json()
         held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
         held["files"].pop(BLOCK_TABLE, None)
@@ -266,7 +266,7 @@ class Manifest:
                 record["leaves"] = [leaf.to_json() for leaf in self.schema]
             elif entry.name != "blocks" or self.blocks:
                 record[entry.name] = getattr(self, entry.name)
-        # The checksum is that of the object as it will be read: keys that are numbers become strings, for example.
+        # The checksum is that of the object as it will be read: numeric keys become strings, for example.
         record = json.loads(json.dumps(record))
         record["checksum"] = _checksum(record)
         return record
@@ -274,7 +274,7 @@ class Manifest:
 
 @dataclass
 class ViewManifest(Manifest):
-    """What is stated of a view: it has no files. ``identity`` is what its content follows from."""
+    """The manifest of a view, which has no files. ``identity`` determines its content."""
 
     identity: Mapping[str, Any] = field(default_factory=dict)
     #: The members, as a lineage names them.
@@ -286,10 +286,10 @@ class ViewManifest(Manifest):
 
 
 def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
-    """Read a dataset's manifest, or that of another ``name``.
+    """Read a dataset's manifest, from a file of another ``name`` if given.
 
-    Raises NotADatasetError without a file that rbdata wrote, FormatVersionError when a newer rbdata wrote it, and
-    DamagedDatasetError when its own checksum does not match.
+    Raises NotADatasetError without a file written by rbdata, FormatVersionError if a newer rbdata wrote it, and
+    DamagedDatasetError if its checksum does not match.
     """
     path = folder / name
     try:
@@ -301,13 +301,13 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
         if error.errno == errno.ELOOP:
             raise NotADatasetError(f"{path} is not a file") from error
         if error.errno == errno.EFBIG:
-            raise DamagedDatasetError(f"{path} is no manifest: {error.strerror}", hint=_REDO) from error
+            raise DamagedDatasetError(f"{path} is not a manifest: {error.strerror}", hint=_REDO) from error
         raise
     return parse_manifest(data, os.fspath(folder), name)
 
 
 def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
-    """The manifest in the bytes of a file ``name``; ``folder`` is where it is from, for messages. Raises as `read_manifest`."""
+    """The manifest in the bytes of a file ``name``; messages say that it is from ``folder``. Raises as `read_manifest`."""
     path = f"{folder}/{name}"
     try:
         record = parse_json(data.decode(), _unique_keys)
@@ -335,10 +335,10 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
 
 
 def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
-    """Why there is no manifest in a folder; the words call it ``shown``, as the user did."""
-    with suppress(OSError):  # no name that a folder could have
+    """Why there is no manifest in a folder, which the text calls ``shown``, as the user did."""
+    with suppress(OSError):  # not a valid name of a folder
         if is_dangling(folder):
-            return f"{shown} is a link to {folder.readlink()}, which is not there"
+            return f"{shown} is a link to {folder.readlink()}, which does not exist"
         if folder.is_dir():
             return f"{shown} holds no dataset: there is no {name} in it"
         if folder.is_file():
@@ -347,10 +347,10 @@ def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError where a key is there twice, or is not printable text."""
+    """A JSON object. Raises ValueError for a duplicate key, and for text that is not valid Unicode."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     for name, value in pairs:
         name.encode()
         if isinstance(value, str):
@@ -362,7 +362,7 @@ def write_manifest(folder: Path, manifest: Manifest, name: str = FILENAME) -> No
     """Write ``rbdata.json``, or another ``name``, atomically and durably."""
     record = manifest.to_json()
     text = json.dumps(record, ensure_ascii=False)
-    # Lone surrogates, of a path that is no Unicode, are refused by readers.
+    # Readers refuse lone surrogates, which come from paths that are not valid Unicode.
     if any("\ud800" <= character <= "\udfff" for character in text):
         record = json.loads(text.encode("utf-8", "replace"))
         record["checksum"] = _checksum(record)
@@ -380,9 +380,9 @@ def _checksum(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with one file (or, with path ``""``, with the data as a whole).
+    """A problem of one file (or, with path ``""``, of the data as a whole).
 
-    Of a file of the right size, ``length`` bytes from ``begin`` on are wrong; otherwise (None) the whole file is.
+    In a file of the right size, ``length`` bytes from ``begin`` are wrong; if it is None, the whole file is.
     """
 
     path: str
@@ -392,7 +392,7 @@ class Problem:
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
-    """The files that are missing or not as large as the manifest states; none is read."""
+    """The files that are missing or have another size than the manifest states; none is read."""
     found = []
     for path, ranges in sorted(manifest.files.items()):
         what = check_size(folder, path, sum(int(length) for length, _ in ranges))
@@ -402,7 +402,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
 
 
 def check_size(folder: Path, path: str, size: int) -> str | None:
-    """How a file differs from the one of this size that should be there, None if it does not."""
+    """How a file differs from a regular file of this size, None if it does not."""
     try:
         if not (folder / path).is_file():
             return "is not a file" if (folder / path).exists() else "is missing"

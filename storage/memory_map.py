@@ -1,4 +1,4 @@
-"""Files mapped into memory, privately: what is written into the arrays never reaches the files."""
+"""Private memory maps of files: writes to the arrays never reach the files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .durable import is_about_reader, open_plain, read_plain
 if TYPE_CHECKING:
     import torch
 
-# Linux counts a private writable mapping against the machine's memory, all of it, although hardly a page will ever be
-# written: without this flag a dataset larger than memory cannot be opened. (The mmap module names it from Python 3.13.)
+# Linux reserves memory for all of a private writable mapping, although hardly any page is ever written: without this flag a
+# dataset larger than memory cannot be opened. (The mmap module names it from Python 3.13.)
 _FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
 
-# The kernel reads ahead around every page touched (128 KiB, on some machines 8 MiB). That warms the cache where the file
-# fits into memory; where it does not, random reads would fetch hundreds of times what they need.
+# The kernel reads ahead around every page touched (128 KiB, on some machines 8 MiB). That warms the cache for files that fit
+# into memory; for larger ones, random reads would fetch hundreds of times what they need.
 _READ_AHEAD_BELOW = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
-#: Up to this many bytes a row NumPy gathers rows several times faster than torch, above more slowly.
+#: For rows of up to this many bytes NumPy gathers several times faster than torch; for longer ones it is slower.
 SHORT_ROW = 128
 
 VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again with --force"
@@ -41,9 +41,9 @@ def verify_hint(path: Path) -> str:
 
 
 def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """The first ``count`` items of a file; nothing is read until it is used.
+    """The first ``count`` items of a file; nothing is read before it is used.
 
-    Raises DamagedDatasetError when the file is missing, too short, or no file but a pipe, device or folder.
+    Raises DamagedDatasetError if the file is missing, too short, or not a regular file.
     """
     size = count * dtype.itemsize
     with _named_damage(path), open_plain(path, "rb", follow=True) as file:
@@ -58,15 +58,15 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     return np.frombuffer(data, dtype, count)
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """All of a file of at most ``most`` bytes. Raises DamagedDatasetError as `map_array` does, and when it is larger."""
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a file. Raises DamagedDatasetError as `map_array`, and beyond ``limit`` bytes."""
     with _named_damage(path):
-        return read_plain(path, most)
+        return read_plain(path, limit)
 
 
 @contextmanager
 def _named_damage(path: Path) -> Iterator[None]:
-    """Raises DamagedDatasetError for what the system says of a file, OSError for what it says of this process."""
+    """Raise DamagedDatasetError for system errors about the file; pass on OSErrors about this process."""
     try:
         yield
     except FileNotFoundError as error:
@@ -78,7 +78,7 @@ def _named_damage(path: Path) -> Iterator[None]:
 
 
 def will_read(array: np.ndarray, start: int, stop: int) -> None:
-    """Bytes ``start..stop-1`` of an array of ``map_array`` are about to be read in order: fetch them at once."""
+    """Have the system prefetch bytes ``start..stop-1`` of an array of ``map_array``, which are about to be read."""
     data = _mapping(array)
     if data is not None and len(data) >= _READ_AHEAD_BELOW and stop > start:
         begin = start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -86,9 +86,9 @@ def will_read(array: np.ndarray, start: int, stop: int) -> None:
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Give back the pages of an array of ``map_array`` that have been read: they count as memory of this process.
+    """Release the pages of an array of ``map_array`` that have been read, which count as memory of this process.
 
-    They are read again when they are used. What was written into the array is lost.
+    They are read again on use. Writes to the array are lost.
     """
     data = _mapping(array)
     if data is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -96,7 +96,7 @@ def release_pages(array: np.ndarray) -> None:
 
 
 def widest_word(size: int) -> tuple[int, torch.dtype]:
-    """The largest number, its bytes and its dtype, that memory of multiples of ``size`` bytes can be viewed as."""
+    """The widest integer, as (bytes, dtype), as which memory of multiples of ``size`` bytes can be viewed."""
     import torch  # here: processes that only write do without it
 
     words = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
@@ -104,7 +104,7 @@ def widest_word(size: int) -> tuple[int, torch.dtype]:
 
 
 def in_numpy(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can see the elements: in main memory, of a dtype that it has."""
+    """Whether NumPy can view the tensor: in main memory, with a dtype of NumPy."""
     try:
         tensor.numpy()
     except (TypeError, RuntimeError):
@@ -113,9 +113,9 @@ def in_numpy(tensor: torch.Tensor) -> bool:
 
 
 def element_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The elements in row-major order, uint8 ``[bytes]``: a view of the tensor's memory where they lie so in main memory.
+    """The elements in row-major order, uint8 ``[bytes]``: a view if the tensor is contiguous in main memory, else a copy.
 
-    Tensors that torch negates or conjugates when they are read (``z.conj().imag``) are copied first.
+    Tensors that torch negates or conjugates lazily (``z.conj().imag``) are copied.
     """
     import torch
 
@@ -130,11 +130,11 @@ def _mapping(array: np.ndarray) -> mmap.mmap | None:
 
 @cache
 def keep_freed_memory() -> None:
-    """Have freed batches stay with the process, to be the memory of the next ones.
+    """Have the process keep the memory of freed batches for the next ones.
 
-    glibc hands memory that lies free at the top of the heap back to the system, and blocks above a threshold at once; a
-    batch of frames then begins with a thousand page faults, which can take longer than reading it (measured: slices of
-    compressed frames 5 times slower). The threshold follows the largest block ever freed, up to 32 MiB, and the limit
-    at the top is twice that (mallopt(3), M_MMAP_THRESHOLD): so one such block is taken and freed, untouched.
+    glibc returns free memory at the top of the heap to the system, and blocks above a threshold at once. A batch of frames
+    would then start with a thousand page faults, which can take longer than reading it (measured: slices of compressed frames
+    5 times slower). The threshold follows the largest block ever freed, up to 32 MiB, and the limit at the top is twice that
+    (mallopt(3), M_MMAP_THRESHOLD). So one such block is allocated and freed, untouched.
     """
     np.empty((32 << 20) - (64 << 10), np.uint8)

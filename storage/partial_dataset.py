@@ -1,4 +1,4 @@
-"""The first episodes of a dataset that is being written."""
+"""Reads the first episodes of a dataset while it is being written."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from .manifest import Manifest, read_manifest
 from .memory_map import keep_freed_memory
 from .snapshot import pinned
 
-#: Seconds between two looks at what a writer has finished.
+#: Seconds between two checks of what a writer has finished.
 POLL = 0.1
-#: How often a folder is looked for that a writer is renaming, every 10 ms.
+#: How often to look, every 10 ms, for a folder that a writer is renaming.
 _TRIES = 20
 
 
 class Download(Protocol):
     """A writer that this process has started."""
 
-    #: What it raised; None before.
+    #: The exception that it raised, None if none (yet).
     error: BaseException | None
 
     @property
@@ -59,16 +59,16 @@ class _Found:
 
 
 class PartialDataset(Dataset):
-    """The dataset of a place, or its finished part while it is being written: a `Dataset` that grows by `refresh`.
+    """The finished beginning of a dataset that is being written, or the complete one: a `Dataset` that grows by `refresh`.
 
-    It holds the first episodes of the dataset to be, whole ones, whose steps have the numbers, and whose rows the values,
-    that they will have in it; ``plan`` is the manifest of all of it. Nothing changes between two calls of `refresh`. An
-    open one stays readable when the writer is interrupted, and when the files are renamed or deleted.
+    It holds the first whole episodes of the future dataset; their steps and rows have the same numbers and values as there.
+    ``plan`` is the manifest of the whole dataset. Nothing changes between two calls of `refresh`. It stays readable if the
+    writer is interrupted, and if the files are renamed or deleted.
 
-    ``plan``: that of the dataset that is meant, where another one may be in its place. ``unfinished``: the dataset that is
-    being written, also where one is complete that it will replace. ``download``: what writes it; `refresh` raises its error.
+    ``plan``: that of the expected dataset, if there may be another one. ``unfinished``: prefer the dataset that is being
+    written to a complete one that it will replace. ``download``: the writer; `refresh` raises its error.
 
-    Raises DatasetNotFoundError where no episode can be read yet, and what `Dataset` raises.
+    Raises DatasetNotFoundError if no episode can be read yet, and as `Dataset`.
     """
 
     #: Its files may still be written.
@@ -87,13 +87,13 @@ class PartialDataset(Dataset):
         found = self._look(plan, unfinished=unfinished)
         if found is None or not (found.complete or found.manifest.episodes):
             finished = "none of its parts" if found is None else f"{found.finished} of {len(found.plan.parts)} parts"
-            message = f"of {place.id} no episode can be read yet: {finished} are finished"
-            hint = "wait for it: partial=True, wait=SECONDS. What its source has as one file can be read when it is complete"
+            message = f"no episode of {place.id} can be read yet: {finished} are finished"
+            hint = "wait for it: partial=True, wait=SECONDS. A dataset from a single file can be read only when it is complete"
             raise DatasetNotFoundError(message, hint=hint)
         self._take(found)
 
     def _take(self, found: _Found) -> None:
-        # Rows first: another thread that reads at the same time finds too many of them, never too few.
+        # Rows first: a thread that reads at the same time may find too many rows, never too few.
         self.path, self._rows, self.plan = found.path, found.rows, found.plan
         self.finished, self.complete = found.finished, found.complete
         self._table, self.manifest = found.table, found.manifest
@@ -101,7 +101,7 @@ class PartialDataset(Dataset):
             self.__dict__.pop(name, None)
 
     def _look(self, plan: Manifest | None, *, unfinished: bool = False) -> _Found | None:
-        """What can be read now; None where that is nothing, or not what was planned."""
+        """What can be read now; None if that is nothing, or not the planned dataset."""
         folder = self.place.working
         for _ in range(_TRIES):
             if not unfinished and self.place.exists():
@@ -117,7 +117,7 @@ class PartialDataset(Dataset):
                 except (RbdataError, OSError):
                     if pin.is_unchanged():
                         raise
-            time.sleep(0.01)  # the plan is not made yet, or all is finished and about to be renamed
+            time.sleep(0.01)  # the plan is not written yet, or the finished folder is about to be renamed
         return None
 
     # -- growing -----------------------------------------------------------------------------------------------------
@@ -139,22 +139,22 @@ class PartialDataset(Dataset):
         return f"{self.finished} of {plural(len(self.plan.parts), 'part')}"
 
     def refresh(self, wait: float = 0.0) -> bool:
-        """Show what was finished since the last call; returns whether it grew or is complete now.
+        """Show what was finished since the last call; returns whether the dataset grew or became complete.
 
-        ``wait``: the seconds that may pass until there is more. Where nobody writes the dataset any more, a StoppedError is
-        raised then; without ``wait`` a StoppedWarning is given, once. Raises DatasetNotFoundError where the dataset was deleted
-        or started over with other options. What was shown before stays in any case.
+        ``wait``: seconds to wait for more. If nobody writes the dataset any longer, raises StoppedError; without ``wait``,
+        issues a StoppedWarning once. Raises DatasetNotFoundError if the dataset was deleted or started over with other options.
+        What was shown before stays readable in any case.
         """
         until = time.monotonic() + wait
         while not self.complete:
-            is_written = self._is_written()  # before the look, so that what was written last is seen
+            is_written = self._is_written()  # before the look, which then sees everything that was written
             found = self._look(self.plan)
             if found is not None and (found.complete or found.manifest.episodes > self.manifest.episodes):
                 self._take(found)
                 return True
             if self._is_another_written() or not (is_written or self.place.working.is_dir()):
                 message = f"the unfinished {self.id} was deleted, or replaced by another dataset"
-                hint = "what was read of it can still be used; open it again for the other one"
+                hint = "episodes shown before can still be read; open it again for the other dataset"
                 raise DatasetNotFoundError(message, hint=hint)
             if not is_written:
                 self._report_stop(as_error=wait > 0)
@@ -175,9 +175,9 @@ class PartialDataset(Dataset):
         error = self.download and self.download.error
         if isinstance(error, RbdataError) and not isinstance(error, DatasetBusyError):
             raise error
-        message = f"{self.id} is not being written any more, with {self.progress} finished"
+        message = f"{self.id} is no longer being written, with {self.progress} finished"
         line = Journal(self.place.working / JOURNAL).command
-        hint = f"continue it with `{line}`" if line else "continue it with the call that began it"
+        hint = f"continue it with `{line}`" if line else "continue it with the call that started it"
         if as_error:
             raise StoppedError(message, hint=hint)
         if not self._warned:
@@ -187,7 +187,7 @@ class PartialDataset(Dataset):
     # -- as a dataset ------------------------------------------------------------------------------------------------
 
     def _count(self, name: str) -> int:
-        # Of all that was planned: step leaves are written before the first part.
+        # Over all planned steps: step leaves are written before the first part.
         leaf = self.schema[name]
         if self.complete or leaf.kind == "state":
             return super()._count(name)
@@ -202,7 +202,7 @@ class PartialDataset(Dataset):
 
 
 def open_partial(place: DatasetPlace, *, wait: float) -> PartialDataset:
-    """A `PartialDataset` once it has an episode, which may take ``wait`` seconds. Raises as it does when they have passed."""
+    """A `PartialDataset` as soon as it has an episode. Raises as it does after ``wait`` seconds."""
     until = time.monotonic() + wait
     while True:
         try:
@@ -214,21 +214,21 @@ def open_partial(place: DatasetPlace, *, wait: float) -> PartialDataset:
 
 
 def _map_finished(folder: Path) -> _Found:
-    """The episodes whose parts are finished, of a working folder with a plan."""
+    """The episodes of finished parts in a working folder with a plan."""
     plan, finished = read_manifest(folder, PLAN), finished_in_order(folder)
     table = open_episodes(folder, plan.episodes, plan.steps)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
-    leaves = manifest.schema if manifest.episodes else ()  # files that are appended to are not there before
+    leaves = manifest.schema if manifest.episodes else ()  # without episodes, some files do not exist yet
     rows = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}
     return _Found(folder, plan, finished, False, manifest, table, rows)
 
 
 def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> PartialDataset:
-    """A dataset from its pickle, which may have grown since. Raises UsageError where another one is in its place."""
+    """A dataset from its pickle, which may have grown since. Raises UsageError if another one replaced it."""
     try:
         opened = PartialDataset(DatasetPlace(root, dataset_id), plan)
     except DatasetNotFoundError as error:
-        message = f"{dataset_id} under {root} is not there any more, or was replaced since it was pickled"
+        message = f"{dataset_id} under {root} was deleted or replaced since it was pickled"
         raise UsageError(message, hint="open it again, and pickle that") from error
     if opened.manifest.episodes < episodes:
         raise UsageError(f"{opened!r} had {episodes} episodes when it was pickled")
@@ -246,7 +246,7 @@ def whole_episodes(table: EpisodeTable, parts: Sequence[dict[str, int]]) -> int:
 
 
 def is_outcome(plan: Manifest, manifest: Manifest) -> bool:
-    """Whether a finished dataset, or another plan, is what was planned: its small leaves and its parts are the same."""
+    """Whether a finished dataset, or another plan, is the planned one: with the same small leaves and parts."""
     if (plan.id, plan.steps, plan.episodes) != (manifest.id, manifest.steps, manifest.episodes):
         return False
     same_files = all(manifest.files.get(path) == ranges for path, ranges in plan.files.items())

@@ -1,4 +1,4 @@
-"""The rows of one part while a dataset is written: in place in the leaf's file, or in the part's own file.
+"""Writes the rows of one part: in place in the leaf's file, or in a file of the part.
 
 .parts/<leaf>.<part>.blob       rows in the order in which they were written; the journal lists the runs by position
 .parts/<leaf>.<part>.lengths    int64 [rows]: the stored length of every row, where rows differ in length
@@ -28,14 +28,14 @@ Encode = Callable[[Any, np.ndarray, int], tuple[bytes, np.ndarray]]
 
 
 class _Pieces:
-    """The runs of consecutive rows that a part was written in, each with a checksum, as the journal has them."""
+    """The runs of consecutive rows in which a part was written, each with a checksum, as the journal records them."""
 
     def __init__(self) -> None:
         self._pieces: list[dict[str, Any]] = []
         self._checksum = Crc32c()
 
     def add(self, position: int, rows: int, offset: int, data: Any, *, in_place: bool = False) -> None:
-        """``offset`` is where a run begins in the part's file or, ``in_place``, in that of the leaf."""
+        """``offset`` is the beginning of a run in the part's file or, ``in_place``, in the leaf's file."""
         last = self._pieces[-1] if self._pieces else None
         if last is None or last["position"] + last["rows"] != position:
             self._finish_run()
@@ -93,7 +93,7 @@ class RowsInPlace:
 
 
 class TedSink:
-    """Rows in place, twice: as ``observation`` of the step they begin and as ``next/observation`` of the one before.
+    """Writes rows in place twice: as ``observation`` of the step they start and as ``next/observation`` of the one before.
 
     ``state_starts`` holds the first state row of every episode of the dataset (int64, ascending); ``first`` is the
     part's first state row. State row s of episode e is the root row of step s - e, unless it is the episode's last,
@@ -136,9 +136,9 @@ class TedSink:
 
 
 class PartFile:
-    """Rows in the part's own file, encoded or as they are: a sink, or (without ``rows``, their number) appended in order.
+    """Writes rows to the part's file, encoded or raw: as a sink, or (without ``rows``, their number) appended in order.
 
-    The file gets its name when it is finished: two workers may write a part at once, when one was considered lost.
+    The file gets its name when it is finished: two workers may write a part at once, if one was considered lost.
     """
 
     def __init__(self, folder: Path, leaf: Leaf, number: int, encode: Encode | None, rows: int | None = None) -> None:
@@ -164,12 +164,12 @@ class PartFile:
             self._encoded(self._rows, data, np.arange(len(rows), dtype=np.int64) * self._row_bytes)
 
     def append_encoded(self, data: Any, lengths: np.ndarray) -> None:
-        """Append rows that are encoded as this leaf's are: their bytes one after the other, and the length of each."""
+        """Append rows that are already encoded like this leaf's: their concatenated bytes, and the length of each."""
         self._lengths.append((self._rows, lengths))
         self._store(self._rows, len(lengths), data)
 
     def copy(self, rows: Any, start: int, stop: int) -> None:
-        """Append rows ``start..stop-1`` of an open leaf that is stored like this one (`Codec.is_like`), as they are."""
+        """Append rows ``start..stop-1``, unchanged, of an open leaf that is stored like this one (`Codec.is_like`)."""
         self.append_encoded(*rows.stored(start, stop))
 
     def _encoded(self, position: int, buffer: Any, starts: np.ndarray) -> None:
@@ -186,7 +186,7 @@ class PartFile:
             self._rows += rows
 
     def finish(self, *, sync: bool = True) -> dict[str, Any]:
-        """Make what was written durable; returns the record for the journal. Without ``sync``, names take `sync_parts`."""
+        """Make the file durable; returns the record for the journal. Without ``sync``, its name needs `sync_parts`."""
         close_durably(self._file)
         rows = self._rows if self._expected is None else self._expected
         record = {"pieces": self._pieces.in_order(rows), "rows": rows}
@@ -207,24 +207,24 @@ class PartFile:
 
 
 def check_rows(position: int, count: int, rows: int) -> None:
-    """Raise RbdataError for rows outside a part of ``rows`` rows: beyond its end lie the rows of another one."""
+    """Raise RbdataError for rows outside a part of ``rows`` rows, which would overwrite those of another part."""
     if not 0 <= position <= position + count <= rows:
         raise RbdataError(f"rows {position}..{position + count - 1} are outside a part of {rows} rows")
 
 
 def part_path(folder: Path, leaf: Leaf, number: int) -> Path:
-    """The file of a part that is not yet appended to its leaf."""
+    """The file of a part that is not appended to its leaf yet."""
     return folder / PARTS / f"{'.'.join(leaf.key)}.{number}.blob"
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove part files that an interrupted run did not finish; while nothing writes any."""
+    """Remove part files that an interrupted run did not finish. Call while no worker writes."""
     for path in (folder / PARTS).glob("*.*.*.????????????????????????????????"):
         path.unlink()
 
 
 def sync_parts(folder: Path) -> None:
-    """Make durable the names of part files that are finished."""
+    """Make the names of finished part files durable."""
     sync_folder(folder / PARTS)
 
 
@@ -239,12 +239,12 @@ def write_lengths(path: Path, lengths: np.ndarray) -> str:
 
 
 def lengths_path(path: Path) -> Path:
-    """Where the lengths of the rows of the part file ``path`` lie."""
+    """The file with the row lengths of the part file ``path``."""
     return path.with_suffix(".lengths")
 
 
 def read_pieces(path: Path, pieces: list[dict[str, Any]]) -> Iterator[bytes]:
-    """The bytes of a part file in row order. Raises RbdataError where the file is too short."""
+    """The bytes of a part file in row order. Raises RbdataError if the file is too short."""
     with open_plain(path, "rb") as file:
         for piece in pieces:
             file.seek(piece["offset"])

@@ -1,4 +1,4 @@
-"""Which sources there are: the built-in ones, and those that other packages register.
+"""The registry of sources: the built-in ones, and those that other packages register.
 
 A source is an entry point of the group ``rbdata.sources``: a name, and a class derived from `datasets.sources.source.Source`.
 A package registers its own in its ``pyproject.toml``:
@@ -6,9 +6,9 @@ A package registers its own in its ``pyproject.toml``:
     [project.entry-points."rbdata.sources"]
     csvlog = "rbdata_csvlog:CsvLogSource"
 
-BUILT_IN holds the same for the sources of this package. No source is imported before it is asked for. `settings` reads
-names and options from here, and datasets the scores and environments that sources know, and `preprocess`. So this module is
-below the sources, and what `load` returns is not typed: `datasets.catalogue.load_source` is the typed way to a source.
+BUILT_IN holds the same for the sources of this package. A source is imported on first use. `settings` reads names and options
+from here, open datasets read scores and environments from sources, and call `preprocess`. So this module is in a layer below
+the sources, and what `load` returns is untyped: `datasets.catalogue.load_source` is the typed way to a source.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ BUILT_IN = {
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 
-#: Sources that read what is on this machine alone: no mirror holds anything for them.
+#: Sources that read only this machine, so that no mirror holds anything for them.
 WITHOUT_MIRRORS = frozenset({"arrays"})
 
-#: What `dataset.Dataset.save` calls. Text, as the sources are: this module is below them.
+#: The function that `dataset.Dataset.save` calls, as text because this module is below it.
 _PREPROCESS = "rbdata.preprocess.interface", "preprocess"
 
-#: The namespace of datasets that come from no source; no source can have this name.
+#: The namespace of datasets that users make; no source can have this name.
 MINE = "my"
 
 #: A name is the first part of dataset ids, and part of the name of an environment variable.
@@ -62,7 +62,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def registered() -> Mapping[str, EntryPoint]:
     """All sources by name, not loaded; the built-in ones first.
 
-    Warns of plug-ins that are left out: a name that is not valid, or that another source has.
+    Warns about plug-ins that are left out, because their name is invalid or taken.
     """
     from importlib.metadata import EntryPoint, entry_points
 
@@ -71,17 +71,16 @@ def registered() -> Mapping[str, EntryPoint]:
         if _NAME.fullmatch(entry.name) is None or entry.name == MINE:
             _warn(entry, "a source's name is lower-case letters, digits and underscores, and not 'my'")
         elif entry.name in found and found[entry.name].value != entry.value:
-            _warn(entry, f"{found[entry.name].value} has this name already")
+            _warn(entry, f"{found[entry.name].value} already has this name")
         else:
             found[entry.name] = entry
     return found
 
 
 def load(name: str) -> Any:
-    """The source of a name, a new object.
+    """A new object of the source with this name.
 
-    Raises UnknownDatasetError for an unknown one, naming the known ones, and PluginError for a plug-in that cannot be
-    imported.
+    Raises UnknownDatasetError, naming the known sources, and PluginError for a plug-in that cannot be imported.
     """
     entry = registered().get(name)
     if entry is None:

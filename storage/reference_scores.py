@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReferenceScores:
-    """The undiscounted returns that normalised scores call 0 (``low``) and 100 (``high``), and whose they are.
+    """The undiscounted returns that normalised scores call 0 (``low``) and 100 (``high``), and the policies they are from.
 
-    ``caveat`` is why the returns of a dataset itself cannot be normalised (clipped rewards), empty where they can be.
+    ``caveat`` says why the dataset's own returns cannot be normalised (clipped rewards); '' if they can.
     """
 
     low: float
@@ -51,7 +51,7 @@ class ReferenceScores:
 
 
 def recorded_scores(record: Mapping[str, Any]) -> ReferenceScores | None:
-    """The scores that the ``source`` record of a manifest states: two different finite numbers."""
+    """The scores in the ``source`` record of a manifest, if they are two different finite numbers."""
     stated = record.get("reference_scores")
     if not isinstance(stated, (list, tuple)) or len(stated) != 2:
         return None
@@ -61,14 +61,14 @@ def recorded_scores(record: Mapping[str, Any]) -> ReferenceScores | None:
 
 
 def reference_scores(manifest: Manifest) -> ReferenceScores | None:
-    """The reference scores of a dataset, of a preprocessed one those of the dataset it was made from; None without any.
+    """The reference scores of a dataset (for a preprocessed one, of its original dataset); None if unknown.
 
-    Where preprocessing changed the rewards, the ``caveat`` says so.
+    If preprocessing changed the rewards, the ``caveat`` says so.
     """
     source, changed = original_source(manifest)
     try:
         found = plugins.load(str(source.get("name"))).reference_scores(source)
-    except RbdataError:  # of no source, or of a plug-in that is not installed here
+    except RbdataError:  # without a source, or from a plug-in that is not installed
         found = recorded_scores(source)
     if not isinstance(found, ReferenceScores) or not changed:
         return found if isinstance(found, ReferenceScores) else None
@@ -77,8 +77,8 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
 
 
 def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:
-    """The ``source`` record of a dataset, of a preprocessed one that of the dataset it was made from, and whether
-    preprocessing changed the rewards."""
+    """The ``source`` record of a dataset (for a preprocessed one, of its original dataset), and whether preprocessing changed
+    the rewards."""
     source, lineage, changed = manifest.source, manifest.lineage, False
     while isinstance(lineage, Mapping):
         changed = changed or "next/reward" in ((lineage.get("leaves") or {}).get("changed") or [])
@@ -89,9 +89,9 @@ def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:
 
 
 def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:
-    """The returns of a dataset's own episodes as scores, NaN for those that are not whole.
+    """The returns of a dataset's episodes as scores, NaN for episodes that are not whole.
 
-    Raises UsageError where it has none, or they cannot be.
+    Raises UsageError if scores are unknown or do not apply.
     """
     import numpy as np
 
@@ -102,7 +102,7 @@ def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:
 
 
 def require_scores(scores: ReferenceScores | None, dataset_id: str) -> ReferenceScores:
-    """The scores, which must be known. Raises UsageError."""
+    """The scores. Raises UsageError if they are None."""
     if scores is None:
         hint = "D4RL, many Minari datasets and 57 Atari games have them"
         raise UsageError(f"no reference scores are known for {dataset_id}", hint=hint)

@@ -1,7 +1,7 @@
-"""What a dataset holds: its leaves, their kinds, dtypes, shapes and codecs.
+"""The schema of a dataset: its leaves, their kinds, dtypes, shapes and codecs.
 
 A *leaf* is one tensor of the dataset, named by its TED key. Keys are written as paths, ``next/reward`` for
-``("next", "reward")``, which is also where the leaf lies in the folder.
+``("next", "reward")``, which are also the paths of the leaf's files in the folder.
 
 A *step leaf* has one row per transition. A *state leaf* has one row per stored state: an episode of n steps has n + 1 of
 them, in order, so that one leaf serves both ``key`` and ``("next", key)`` without storing anything twice:
@@ -11,7 +11,7 @@ them, in order, so that one leaf serves both ``key`` and ``("next", key)`` witho
 
 so the state row of step i in episode e is ``i + e``, and its successor is the row after it.
 
-Two keys (or two levels of keys) may not differ in case alone: on many disks they would be one file.
+Two keys (or two levels of keys) may not differ only in case: on some file systems they would be the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .leaf import RESERVED, RESERVED_EVERYWHERE, Leaf, check_key
 #: The flags of TED: bool ``[1]`` per step, at the root (state at t) and under ``next`` (result of the action).
 FLAGS = ("done", "terminated", "truncated")
 
-#: Rows at least this large are worth storing once per state rather than twice per step (bytes).
+#: Bytes from which rows are stored once per state instead of twice per step.
 LARGE_ROW = 1024
 
 
@@ -50,12 +50,12 @@ class Schema:
             for path in accumulate(name.split("/"), lambda above, part: f"{above}/{part}"):
                 if not _is_spelled(path, spelled):
                     other = spelled[path.lower()]
-                    raise SchemaError(f"keys {other} and {path} differ in case only: some disks hold but one")
+                    raise SchemaError(f"keys {other} and {path} differ only in case, which some file systems ignore")
                 if path != name:
                     above.add(path)
         for name, times in names.items():
             if times > 1:
-                raise SchemaError(f"key {name} is there twice (a state leaf gives its key and the one under next)")
+                raise SchemaError(f"key {name} occurs twice (a state leaf has its key and the one under next)")
             if name in above:
                 raise SchemaError(f"key {name} is both a tensor and a folder of tensors")
 
@@ -66,7 +66,7 @@ class Schema:
         return self._by_name[name]
 
     def get(self, name: str) -> Leaf | None:
-        """The leaf of this name, None where there is none."""
+        """The leaf of this name, None if there is none."""
         return self._by_name.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -95,9 +95,9 @@ class Schema:
 def clean_keys(names: Iterable[str]) -> dict[str, str]:
     """Map provider names to legal keys, one to one.
 
-    ``/`` stays a level; every other character outside letters, digits and underscore becomes ``_``. Empty parts become
-    ``_``; reserved names, and those that differ from an earlier one in case alone, get one at their end. Raises SchemaError
-    when two names fall together, naming both.
+    ``/`` still separates levels; every other character except letters, digits and underscore becomes ``_``. Empty levels become
+    ``_``; reserved names, and names that differ from an earlier one only in case, get a trailing ``_``. Raises SchemaError,
+    naming both, if two names become the same key.
     """
     mapping: dict[str, str] = {}
     taken: dict[str, str] = {}
@@ -123,12 +123,12 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
 
 
 def _is_spelled(path: str, spelled: dict[str, str]) -> bool:
-    """Whether a path is spelled as it was before, where case does not count; remembers it."""
+    """Whether a path has the same case as in its first use; remembers the first use."""
     return spelled.setdefault(path.lower(), path) == path
 
 
 def ted_flags() -> tuple[Leaf, ...]:
-    """Flags and reward as TED has them: the root flags (state at t: all false) and the result under ``next``."""
+    """The flags and the reward of TED: root flags (state at t, all false) and those under ``next``."""
     roots = tuple(Leaf(flag, "step", "bool", (1,), constant=False) for flag in FLAGS)
     results = tuple(Leaf("next/" + flag, "step", "bool", (1,)) for flag in FLAGS)
     return (*roots, Leaf("next/reward", "step", "float32", (1,)), *results)

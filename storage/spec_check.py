@@ -1,7 +1,7 @@
-"""Whether the values of a dataset are in its spec.
+"""Checks the values of a dataset against its spec.
 
-Dtypes and shapes are those of the manifest whenever a folder can be opened; what is checked is the values, against
-`bounds`. TorchRL is not needed. Leaves without bounds are not read.
+Any folder that can be opened has the dtypes and shapes of its manifest, so only values are compared, with `bounds`. Leaves
+without bounds are not read. TorchRL is not needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from .keywords import check_keywords
 
 @dataclass(frozen=True)
 class SpecProblem:
-    """One key whose values are not in the spec: the ``first`` of ``steps`` such steps, and its row ``value``.
-
-    The row of ``value`` is cut off where it is long.
-    """
+    """One key with values outside the spec: the ``first`` of ``steps`` such steps, and its row as (shortened) text."""
 
     leaf: str
     first: int
@@ -37,7 +34,7 @@ class SpecProblem:
 
 @dataclass(frozen=True)
 class SpecReport:
-    """What `check_specs` found: ``steps`` read, ``unbounded`` leaves that were not, ``problems`` by key."""
+    """The result of `check_specs`: ``steps`` read, ``unbounded`` leaves (not read), ``problems`` by key."""
 
     steps: int
     unbounded: tuple[str, ...]
@@ -59,8 +56,8 @@ def check_specs(
 ) -> SpecReport:
     """Compare the values of a dataset with its spec: all steps, or ``batches`` of ``batch_size`` steps drawn at random.
 
-    NaN is outside any bounds. With ``strict`` values outside raise SpecError, naming the key and the first step;
-    otherwise they are in the report. Raises UsageError for sizes below 1, SchemaError for malformed spaces.
+    NaN is outside any bounds. With ``strict``, values outside raise SpecError, naming the key and the first step; otherwise
+    they are reported. Raises UsageError for sizes below 1, SchemaError for malformed spaces.
     """
     if batch_size < 1 or (batches is not None and batches < 1):
         raise UsageError(f"batches={batches!r} of batch_size={batch_size!r} steps: both must be at least 1")
@@ -93,14 +90,14 @@ def _steps(count: int, batches: int | None, batch_size: int, seed: int) -> Itera
 
 
 def _values(dataset: Dataset, name: str, steps: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The rows of a leaf at these steps, by TED key; a state leaf gives two."""
+    """The rows of a leaf at these steps, by TED key; a state leaf has two."""
     rows = dataset.rows[name]
     if rows.leaf.kind == "step":
         yield name, rows.take(steps)
         return
     states = steps + dataset.episode_of(steps)
-    there, place = torch.unique(torch.cat([states, states + 1]), return_inverse=True)
-    values = rows.take(there)
+    needed, place = torch.unique(torch.cat([states, states + 1]), return_inverse=True)
+    values = rows.take(needed)
     yield name, values[place[: len(steps)]]
     yield "next/" + name, values[place[len(steps) :]]
 

@@ -39,9 +39,9 @@ from .tensor_specs import (
 if TYPE_CHECKING:
     import gymnasium
 
-#: How many values a Discrete space has that does not state it: one more than the largest of the named leaf.
+#: The number of values of a Discrete space that does not state it: one more than the largest value of the named leaf.
 Count = Callable[[str], int]
-#: Bytes that the values of one step may have: a spec takes four times as many.
+#: Limit of the bytes of one step's values: a spec takes four times as many.
 LARGEST_STEP = 64 << 20
 
 
@@ -65,7 +65,7 @@ def _check_step(schema: Schema) -> None:
 
 
 def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
-    """The same with an upper bound where a Discrete space states none."""
+    """The bounds, with an upper one added for a Discrete space that states none."""
     if bounds.low is None or bounds.high is not None:
         return bounds
     last = np.array(max(count(bounds.leaf.name) - 1, int(bounds.low)), bounds.low.dtype)
@@ -92,7 +92,7 @@ def _leaf_spec(bounds: LeafBounds, categorical: bool) -> TensorSpec:
 
 
 def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Space:
-    """The space of ``base`` as the source states it; without a statement, boxes of the leaves' dtypes and shapes.
+    """The space of ``base`` that the source states; otherwise boxes of the leaves' dtypes and shapes.
 
     Raises MissingExtraError without gymnasium, UnknownKeyError without such leaves, SchemaError for malformed spaces.
     """
@@ -136,7 +136,7 @@ def _dict(level: dict[str, Any]) -> gymnasium.Space:
 
 
 def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gymnasium.Space:
-    """A basic space. ``leaf`` holds its values; None where they were left out of the dataset."""
+    """A basic space. ``leaf`` holds its values; None if they were left out of the dataset."""
     from gymnasium import spaces
 
     name = leaf.name if leaf else name

@@ -1,8 +1,8 @@
-"""Folders as ``TensorDict.memmap`` writes them, read without running any code that they name.
+"""Reads folders that ``TensorDict.memmap`` writes, without running any code that they name.
 
-``TensorDict.load_memmap`` takes the class to load from a string in ``meta.json``, and some of those classes unpickle files
-that the same JSON names: a folder from elsewhere can run code. This reader never imports a class, never unpickles and never
-follows a link. The format is that of tensordict 0.13 and 0.14 (the tests compare with what it writes itself):
+``TensorDict.load_memmap`` takes the class to load from a string in ``meta.json``, and some of those classes unpickle files that
+the same JSON names: an untrusted folder can run code. This reader never imports a class, never unpickles and never follows a
+link. The format is that of tensordict 0.13 and 0.14 (the tests compare with what tensordict writes):
 
     meta.json            {"shape": batch size, "device", "_type": class of the folder, key: entry, ...}
         a tensor         {"device", "shape", "dtype": "torch.float32", "is_nested": false}, its elements in <key>.memmap
@@ -44,7 +44,7 @@ _BITS = "bits8 bits16 bits1x8 bits2x4 bits4x2"
 _DTYPES = frozenset(["bool", *_NUMBERS.split(), *_NARROW.split(), *_BITS.split()])
 _ENCODED = frozenset('/<>:"|?*\\ \0%') | {chr(code) for code in (*range(32), 127)}
 _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
-#: Bounds of what is read before anything is known about the data: bytes of one meta.json, and levels of folders.
+#: Limits before anything is known about the data: bytes of a meta.json, and levels of folders.
 _META_BYTES, _DEPTH = 16 << 20, 32
 
 
@@ -75,16 +75,16 @@ def write_meta(
 
 
 def read_memmap(folder: Path) -> TensorDict:
-    """Map a folder of tensors: writes to the tensors reach the files, as with ``TensorDict.load_memmap``.
+    """Map a folder of tensors; writes to them reach the files, as with ``TensorDict.load_memmap``.
 
-    Raises DamagedDatasetError for files that are missing, too short or malformed, and UsageError for contents that are not
-    plain tensors or JSON values. ``folder`` itself may be a link; nothing inside it may be one.
+    Raises DamagedDatasetError for files that are missing, too short or malformed, and UsageError for contents other than plain
+    tensors and JSON values. ``folder`` itself may be a link; nothing inside it may be one.
     """
     return _read_folder(Path(folder), 0).lock_()
 
 
 def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
-    """A JSON object out of a regular file of at most ``limit`` bytes. Raises DamagedDatasetError."""
+    """A JSON object from a regular file of at most ``limit`` bytes. Raises DamagedDatasetError."""
     size = regular_size(path)
     if size > limit:
         raise DamagedDatasetError(f"{path} has {size} bytes, more than the {limit} that such a file may have")
@@ -93,12 +93,12 @@ def read_json(path: Path, limit: int = _META_BYTES) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DamagedDatasetError(f"{path} cannot be read as JSON: {reason(error)}") from error
     if not isinstance(record, dict):
-        raise DamagedDatasetError(f"{path} holds no JSON object")
+        raise DamagedDatasetError(f"{path} does not hold a JSON object")
     return record
 
 
 def regular_size(path: Path) -> int:
-    """Size of a regular file in bytes. Raises DamagedDatasetError for a link, a device, a pipe, or nothing at all."""
+    """Size of a regular file in bytes. Raises DamagedDatasetError for anything else, and if it is missing."""
     found = _status(path)
     if not stat.S_ISREG(found.st_mode):
         raise DamagedDatasetError(f"{path} is not a regular file")
@@ -106,11 +106,11 @@ def regular_size(path: Path) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Raise DatasetExistsError where a folder that is to be written to holds links, pipes or devices at any depth: what is
-    written would go through them. There need not be a folder."""
+    """Raise DatasetExistsError if a folder to write to holds links, pipes or devices at any depth, through which writes would
+    go. The folder may be missing."""
     for top, folders, files in os.walk(folder):
         for path in (Path(top, name) for name in (*folders, *files)):
-            with suppress(FileNotFoundError):  # of another process that writes
+            with suppress(FileNotFoundError):  # another process writes here too
                 mode = path.lstat().st_mode
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     message = f"{path} is neither a file nor a folder: nothing is written through it"
@@ -161,7 +161,7 @@ def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> An
         return _read_folder(below, depth + 1)
     _check_class(below, record, _VALUE)
     if "data" not in record or not _is_plain(record["data"]):
-        raise UsageError(f"{below} holds a value that is no number, text or list of these: it is not read")
+        raise UsageError(f"{below} holds a value other than numbers, text and lists of these, which is not read")
     return record["data"]
 
 
@@ -172,26 +172,23 @@ def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
 
 
 def is_known_dtype(dtype: torch.dtype) -> bool:
-    """Whether `dtype_named` knows it: what is written with others cannot be read."""
+    """Whether `dtype_named` knows a dtype; files with other ones cannot be read."""
     return str(dtype).removeprefix("torch.") in _DTYPES
 
 
 def dtype_named(name: Any, place: object) -> torch.dtype:
-    """The dtype with a name such as "float32" or "torch.float32"; ``place`` says in the error where the name was found.
-
-    Raises DamagedDatasetError for an unknown one.
-    """
+    """The dtype with a name such as "float32" or "torch.float32". Raises DamagedDatasetError, naming ``place``, if unknown."""
     import torch
 
     short = str(name).removeprefix("torch.")
     dtype: torch.dtype | None = getattr(torch, short, None) if short in _DTYPES else None
-    if dtype is None:  # or one that this version of torch does not have
-        raise DamagedDatasetError(f"{place}: {name!r} is no known dtype")
+    if dtype is None:  # unknown, or missing in this version of torch
+        raise DamagedDatasetError(f"{place}: unknown dtype {name!r}")
     return dtype
 
 
 def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
-    """Map a file of one tensor's elements, writable. Raises DamagedDatasetError when it does not hold that tensor."""
+    """Map a file of one tensor's elements, writable. Raises DamagedDatasetError if it does not hold that tensor."""
     import torch
     from tensordict import MemoryMappedTensor
 
@@ -209,7 +206,7 @@ def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
 
 
 def check_writable(data: Any, taken: Iterable[str] = (), *, level: str = "") -> None:
-    """Raise UsageError where `read_memmap` would not give back what ``TensorDict.memmap`` makes of these data.
+    """Raise UsageError for data that `read_memmap` would not restore from what ``TensorDict.memmap`` writes.
 
     ``taken`` are the names of other files in the folder.
     """
@@ -219,7 +216,7 @@ def check_writable(data: Any, taken: Iterable[str] = (), *, level: str = "") -> 
     for key, value in data.items():
         place = f"{level}{key}"
         if key in _OWN_ENTRIES:
-            raise UsageError(f"the key {place!r} has a meaning of its own in a folder of tensors", hint="rename it")
+            raise UsageError(f"the key {place!r} is reserved in a folder of tensors", hint="rename it")
         name = encoded_name(key)
         if not _encodes(name) or len(name.encode()) > 248:
             raise UsageError(f"no file can be named after the key {place!r:.100}", hint="rename it")
@@ -232,7 +229,7 @@ def check_writable(data: Any, taken: Iterable[str] = (), *, level: str = "") -> 
         elif _is_strided(value) and is_known_dtype(value.dtype):
             name += ".memmap"
         else:
-            raise UsageError(f"{place} is a {_describe(value)}, which is not read from files")
+            raise UsageError(f"{place} is a {_describe(value)}, which cannot be read from files")
         if name in names:
             raise UsageError(f"the key {place!r} would take the place of another file, {name}", hint="rename it")
         names.add(name)
@@ -249,7 +246,7 @@ def _describe(value: Any) -> str:
 
 
 def _existing(folder: Path, key: str, suffix: str) -> Path:
-    """The file or folder of a key: under its encoded name or, from older versions of tensordict, under the key itself."""
+    """The file or folder of a key, under its encoded name or (from older versions of tensordict) under the key itself."""
     encoded = encoded_name(key)
     path = folder / f"{encoded}{suffix}"
     if encoded != key and not {"/", "\\", "\0"}.intersection(key) and f"{key}{suffix}" not in ("", ".", ".."):
@@ -266,7 +263,7 @@ def encoded_name(key: str) -> str:
 
 
 def _check_class(folder: Path, record: dict[str, Any], expected: str) -> None:
-    """Refuse classes other than the expected one, and any pickle beside the file."""
+    """Raise UsageError for classes other than the expected one, and for any pickle in the folder."""
     if record.get("_type") != expected:
         raise UsageError(f"{folder} holds a {record.get('_type')!r}, which is not read: only plain TensorDicts are")
     if any(path.suffix in (".pickle", ".pkl") for path in folder.iterdir()):
@@ -282,7 +279,7 @@ def _shape(value: Any, where: Path) -> tuple[int, ...]:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether JSON as tensordict writes it gives the same value back."""
+    """Whether a value survives the JSON that tensordict writes."""
     if type(value) in (list, dict):
         parts = value if type(value) is list else [*value, *value.values()]
         named = type(value) is list or all(type(key) is str for key in value)
@@ -297,6 +294,6 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 def _encodes(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # of half a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True

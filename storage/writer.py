@@ -1,4 +1,4 @@
-"""Plan, fill, commit: how a dataset folder comes to be.
+"""Writes a dataset folder in three steps: plan, fill, commit.
 
 1. *Plan*: step leaves and the episode table are written from what is cheap to read; all row counts are then known. Step
    leaves are small (13 bytes a step for Atari): one process appends them in step order (`ColumnWriter`), a block at a time.
@@ -6,11 +6,12 @@
    compressed parts are appended to the blob in order, while later ones are still being filled.
 3. *Commit*: the manifest is written and the working folder renamed to the dataset.
 
-Where the row counts are only known when a part is done (`preprocess`), all bulk leaves are *appended*: like compressed parts,
-every part is a separate file until its turn comes, and the plan (episode table, constant leaves) follows the fill.
+If row counts are known only when a part is done (`preprocess`), all bulk leaves are *appended*: like compressed parts, every
+part is a separate file until its turn comes, and the plan (episode table, constant leaves) follows the fill.
 
-Killed at any moment, the next writer with the same fingerprint resumes from the journal and ends with the same bytes; what
-earlier runs finished is compared with its checksums once. A working folder with another fingerprint is not silently discarded.
+If a writer is killed at any moment, the next one with the same fingerprint resumes from the journal and produces the same
+bytes; work of earlier runs is compared with its checksums once. A working folder with another fingerprint is never silently
+discarded.
 
 A larger dataset replaces a smaller one of the same id: parts of the old one (`OldDataset`) are copied instead of fetched again.
 The new dataset is written next to the old one and then takes its place; readers of the old one are not disturbed. A part is
@@ -49,14 +50,14 @@ from .parts import PARTS, TedSink, remove_unfinished
 from .schema import Schema
 from .tensordict_folder import write_meta
 
-#: Most bytes of a constant leaf that are written at once.
+#: Bytes of a constant leaf that are written at once.
 _CONSTANT_BLOCK = 1 << 22
 
 
 class ColumnWriter:
-    """Appends rows to every step leaf of a schema below ``folder``; with no folder it only checks and counts.
+    """Appends rows to every step leaf of a schema in ``folder``; without a folder it only checks and counts.
 
-    Constant leaves are not appended: ``close`` writes them (as holes in the file where the value is zero).
+    Constant leaves are not appended: ``close`` writes them (as a hole if the value is zero).
     """
 
     def __init__(self, folder: Path | None, schema: Schema) -> None:
@@ -73,13 +74,13 @@ class ColumnWriter:
                 self._files[leaf.name] = open_replacement(path)
 
     def reserve(self, rows: int) -> None:
-        """Raise DiskSpaceError when this many rows in all do not fit on the disk."""
+        """Raise DiskSpaceError if this many rows in total do not fit on the disk."""
         if self._folder is not None:
             size = rows * sum(leaf.row_bytes for leaf in self._leaves)
             check_space(self._folder, size, "the dataset")
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Append rows: one array ``[n, *leaf.shape]`` for each step leaf that is not constant.
+        """Append rows: one array ``[n, *leaf.shape]`` per step leaf that is not constant.
 
         Raises SchemaError for other keys, dtypes, shapes or lengths than the schema's.
         """
@@ -101,7 +102,7 @@ class ColumnWriter:
         self.rows += counts.pop()
 
     def close(self) -> dict[str, list[list[object]]]:
-        """Finish all files; returns their ranges as they are recorded, by path relative to the folder."""
+        """Finish all files; returns their recorded ranges by path relative to the folder."""
         if self._folder is None:
             return {}
         ranges: dict[str, list[list[object]]] = {}
@@ -143,20 +144,19 @@ Files = dict[str, list[list[Any]]]
 _WORK = {"part", "merged", "statistics", "copy", "log"}
 #: The entry of a run that no other can go on with.
 _ONCE = "once"
-#: The record of appended rows before the first part.
+#: The entry of appended rows before the first part.
 _NOTHING = {"blob": 0, "rows": 0}
 
 
 class DatasetWriter:
     """Writes one dataset. Use it with the place's lock held.
 
-    ``fingerprint`` is a string that identifies everything the resulting bytes depend on. ``restart`` discards unfinished
-    work instead of resuming it, except what a restart of the same fingerprint began; without it, unfinished work of another
-    fingerprint raises UnfinishedDatasetError.
-    ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends all others. ``appended``: parts of
-    all leaves are appended (`Codec.open_appender` writes them); none has its place in a preallocated file. ``command`` is
-    the command line of this run, which continues it, if there is one. ``continues``: whether another run can go on with this
-    one's work; what it leaves is otherwise discarded by the next (``discarded`` then says so).
+    ``fingerprint`` identifies everything the resulting bytes depend on. ``restart`` discards unfinished work instead of
+    resuming it, unless an earlier restart with the same fingerprint started it; without ``restart``, unfinished work of another
+    fingerprint raises UnfinishedDatasetError. ``bulk`` names the leaves that workers fill in ``parts`` parts; the plan appends
+    all others. ``appended``: parts of all leaves are appended (`Codec.open_appender` writes them) instead of written in place
+    in preallocated files. ``command`` is the command line that continues this run, if there is one. ``continues``: whether
+    another run can continue this one's work; otherwise the next run discards it (and ``discarded`` is set).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class DatasetWriter:
         journal.record_command(command)
 
     def set_schema(self, schema: Schema, bulk: tuple[str, ...], parts: int) -> None:
-        """Set the schema and the number of parts, where only the raw files tell them; before ``columns``, if at all."""
+        """Set the schema and the number of parts if they are known only from the raw files; call before ``columns``."""
         self.schema, self.parts = schema, parts
         self.bulk = tuple(schema[name] for name in bulk)
         if self.appended and self._journal.find("plan")[None].get("parts") != parts:
@@ -218,7 +218,7 @@ class DatasetWriter:
         self._journal.record({"kind": "plan", "parts": self.parts})
 
     def remember(self, kind: str, content: Mapping[str, Any], number: int | str = 0) -> None:
-        """Record a result for the next run, in case this one is interrupted."""
+        """Record a result in the journal, for the next run if this one is interrupted."""
         self._journal.record({**content, "kind": kind, "number": number})
 
     def remembered(self, kind: str) -> dict[Any, dict[str, Any]]:
@@ -236,11 +236,11 @@ class DatasetWriter:
     # -- plan ------------------------------------------------------------------------------------------------------
 
     def columns(self) -> ColumnWriter:
-        """Where the plan appends step rows; every run writes them again, with the same bytes."""
+        """The writer of step rows for the plan; every run writes them again, with the same bytes."""
         return self.begin_plan()()
 
     def begin_plan(self) -> Callable[[], ColumnWriter]:
-        """What `columns` calls, picklable: another process may make the plan."""
+        """A picklable function that opens the writer of `columns`: another process may make the plan."""
         remove_plan(self.folder)
         small = Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk))
         return partial(ColumnWriter, self.folder, small)
@@ -248,8 +248,8 @@ class DatasetWriter:
     def planned(self, files: Mapping[str, list[list[Any]]], episodes: EpisodeTable, digest: str = "") -> None:
         """Add the finished columns (``ColumnWriter.close``) and the episode table, and preallocate the states.
 
-        ``digest`` identifies the plan that was made from the source's data. Raises UnfinishedDatasetError when parts are
-        finished that were planned from other data.
+        ``digest`` identifies the plan made from the source's data. Raises UnfinishedDatasetError if finished parts were planned
+        from other data.
         """
         before = self._journal.find("digest").get(None, {}).get("digest")
         if before is not None and before != digest and self._journal.find("part"):
@@ -267,7 +267,7 @@ class DatasetWriter:
         return (self.states if leaf.kind == "state" else self.steps) * leaf.row_bytes
 
     def stored_dictionary(self, leaf: Leaf) -> bytes | None:
-        """The dictionary that an interrupted run stored, if it is still what was stored."""
+        """The dictionary that an interrupted run stored, if it is unchanged."""
         entry = self._journal.find("dictionary").get(leaf.name)
         path = self.folder / codec_of(leaf).path("dictionary")
         if entry is None or not path.is_file():
@@ -276,7 +276,7 @@ class DatasetWriter:
         return data if crc32c(data) == entry.get("crc32c") else None
 
     def dictionary(self, leaf: Leaf, data: bytes) -> None:
-        """Store the dictionary of a leaf whose codec uses one; rows finished with another one are forgotten."""
+        """Store the dictionary of a leaf whose codec uses one; parts encoded with another one are dropped."""
         name = codec_of(leaf).path("dictionary")
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ class DatasetWriter:
         self.files[name] = [[len(data), crc32c(data)]]
 
     def publish(self, manifest: Manifest) -> None:
-        """Let others read the finished parts from now on; call it once the dictionaries are stored. Fills in ``files``."""
+        """Let readers open the finished parts from now on; call once the dictionaries are stored. Fills in ``files``."""
         manifest.files = {path: [record[:2] for record in records] for path, records in sorted(self.files.items())}
         write_plan(self.folder, manifest)
 
@@ -301,7 +301,7 @@ class DatasetWriter:
         self._journal.record({**record, "kind": "part", "number": number})
 
     def parts_done(self) -> dict[int, dict[str, Any]]:
-        """The records of the parts that are filled, by number; a part whose files are lost or damaged is not among them.
+        """The records of the filled parts by number, without parts whose files are lost or damaged.
 
         Call it when the leaves are known and the plan is made: what earlier runs filled is compared with its checksums once.
         """
@@ -340,7 +340,7 @@ class DatasetWriter:
             pass
 
     def _merge_next(self) -> bool:
-        """Append the next parts, or rewrite lost ones between others; returns whether there were any."""
+        """Append the next parts, or rewrite lost parts in a gap; returns whether there were any."""
         finished, merged = self.parts_done(), self._journal.find("merged")
         first = next(number for number in range(self.parts + 1) if number not in merged)
         waiting = {number for number in finished if number not in merged}
@@ -351,7 +351,7 @@ class DatasetWriter:
         before = merged[first - 1]["leaves"] if first else {}
         inside = False
         if max(merged, default=-1) > first:
-            # Parts filled again have the same bytes as before, unless the data changed: then all later ones are useless.
+            # Refilled parts have the same bytes as before, unless the data changed: then all later parts are useless.
             inside = after is not None and all(
                 codec.fits(
                     [finished[number]["leaves"][codec.leaf.name] for number in numbers],
@@ -364,7 +364,7 @@ class DatasetWriter:
                 return False  # other lost parts of this gap are still being filled
             if not inside:
                 self._forget_parts(range(numbers[-1] + 1, self.parts))
-                for codec in self._in_parts():  # readers keep the old inode when it is truncated
+                for codec in self._in_parts():  # readers keep the old inode when the file is truncated
                     for name in codec.appended:
                         replace_by_copy(self.folder / codec.path(name))
         entries: list[dict[str, Any]] = [{"kind": "merged", "number": number, "leaves": {}} for number in numbers]
@@ -385,7 +385,7 @@ class DatasetWriter:
         return [codec for codec in map(codec_of, self.bulk) if self.appended or not codec.fixed_rows]
 
     def _in_place(self) -> list[Leaf]:
-        """The leaves whose parts are written at their place in a preallocated file."""
+        """The leaves whose parts are written in place in a preallocated file."""
         return [leaf for leaf in self.bulk if not self.appended and codec_of(leaf).fixed_rows]
 
     # -- commit ----------------------------------------------------------------------------------------------------
@@ -398,9 +398,9 @@ class DatasetWriter:
     ) -> Path:
         """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path.
 
-        ``ranges``: the first part of each range of checksums, and the first one after it (None: a range for each part).
-        With ``original``, the files must be those that it lists, and it is written again: the folder is then the same, byte
-        by byte. Raises DamagedDatasetError where they differ.
+        ``ranges``: the first part of each checksum range, and the first part after it (None: a range per part). With
+        ``original``, the files must be those that it lists, and it is written unchanged, so that the folder is the same byte
+        for byte. Raises DamagedDatasetError if they differ.
         """
         self.merge()
         merged = self._journal.find("merged")
@@ -410,7 +410,10 @@ class DatasetWriter:
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
         files = self._collect_ranges(ranges or [(number, number + 1) for number in range(self.parts)])
-        for path, records in files.items():  # checksums cover these bytes only; another program may have appended some
+        for (
+            path,
+            records,
+        ) in files.items():  # checksums cover only these bytes; another program may have appended others
             with open_plain(self.folder / path, "r+b") as file:
                 if os.fstat(file.fileno()).st_size > (size := sum(record[0] for record in records)):
                     file.truncate(size)
@@ -445,16 +448,16 @@ class DatasetWriter:
         return {path: joined.get(path) or [record[:2] for record in records] for path, records in self.files.items()}
 
     def _check_same(self, manifest: Manifest, original: Manifest) -> None:
-        """Raise DamagedDatasetError where files differ from those of ``original``, whatever pieces they were written in."""
+        """Raise DamagedDatasetError if files differ from those of ``original``; their ranges may differ."""
         found = {name: join_ranges(ranges) for name, ranges in manifest.files.items()}
         other = [name for name, ranges in original.files.items() if found.get(name) != join_ranges(ranges)]
         if other or len(manifest.files) != len(original.files):
-            message = f"the data that {self.place.id} was made from now give other bytes: {', '.join(other)}"
+            message = f"the data that {self.place.id} was made from now result in other bytes: {', '.join(other)}"
             raise DamagedDatasetError(message, hint="start over with --force")
 
 
 def _holds_work(journal: Journal, folder: Path) -> bool:
-    """Whether a run can resume from anything in a working folder."""
+    """Whether a working folder holds anything that a run can resume from."""
     kinds = {entry.get("kind") for entry in journal.entries}
     if _ONCE in kinds:
         return False
@@ -462,7 +465,7 @@ def _holds_work(journal: Journal, folder: Path) -> bool:
 
 
 def finished_parts(folder: Path, fingerprint: str, *, restart: bool) -> set[int] | None:
-    """The parts that the next run with this fingerprint finds finished, by the journal; None where it starts over."""
+    """The parts that the next run with this fingerprint will find finished; None if it will start over."""
     journal = Journal(folder / JOURNAL)
     if journal.fingerprint != fingerprint or (restart and not journal.find("restart")):
         return None
@@ -470,10 +473,10 @@ def finished_parts(folder: Path, fingerprint: str, *, restart: bool) -> set[int]
 
 
 def open_sink(folder: Path, leaf: Leaf, number: int, first: int, rows: int, states: int, threads: int = 1) -> Sink:
-    """The sink for one part of a bulk leaf in a working folder. Called in the workers.
+    """The sink for one part of a bulk leaf in a working folder. Called in workers.
 
-    ``first`` and ``rows`` are the part's state rows, ``states`` those of the whole dataset. A step leaf takes state rows
-    all the same (plain TED holds every state twice), and its ``next/`` twin is filled with it. ``threads`` encode at once.
+    ``first`` and ``rows`` are the part's state rows, ``states`` those of the whole dataset. A step leaf takes state rows too
+    (plain TED holds every state twice), and its ``next/`` twin is filled with it. ``threads`` encode in parallel.
     """
     if leaf.kind == "step":
         start = np.fromfile(folder / EPISODES / "start.memmap", "<i8")
@@ -486,9 +489,9 @@ def fingerprint(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# -- whether earlier work is still what was written ----------------------------------------------------------------------
+# -- checking earlier work -----------------------------------------------------------------------------------------------
 
-#: A disk that does not give back what was written; other errors (too many open files) say nothing about the work.
+#: Errors of lost files or a failing disk; others (too many open files) say nothing about the work.
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 
 Records = Mapping[int, Mapping[str, Any]]
@@ -497,10 +500,10 @@ Records = Mapping[int, Mapping[str, Any]]
 def _find_changed(
     folder: Path, in_parts: Sequence[Codec], in_place: Collection[str], finished: Records, merged: Records
 ) -> set[int]:
-    """The numbers of parts whose files, or whose rows in the leaves' files, differ from the record.
+    """The numbers of parts whose files, or whose rows in the leaves' files, differ from the journal.
 
-    ``in_parts`` are the leaves whose parts are appended (``merged``: the entries of those that are), ``in_place`` the files in
-    which every part has its place. Everything is read once, by several threads.
+    ``in_parts`` are the leaves whose parts are appended (``merged``: their entries so far), ``in_place`` the files in which
+    parts are written in place. Everything is read once, by several threads.
     """
 
     def is_proved(number: int) -> bool:
@@ -516,7 +519,7 @@ def _find_changed(
                 return False
             raise
         except (RbdataError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            return False  # a record that no writer makes
+            return False  # an invalid record
 
     numbers = {*finished, *merged}
     counted = sorted(number for number in numbers if isinstance(number, int))
@@ -525,7 +528,7 @@ def _find_changed(
 
 
 def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, Any]) -> bool:
-    """Whether the rows of a part that were written at their places are those recorded."""
+    """Whether the rows of a part that were written in place match the record."""
     records = [leaf for leaf in record["leaves"].values() if "begin" in leaf]
     if {path for leaf in records for path in leaf["ranges"]} != set(in_place):
         return False
@@ -543,7 +546,7 @@ def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, A
 
 
 class OldDataset:
-    """The dataset that is about to be replaced by a larger one."""
+    """A dataset that is about to be replaced by a larger one."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -552,7 +555,7 @@ class OldDataset:
 
     @classmethod
     def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
-        """The dataset in a folder, if its rows fit a dataset of this schema."""
+        """The dataset in a folder, if its rows fit this schema; otherwise None."""
         if not (folder / FILENAME).is_file():
             return None
         manifest = read_manifest(folder)
@@ -561,7 +564,7 @@ class OldDataset:
         return old if usable and schema.states and old._dictionaries_are_sound() else None
 
     def _dictionaries_are_sound(self) -> bool:
-        """With a damaged dictionary the old rows cannot be decoded."""
+        """Whether the dictionaries are intact; with a damaged one the old rows cannot be decoded."""
         try:
             names = [name for name in self.manifest.files if name.endswith("/dictionary")]
             return not any(list(damaged_ranges(self.folder / name, self.manifest.files[name])) for name in names)
@@ -573,18 +576,18 @@ class OldDataset:
         return codec_of(leaf).read_dictionary(self.folder)
 
     def bytes_of_state(self) -> float:
-        """Bytes on disk of one state, on average."""
+        """Average bytes on disk of a state."""
         paths = [path for leaf in self.manifest.schema.states for path in codec_of(leaf).files]
         total = sum(length for path in paths for length, _ in self.manifest.files[path])
         return total / max(1, self.manifest.states)
 
     def holds(self, part: dict[str, Any]) -> bool:
-        """Whether it was made from the same rows of the same object."""
+        """Whether the old dataset has this part, from the same rows of the same object."""
         old = self._parts.get(part["layout"], (0, None))[1]
         return old is not None and _same_object(part["object"], old["object"])
 
     def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy a part's rows into the new dataset; returns the journal record, None where they are missing or damaged."""
+        """Copy a part's rows into the new dataset; returns the journal record, None if they are missing or damaged."""
         number, old = self._parts.get(part["layout"], (0, None))
         if old is None or not _same_object(part["object"], old["object"]):
             return None
@@ -593,12 +596,12 @@ class OldDataset:
             leaves = {leaf.name: self._copy(leaf, writer, index, part["first_state"], here) for leaf in writer.bulk}
             return {"leaves": leaves, "crc32c": old["object"]["crc32c"]}
         except (OSError, RbdataError):
-            return None  # damaged or gone: it is fetched
+            return None  # damaged or missing: the part is fetched
 
     def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, here: OldPart) -> dict[str, Any]:
         codec, files = codec_of(leaf), self.manifest.files
         if codec.fixed_rows:
-            # The ranges of a part are the pieces in which it was written: none is shared with another part.
+            # The ranges of a part are the pieces in which it was written, so parts share none.
             begin, end = (row * leaf.row_bytes for row in (here[1], here[1] + here[2]))
             for piece in self._ranges.covering(leaf.memmap, begin, end):
                 if sum_range(self.folder / leaf.memmap, piece.begin, piece.length)[1] != piece.crc32c:
@@ -607,5 +610,5 @@ class OldDataset:
 
 
 def _same_object(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    """Whether two source objects have the same name, size and checksum, where these are stated."""
+    """Whether two source objects have the same name, size and checksum, as far as these are stated."""
     return all(new[key] is None or new[key] == old[key] for key in ("name", "size", "crc32c"))

@@ -1,7 +1,7 @@
-"""Codecs: how the rows of a leaf are stored. One module a codec; the rest of the package asks here.
+"""Codecs: how the rows of a leaf are stored. One module per codec; the rest of the package uses the functions below.
 
-A new codec is a module in this folder with a `codec.Codec` (or a `compressed.CompressedCodec`, of which only the
-compressor is left to write) and a line in ``CODECS``. Modules are loaded when a codec is used.
+A new codec is a module in this folder with a `codec.Codec` (or a `compressed.CompressedCodec`, which needs only a compressor)
+and a line in ``CODECS``. Modules are loaded when a codec is used.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from ..leaf import Leaf
     from .codec import Codec
 
-#: Name in the manifest -> module (relative to this package, where it begins with a dot) and class in it.
+#: Name in the manifest -> module (relative to this package if it starts with a dot) and class in it.
 CODECS = {"raw": (".raw", "RawCodec"), "zstd": (".zstd", "ZstdCodec")}
 
 #: The codec of small leaves and of plain TED: rows in the file as they are in memory.
 PLAIN = "raw"
-#: The codec of large leaves where the user chooses none.
+#: The default codec of large leaves.
 DEFAULT = "zstd"
 
 
 def choices() -> tuple[str, ...]:
-    """What users can choose from: ``auto`` and the names of all codecs."""
+    """The choices of users: ``auto`` and the names of all codecs."""
     return ("auto", *CODECS)
 
 
 def resolve_choice(choice: str, *, plain: bool = False) -> str:
-    """The codec of large leaves for a choice out of ``choices()``; ``plain``: the layout requires plain rows.
+    """The codec of large leaves for a choice of ``choices()``; ``plain``: the layout requires plain rows.
 
     Raises UsageError for an unknown name, and for a codec that the layout excludes.
     """
     if choice not in choices():
         raise UsageError(f"codec is {', '.join(choices())}, not {choice!r}")
     if plain and choice not in ("auto", PLAIN):
-        message = f"layout ted is for readers that know no codec: its frames are {PLAIN}"
+        message = f"layout ted is for readers without codecs: its frames are {PLAIN}"
         raise UsageError(message, hint=f"leave out --codec {choice}, or --layout ted")
     return PLAIN if plain else DEFAULT if choice == "auto" else choice
 

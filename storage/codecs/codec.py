@@ -1,4 +1,4 @@
-"""What a codec does: the one interface between stored rows and the rest of the package."""
+"""The interface of codecs, between stored rows and the rest of the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece
 if TYPE_CHECKING:
     import torch
 
-#: Bytes of a dictionary; those of zstd have about 100 kB.
+#: Limit in bytes of a dictionary; zstd's have about 100 kB.
 LARGEST_DICTIONARY = 64 << 20
 #: Checksum ranges of files by path, as the manifest has them.
 Files = Mapping[str, Sequence[Sequence[Any]]]
@@ -35,31 +35,31 @@ class Rows(Protocol):
     def count(self) -> int: ...
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        """``length`` consecutive rows from each of ``first`` (int64 ``[B]``): a fresh ``[B, length, *shape]``.
+        """``length`` consecutive rows from each of ``first`` (int64 ``[B]``): a new tensor ``[B, length, *shape]``.
 
         Every ``first`` must lie in ``[0, count - length]``.
         """
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        """Single rows (``index`` int64 ``[B]``): a fresh ``[B, *shape]``."""
+        """Single rows (``index`` int64 ``[B]``): a new tensor ``[B, *shape]``."""
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start..stop-1``, ``[stop - start, *shape]``; fixed rows give a private view, others fresh memory."""
+        """Rows ``start..stop-1``, ``[stop - start, *shape]``: a private view of fixed rows, new memory for others."""
 
 
 class StoredRows(Rows, Protocol):
     """Rows in files, whose bytes may have to be fetched first."""
 
     def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """The bytes that ``length`` rows from each of ``first`` (int64 ``[n]``) lie in: ``(path, starts, stops)`` a file.
+        """The bytes of ``length`` rows from each of ``first`` (int64 ``[n]``): ``(path, starts, stops)`` per file.
 
-        Each file's bytes are read before the next file's are requested, so they must be present then; the rows' own file
-        (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
+        The iterator reads each file's bytes before it yields the next file, so they must be present by then; the file of the
+        rows (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
         """
 
 
 class GuardedRows(ABC):
-    """Stored rows whose bytes are made ready (fetched, checked) before they are read. A derived class defines `_read`."""
+    """Stored rows whose bytes are fetched or checked before they are read. A derived class defines `_read`."""
 
     def __init__(self, rows: StoredRows) -> None:
         self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
@@ -81,7 +81,7 @@ class GuardedRows(ABC):
 class Sink(Protocol):
     """Takes the rows of one part, in any order.
 
-    Rows are given as byte offsets into a buffer, so that rows left out (padding) or repeated (zeros) cost no copy.
+    Rows are given as byte offsets into a buffer, so that leaving out rows (padding) or repeating them (zeros) needs no copy.
     """
 
     def write(self, position: int, buffer: Any, starts: np.ndarray) -> None:
@@ -94,16 +94,16 @@ class Sink(Protocol):
 class Codec(ABC):
     """How the rows of one leaf are stored. ``folder`` is that of the dataset, finished or being written."""
 
-    #: As the manifest has it.
+    #: The name in the manifest.
     name: ClassVar[str]
-    #: Whether all rows take the same space and lie in the order of their numbers: those of a part are then written at
-    #: their place in a preallocated file, and reading costs a copy. Otherwise every part is a file until it is appended.
+    #: Whether all rows have the same size and are stored in order: a part is then written in place in a preallocated file, and
+    #: reading is a copy. Otherwise every part is a file until it is appended.
     fixed_rows: ClassVar[bool]
     #: Whether rows are encoded with a dictionary, which `train` makes.
     uses_dictionary: ClassVar[bool] = False
-    #: Bytes that are stored for each row in addition to the row itself.
+    #: Bytes stored per row in addition to the row itself.
     index_bytes: ClassVar[int] = 0
-    #: What parts are appended to, the rows first; `path` gives the files.
+    #: The roles of the files that parts are appended to, the rows first; `path` returns the files.
     appended: ClassVar[tuple[str, ...]] = ("blob",)
 
     def __init__(self, leaf: Leaf) -> None:
@@ -124,20 +124,20 @@ class Codec(ABC):
 
     @abstractmethod
     def open_rows(self, folder: Path, count: int) -> StoredRows:
-        """Map the leaf; reads no rows. Raises DamagedDatasetError when a file is missing or too short."""
+        """Map the leaf without reading rows. Raises DamagedDatasetError if a file is missing or too short."""
 
     def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:
-        """Whether stored rows of another leaf can be appended as they are (`PartFile.copy`)."""
+        """Whether stored rows of another leaf can be appended unchanged (`PartFile.copy`)."""
         return False
 
     # -- writing one part ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> Sink:
-        """Where the rows of a part go; ``first`` is its first row in the leaf, ``rows`` their number."""
+        """The sink for the rows of a part; ``first`` is its first row in the leaf, ``rows`` their number."""
 
     def open_appender(self, folder: Path, number: int) -> PartFile:
-        """Where the rows of a part go in order, when their number is not known in advance."""
+        """The file that takes the rows of a part in order, if their number is not known in advance."""
         return PartFile(folder, self.leaf, number, None)
 
     @abstractmethod
@@ -146,16 +146,14 @@ class Codec(ABC):
     ) -> dict[str, Any]:
         """Copy a part of the finished dataset ``source`` into part ``number``; returns the record for the journal.
 
-        Raises RbdataError or OSError where the part is not what the checksums ``files`` of its manifest state.
+        Raises RbdataError or OSError if the part does not match the checksums ``files`` of its manifest.
         """
 
     # -- finished parts --------------------------------------------------------------------------------------------
 
     def part_is_there(self, folder: Path, number: int, record: Mapping[str, Any], *, contents: bool) -> bool:
-        """Whether the files of a finished part that is not appended yet are as its record states.
-
-        Sizes are compared, with ``contents`` checksums as well.
-        """
+        """Whether the files of a finished part that is not appended yet match its record, by sizes and with ``contents`` by
+        checksums."""
         path, pieces = part_path(folder, self.leaf, number), record["pieces"]
         if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
             return False
@@ -182,10 +180,10 @@ class Codec(ABC):
     def append_parts(
         self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, Any], *, cut: bool = True
     ) -> list[dict[str, Any]]:
-        """Append finished parts (records by number, in order) behind the ``last`` entry.
+        """Append finished parts (records by number, in order) after the ``last`` entry.
 
-        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, its own rows (``new``), and the
-        ``ranges`` as they are recorded. Without ``cut`` what lies behind them stays.
+        Returns an entry for each: ``rows`` and bytes of the ``blob`` up to its end, its number of rows (``new``), and its
+        recorded ``ranges``. Without ``cut``, what follows them in the files is kept.
         """
         pieces = [
             read_pieces(part_path(folder, self.leaf, number), record["pieces"]) for number, record in parts.items()
@@ -208,24 +206,24 @@ class Codec(ABC):
     # -- dictionaries and estimates --------------------------------------------------------------------------------
 
     def read_dictionary(self, folder: Path) -> bytes:
-        """The dictionary of the leaf. Raises DamagedDatasetError when it is missing."""
+        """The dictionary of the leaf. Raises DamagedDatasetError if it is missing."""
         return read_file(folder / self.path("dictionary"), LARGEST_DICTIONARY) if self.uses_dictionary else b""
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:
-        """A dictionary for rows like these (uint8), which may differ in size; empty where none helps. Deterministic."""
+        """A dictionary for rows like these (uint8), which may differ in size; empty if none helps. Deterministic."""
         return b""
 
     @classmethod
     def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
-        """The bytes that each of some rows takes, int64 ``[n]``."""
+        """The encoded length of each row in bytes, int64 ``[n]``."""
         return np.array([row.nbytes for row in rows], np.int64)
 
     @classmethod
     def estimate_row_bytes(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> float:
-        """The bytes that rows like these take on the disk, on average."""
+        """The average bytes on disk of rows like these."""
         return float(cls.encoded_lengths(rows, dictionary).mean()) + cls.index_bytes
 
     def stored_row_bytes(self, folder: Path, rows: int) -> float:
-        """The bytes that each of the ``rows`` rows of a finished leaf takes on the disk, on average."""
+        """The average bytes on disk of the ``rows`` rows of a finished leaf."""
         return (folder / self.path("blob")).stat().st_size / rows + self.index_bytes

@@ -1,14 +1,13 @@
-"""Leaves whose rows are compressed one by one, whatever the compressor.
+"""Leaves whose rows are compressed one by one, with any compressor.
 
 Such a leaf is a folder of flat files:
 
-    blob        the compressed rows, one after the other
-    offsets     int64 [rows + 1]: row i lies at blob[offsets[i]:offsets[i + 1]]
-    dictionary  what the compressor was given to compress and decompress with (may be empty), if it uses dictionaries
+    blob        the concatenated compressed rows
+    offsets     int64 [rows + 1]: row i is blob[offsets[i]:offsets[i + 1]]
+    dictionary  the compressor's dictionary (may be empty), if it uses one
 
-Any row decodes alone. Rows have sizes that are not known beforehand, so each part is written to its own file, and
-finished parts are appended to the one blob in order, piece by piece: the result is the same bytes whatever the number of
-processes, also after interruptions.
+Any row can be decoded alone. Compressed sizes are not known in advance, so each part is written to a file of its own, and
+finished parts are appended to the blob in order: the bytes do not depend on the number of processes or on interruptions.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Decodes the rows at some bytes (int64 ``[n]``) of a blob, of some lengths: ``decode(blob, starts, lengths, out)`` fills and
-#: returns ``out``, uint8 ``[n, row_bytes]`` (allocated where it is not given), or raises DamagedDatasetError. For one thread
-#: at a time.
+#: ``decode(blob, starts, lengths, out)`` decodes the rows at ``starts`` with ``lengths`` (int64 ``[n]``) in a blob. It fills
+#: and returns ``out``, uint8 ``[n, row_bytes]`` (allocated if not given), or raises DamagedDatasetError. For one thread at a
+#: time.
 Decode = Callable[..., np.ndarray]
 
 
 class CompressedCodec(Codec):
-    """Rows compressed one by one. A compressor says how to encode and to decode, and how to train a dictionary."""
+    """Rows compressed one by one. A derived class encodes and decodes rows, and may train a dictionary."""
 
     fixed_rows = False
     index_bytes = 8
@@ -51,12 +50,12 @@ class CompressedCodec(Codec):
     @classmethod
     @abstractmethod
     def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
-        """What compresses rows; not shared between threads at the same time."""
+        """A function that compresses rows, for one thread at a time."""
 
     @classmethod
     @abstractmethod
     def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
-        """What decompresses rows of ``row_bytes`` bytes."""
+        """A function that decompresses rows of ``row_bytes`` bytes, for one thread at a time."""
 
     def path(self, name: str) -> str:
         return f"{self.leaf.name}/{name}"
@@ -95,9 +94,9 @@ class CompressedCodec(Codec):
         return part.finish()
 
     def adopt_part(self, folder: Path, number: int, source: Path, lengths: np.ndarray) -> dict[str, Any]:
-        """Make a synced file of rows, encoded as this leaf's are, the file of a part; returns the record for the journal.
+        """Make ``source``, a synced file of rows encoded like this leaf's, the file of a part; returns the journal's record.
 
-        ``lengths`` (int64 ``[rows]``) are those of the rows. Raises FileNotFoundError when there is no such file.
+        ``lengths`` (int64 ``[rows]``) are those of the rows. Raises FileNotFoundError if there is no such file.
         """
         path = part_path(folder, self.leaf, number)
         piece: dict[str, Any] = {"position": 0, "rows": len(lengths), "offset": 0, "length": int(lengths.sum())}
@@ -124,7 +123,7 @@ class CompressedCodec(Codec):
             tables.append(blob + np.cumsum(np.fromfile(lengths_path(part_path(folder, self.leaf, number)), np.int64)))
             blob = entry["blob"]
         if 0 in parts:
-            tables[0] = np.concatenate([[0], tables[0]])  # a row begins where the one before it ends
+            tables[0] = np.concatenate([[0], tables[0]])  # the start of the first row
         at = 0 if 0 in parts else 8 * (last["rows"] + 1)
         blocks = [[table.astype("<i8").tobytes()] for table in tables]
         for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks, cut=cut)):
@@ -143,7 +142,7 @@ class CompressedCodec(Codec):
 
 
 class CompressedRows:
-    """A compressed leaf: blob, offsets and dictionary, mapped; rows decode on their own."""
+    """The rows of a compressed leaf, decoded one by one from its mapped blob."""
 
     def __init__(self, codec: CompressedCodec, folder: Path, count: int) -> None:
         self.leaf, self.count, self._codec = codec.leaf, count, codec
@@ -178,7 +177,7 @@ class CompressedRows:
         yield self._codec.path("blob"), starts, stops
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows ``start..stop-1`` as they are stored: their bytes one after the other, and their lengths (int64)."""
+        """Rows ``start..stop-1`` as stored: their concatenated bytes, and their lengths (int64)."""
         offsets = self._offsets[start : stop + 1]
         low, high = int(offsets[0]), int(offsets[-1])
         lengths = np.diff(offsets)
@@ -195,8 +194,8 @@ class CompressedRows:
             int(lengths.min()) <= 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > len(self._blob)
         ):
             raise _damaged()
-        # A decoder serves one batch at a time, so threads that read at once have one each; after a fork, the threads of
-        # the parent's decoders no longer exist.
+        # A decoder serves one batch at a time, so each reading thread takes its own; after a fork, the threads of the parent's
+        # decoders no longer exist.
         threads = torch.get_num_threads()
         idle = self._idle.setdefault((os.getpid(), threads), [])
         try:
@@ -213,7 +212,7 @@ class CompressedRows:
 
 @lru_cache(8)
 def _shared_encoder(codec: type[CompressedCodec], dictionary: bytes, leaf: Path) -> Encode:
-    """The encoder for all parts of a leaf that this process appends: digesting a dictionary takes long."""
+    """The encoder for all parts of a leaf that this process appends: loading a dictionary is slow."""
     return codec.encoder(dictionary)
 
 
@@ -222,7 +221,7 @@ def _damaged() -> DamagedDatasetError:
 
 
 def compressed_codec(name: str) -> type[CompressedCodec]:
-    """A compressing codec by its name, for rows that are staged on the disk; DEFAULT where ``name`` does not compress."""
+    """The codec of this name if it compresses, else DEFAULT; for rows that are staged on disk."""
     found = load_codec(name)
     found = found if issubclass(found, CompressedCodec) else load_codec(DEFAULT)
     assert issubclass(found, CompressedCodec)

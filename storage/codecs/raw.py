@@ -1,8 +1,8 @@
-"""The ``raw`` codec: rows in one flat file as they are in memory, little-endian, where other programs map them.
+"""The ``raw`` codec: rows in one flat little-endian file, as in memory, which other programs can map.
 
-The file is mapped privately (copy-on-write): nothing done to a tensor that came from here reaches it. Rows are gathered
-with ``index_select`` over an overlapping view, on the widest words the row allows: a window of consecutive rows is then
-one long row, copied at memory speed (element-wise indexing, ``tensor[index]``, is about six times slower).
+The file is mapped privately (copy-on-write): changes to the tensors never reach it. Rows are gathered with ``index_select`` on
+an overlapping view of the widest words that the row allows: a window of consecutive rows is then one long row, copied at memory
+speed (element-wise indexing, ``tensor[index]``, is about six times slower).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RawCodec(Codec):
     def copy_part(
         self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
     ) -> dict[str, Any]:
-        """The checksums are those of pieces of the whole file: the caller checks those of the part."""
+        """Checksum ranges are those of the whole file: the caller checks the ranges of the part."""
         (_, old_first, rows), size = old, self.leaf.row_bytes
         sink = self.open_sink(folder, number, first, rows)
         data = map_array(source / self.leaf.memmap, np.dtype(np.uint8), (old_first + rows) * size)
@@ -68,7 +68,7 @@ class RawRows:
         self._words = bytes_.view(word)
         self._per_row = leaf.row_bytes // width
         self._views: dict[int, torch.Tensor] = {}
-        # Where an element is a word already, rows are taken as they are: each view less is a few microseconds.
+        # If an element is as wide as a word, rows are gathered without a view, which saves a few microseconds.
         self._plain = width <= self.tensor.element_size() or leaf.row_bytes < 64
         self._short = self.tensor.numpy() if leaf.row_bytes <= SHORT_ROW and in_numpy(self.tensor) else None
 

@@ -1,12 +1,12 @@
-"""The ``zstd`` codec: every row compressed on its own, with one dictionary for the whole leaf.
+"""The ``zstd`` codec: every row compressed separately, with one dictionary for the whole leaf.
 
 Each row is one zstd frame (RFC 8878) that states its content size and carries neither checksum nor dictionary id: the
 ranges of the manifest check the bytes. The batch calls of the ``zstandard`` package take one buffer and a table of
 segments (offset, length: uint64 pairs), so that a whole batch is one call in C with the GIL released.
 
-Two consecutive 84x84 Atari frames share nearly everything, but a row that leaned on its neighbour could not be read without
-it; a dictionary trained on rows from all over the data recovers most of the loss (28 times smaller on a million frames of
-SpaceInvaders, 7,056 bytes to 250).
+Two consecutive 84x84 Atari frames are nearly equal, but a row that depended on its neighbour could not be read alone. A
+dictionary trained on rows from the whole dataset recovers most of the loss (28 times smaller on a million frames of
+SpaceInvaders: 7,056 bytes to 250).
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from ..parts import Encode
 from .compressed import CompressedCodec, Decode
 
 LEVEL = 3
-#: Below this many rows a second thread costs more than it saves.
+#: With fewer rows per thread, a second thread costs more than it saves.
 ROWS_PER_THREAD = 64
-#: Rows decoded by one call: enough to make the call cheap, few enough to be still in the cache when they are copied out.
+#: Rows decoded by one call: many enough to amortise the call, few enough to stay in the CPU cache until they are copied.
 CHUNK_ROWS = 128
-#: Bytes that they decode to, where rows are large.
+#: Limit of the bytes that one call decodes, for large rows.
 CHUNK_BYTES = 32 << 20
 
 DICTIONARY_BYTES = 110 * 1024
-#: Bytes of the pieces of samples that a dictionary is made of, and of what is counted in them (``k`` and ``d`` of zstd's
-#: FastCover): each of these is tried. Left to itself zstd judges by the rows it was trained on and often takes pieces of 50
-#: bytes, as for text. Whole rows of a screen make frames of Breakout three times smaller, small pieces those of Assault a
-#: quarter; over 56 games `benchmarks/scaling.py games` measures the mean.
+#: Segment sizes (``k`` of zstd's FastCover) to try, and its ``d``. zstd's own search compares on the training rows and often
+#: picks segments of 50 bytes, as for text. Segments of whole screen rows make frames of Breakout three times smaller, small
+#: segments make those of Assault a quarter smaller; `benchmarks/scaling.py games` measures the mean over 56 games.
 PIECES, COUNTED = (6000, 2000, 200), 8
-#: One row in this many is kept out of training, to compare dictionaries by.
+#: One in this many rows is held out of training, to compare dictionaries.
 HELD_OUT = 8
-#: Fewer samples than this give dictionaries worse than none.
+#: A dictionary from fewer samples than this is worse than none.
 MIN_SAMPLES = 64
 
 
@@ -59,7 +58,7 @@ class ZstdCodec(CompressedCodec):
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:
-        """Of several dictionaries the one that compresses unseen rows best."""
+        """The one of several dictionaries that compresses held-out rows best."""
         rows = [np.frombuffer(row.tobytes(), np.uint8) for row in samples]
         if len(rows) < MIN_SAMPLES:
             return b""

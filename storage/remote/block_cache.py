@@ -1,13 +1,13 @@
 """The cache of one dataset: a folder that becomes the dataset, block by block.
 
-Its files have their full length from the beginning and holes where nothing is stored yet, so that the readers of datasets map
-them as they are. Without ``rbdata.json`` the folder is not a dataset; it gets one when every block is resident and checked.
+Its files have their full length from the beginning, with holes for absent blocks, so that datasets map them like complete ones.
+Without ``rbdata.json`` the folder is not a dataset; it gets one when every block is resident and checked.
 
     hold(blocks)   fetches missing blocks, checks them, and protects them from eviction while rows are copied
-    evict          removes a random block that no batch waits for: a pass touches every block once, so the least recently used
-                   block is the one that the next pass needs first (LRU never hits), while a random choice keeps its share
+    eviction       removes random blocks that no batch waits for: a pass reads every block once, so the least recently used
+                   block is the first that the next pass needs (LRU never hits); random eviction keeps its share of hits
 
-`_BlockFetcher` has the threads: first they fetch the blocks that a reader waits for, then the planned ones, in order. They
+`_BlockFetcher` has the threads: they fetch the blocks that a reader waits for first, then the planned ones in order. They
 start when there is a block to fetch and end after some idle seconds.
 """
 
@@ -42,12 +42,12 @@ class RemoteFiles(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the dataset lies, without credentials."""
+        """The location of the dataset, without credentials."""
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes ``start..stop-1`` of a file, all of them, with retries.
+        """Bytes ``start..stop-1`` of a file, with retries.
 
-        Raises ObjectChangedError where the file is no longer that of this version, and the other fetch errors.
+        Raises ObjectChangedError if the file is no longer that of this version, and the other fetch errors.
         """
 
     def check(self) -> None:
@@ -60,7 +60,7 @@ _IDLE_SECONDS = 5.0
 
 
 class _BlockFetcher:
-    """Runs ``load(number)`` in at most ``connections`` threads. `begin` is called in a forked child, which has none of them."""
+    """Runs ``load(number)`` in at most ``connections`` threads. A forked child, which has none of them, must call `begin`."""
 
     def __init__(self, load: Callable[[int], None], connections: int) -> None:
         self._load, self._connections = load, connections
@@ -76,7 +76,7 @@ class _BlockFetcher:
         self._closed = False
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Load these, and wait for them. Raises the first error, once all begun loads have ended."""
+        """Load these and wait for them. Raises the first error once all loads have ended."""
         futures = [self._ask(number) for number in numbers]
         errors = [future.exception() for future in futures]
         for error in errors:
@@ -84,14 +84,14 @@ class _BlockFetcher:
                 raise error
 
     def plan(self, numbers: Iterable[int]) -> None:
-        """What to fetch when nobody waits, in this order, instead of what was planned before; errors end it silently."""
+        """Set what to fetch, in this order, while nobody waits; replaces the previous plan. Errors end a plan silently."""
         with self._changed:
             if not self._closed:
                 self._plan = iter(numbers)
                 self._start(self._connections)
 
     def close(self, *, wait: bool = False) -> None:
-        """Drop the plan, and end the threads after their current jobs; ``wait`` for that."""
+        """Drop the plan and end the threads after their current jobs; with ``wait``, return after that."""
         with self._changed:
             self._closed, self._plan = True, iter(())
             self._changed.notify_all()
@@ -151,18 +151,18 @@ class _BlockFetcher:
 
 # -- the cache -----------------------------------------------------------------------------------------------------------
 
-#: Requests under way at once.
+#: Maximum number of concurrent requests.
 CONNECTIONS = 16
-#: Part of the limit that is evicted at once.
+#: One in this many blocks of the limit is evicted at once.
 _EVICTED_SHARE = 64
-#: How often a read fetches its blocks again after other processes evicted them.
+#: How often a read fetches its blocks if other processes evict them.
 _ATTEMPTS = 100
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _TOO_SMALL = "give a larger cache_limit, smaller batches, or shuffle='blocks'"
 
 
 class BlockCache:
-    """The blocks of a dataset in ``folder``, fetched from ``files``; ``sums`` are the checksums of blocks, by path."""
+    """The blocks of a dataset in ``folder``, fetched from ``files``; ``sums`` are the block checksums by path."""
 
     def __init__(
         self,
@@ -187,21 +187,21 @@ class BlockCache:
         _caches.add(self)
 
     def _begin(self) -> None:
-        """The state of one process: the blocks it waits for, and its threads."""
+        """Initialise the state of this process: the blocks it waits for, and its threads."""
         self._wanted_lock = threading.Lock()
         self._wanted: Counter[int] = Counter()
         self._fetcher.begin()
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- resident blocks -----------------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
-        """Whether every block is there for good, and checked."""
+        """Whether every block is resident, checked, and will not be evicted."""
         return self._known.finished
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the blocks that are there."""
+        """Bytes of the blocks on disk."""
         return int(self.layout.lengths[self.states != ABSENT].sum())
 
     def are_resident(self, blocks: np.ndarray) -> bool:
@@ -213,8 +213,8 @@ class BlockCache:
     def hold(self, blocks: np.ndarray) -> Iterator[None]:
         """Keep blocks (int64, each once) resident while the body runs.
 
-        Raises CacheError where there is no room for them, DamagedDatasetError for a block that arrives damaged twice, and the
-        fetch errors.
+        Raises CacheError if the limit has no room for them, DamagedDatasetError for a block that arrives damaged twice, and
+        the fetch errors.
         """
         if not len(blocks) or self.finished:
             yield
@@ -225,11 +225,11 @@ class BlockCache:
                 if self.are_resident(blocks):
                     yield
                     return
-        message = f"{self.folder}: blocks of a batch are evicted before they are all there"
+        message = f"{self.folder}: blocks of a batch are evicted before all of them are fetched"
         raise CacheError(message, hint=_TOO_SMALL)
 
     def ensure(self, blocks: np.ndarray) -> None:
-        """Fetch those of the blocks that are missing; they may be evicted at any time. Raises as `hold`."""
+        """Fetch the missing ones of these blocks; they may be evicted at any time. Raises as `hold`."""
         if self._failure is not None:
             raise self._failure
         missing = blocks[self.states[blocks] != RESIDENT]
@@ -250,7 +250,7 @@ class BlockCache:
         self._fetcher.fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
 
     def fetch_all(self) -> None:
-        """Fetch everything, and make the folder the dataset. Raises as `hold`, and CacheError where the limit is too small."""
+        """Fetch everything and make the folder the dataset. Raises as `hold`, and CacheError if the limit is too small."""
         if self.finished:
             return
         self.fetch_files(self.layout.paths)
@@ -273,7 +273,7 @@ class BlockCache:
         return self._most is None or self._most >= int(self.layout.evictable.sum())
 
     def close(self, *, wait: bool = False) -> None:
-        """Drop the plan; ``wait`` until the blocks under way are there."""
+        """Drop the plan; with ``wait``, return when the current requests have ended."""
         self._fetcher.close(wait=wait)
 
     @contextmanager
@@ -288,7 +288,7 @@ class BlockCache:
                 self._wanted -= Counter(blocks)
 
     def forget(self, blocks: np.ndarray) -> bool:
-        """Drop those of the blocks that no checksums cover, as their rows are damaged; returns whether there are any."""
+        """Drop the blocks without checksums among these, whose rows are damaged; returns whether there are any."""
         unproven = [block for block in blocks.tolist() if self.layout.place(block)[0] not in self._expected]
         if not unproven or self.finished:
             return False
@@ -299,7 +299,7 @@ class BlockCache:
     # -- one block -----------------------------------------------------------------------------------------------------
 
     def _load(self, block: int) -> None:
-        """Fetch a block, or the whole file of a block that begins one; in one of the fetcher's threads."""
+        """Fetch a block, or the whole file of a block that represents it; in one of the fetcher's threads."""
         if block == self.layout.count:
             self._finish()
             return
@@ -311,7 +311,7 @@ class BlockCache:
         claim = int(blocks[0])
         while not self.are_resident(blocks):
             if not self._claims.take(claim):
-                time.sleep(0.002)  # another process fetches it; if that is killed, the claim is free again
+                time.sleep(0.002)  # another process fetches it; if that is killed, its claim is released
                 continue
             try:
                 if not self.are_resident(blocks) and not self._prove(blocks, path):
@@ -322,7 +322,7 @@ class BlockCache:
             self._fetcher.plan([self.layout.count])
 
     def _prove(self, blocks: np.ndarray, path: str) -> bool:
-        """Whether blocks from before a start of the machine are what was stored; RESIDENT then, otherwise ABSENT."""
+        """Compare blocks from before a reboot with their sums, and mark them RESIDENT or ABSENT; whether all are RESIDENT."""
         if not (self.states[blocks] != ABSENT).all():
             return False
         with self._lock.shared(), open_plain(self.folder / path, "rb") as file:
@@ -334,7 +334,7 @@ class BlockCache:
         return self.are_resident(blocks)
 
     def _receive(self, path: str, start: int, stop: int) -> tuple[bytes, list[int]]:
-        """Bytes of a file and the sums of their blocks, checked where checksums exist; requested twice if they are wrong."""
+        """Bytes of a file and the sums of their blocks, checked if checksums exist; requested again if they are wrong."""
         problem, size = "", self.layout.block_bytes
         for _ in range(2):
             data = self.files.read(path, start, stop)
@@ -364,7 +364,7 @@ class BlockCache:
         return ""
 
     def _store(self, path: str, blocks: np.ndarray, start: int, data: bytes, sums: list[int]) -> None:
-        # Under a limit blocks are stored one after the other, so that it is kept.
+        # With a limit, blocks are stored one at a time, so that it is never exceeded.
         with self._lock.shared() if self._most is None else self._lock.exclusive():
             if self._most is not None and path in self.layout.in_blocks:
                 self._make_room()
@@ -396,7 +396,7 @@ class BlockCache:
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Make the folder the dataset, once every block is resident: files without block checksums are checked now."""
+        """Make the folder the dataset once every block is resident, and check files without block checksums."""
         if not self._claims.take(self.layout.count):
             return
         try:
@@ -417,7 +417,7 @@ class BlockCache:
             for begin, length in damaged_ranges(self.folder / path, self.manifest.files[path]):
                 self.states[self.layout.of_bytes(path, np.array([begin]), np.array([begin + length]))] = ABSENT
                 message = f"{self.files.url}/{path}: bytes {begin}-{begin + length} arrived damaged"
-                hint = "open the dataset again: what is damaged is fetched again"
+                hint = "open the dataset again: damaged blocks are then fetched again"
                 self._failure = self._failure or ChecksumError(message, hint=hint)
         if self._failure is not None:
             raise self._failure
@@ -441,10 +441,10 @@ def _write_at(path: Path, start: int, data: bytes) -> None:
 
 
 def _punch(path: Path, start: int, length: int) -> None:
-    """Give the disk of some bytes of a file back. Raises CacheError where the file system cannot."""
+    """Free the disk space of a range of a file. Raises CacheError if the file system does not support that."""
     with open_plain(path, "r+b") as file, contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.fallocate(file.fileno(), _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
             return
-    message = f"the file system of {path} cannot give back parts of files, which a cache_limit needs"
+    message = f"the file system of {path} cannot free parts of files, which a cache_limit needs"
     raise CacheError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")

@@ -1,4 +1,4 @@
-"""The folder of a cache: which bytes are which block, which blocks it holds, and the locks of the processes that share it.
+"""The folder of a cache: the layout of blocks, which blocks it holds, and the locks of the processes that share it.
 
     rbdata.json         only when the dataset is complete: until then the folder is not a dataset
     .rbdata-manifest    the manifest, as it was received
@@ -6,22 +6,22 @@
     .rbdata-*           locks; these files are empty
     all other files     those of the dataset, with holes
 
-The blocks of a dataset are numbered consecutively, file after file in the order of their paths. A file is read in blocks, or
-*whole*: nearly every batch needs the small leaves, the episode table and the dictionaries, so they are fetched at once.
+The blocks of a dataset are numbered consecutively through its files in the order of their paths. A file is read in blocks, or
+*whole*: nearly every batch needs the small leaves, the episode table and the dictionaries, so those are fetched completely.
 
 ``.rbdata-blocks`` holds
 
     header   4096 bytes: one JSON object, zeros, and in the last byte 1 when the dataset is finished
-    states   one byte a block: ABSENT, RESIDENT, or UNPROVEN
-    sums     uint32 a block: crc32c of what was stored
+    states   one byte per block: ABSENT, RESIDENT, or UNPROVEN
+    sums     uint32 per block: crc32c of the stored bytes
 
-A byte is written by one store, so a reader sees the old state or the new one. Data and states survive the end of any process,
-since the page cache holds them; a crash of the machine can lose either. Blocks stored before the last start of the machine
-are therefore UNPROVEN: they are compared with their sums before they are used.
+A byte is written by one store instruction, so a reader sees the old state or the new one. Data and states are in the page
+cache, so they survive the end of any process, but a crash of the machine can lose either. After a reboot, blocks are therefore
+UNPROVEN: they are compared with their sums before they are used.
 
-A reader holds the shared lock while it copies rows out of resident blocks; a writer that removes blocks holds the exclusive
-one. Both are ``flock``, which the system releases when a process ends. A writer also takes a second lock (the gate) that
-every reader passes, since a steady stream of readers would otherwise starve it. One machine uses a cache at a time.
+A reader holds the shared lock while it copies rows out of resident blocks; a process that removes blocks holds the exclusive
+one. Both are ``flock``, which the system releases when a process ends. The exclusive side also takes a second lock (the gate)
+that every reader passes, since a steady stream of readers would otherwise starve it. One machine uses a cache at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ..manifest import Manifest
 from ..schema import LARGE_ROW
 from ..untrusted_json import parse_json
 
-# -- which bytes are which block -----------------------------------------------------------------------------------------
+# -- the layout of blocks ------------------------------------------------------------------------------------------------
 
 #: Files of at most this many bytes are whole, unless they hold the rows of a large leaf.
 WHOLE = 64 << 20
@@ -87,7 +87,7 @@ class BlockLayout:
         return found
 
     def place(self, block: int) -> tuple[str, int, int]:
-        """The file of a block, and the bytes of it that it holds: ``(path, start, stop)``."""
+        """The file of a block and its bytes in it: ``(path, start, stop)``."""
         number = int(np.searchsorted(self._edges, block, "right")) - 1
         path = self.paths[number]
         start = (block - int(self._edges[number])) * self.block_bytes
@@ -95,7 +95,7 @@ class BlockLayout:
 
 
 def layout_of(manifest: Manifest, block_bytes: int) -> BlockLayout:
-    """The blocks of a dataset: in blocks are the files with the rows of large leaves, and all that are larger than WHOLE."""
+    """The layout of a dataset; files with rows of large leaves, and files larger than WHOLE, are read in blocks."""
     sizes = {path: sum(int(length) for length, _ in ranges) for path, ranges in manifest.files.items()}
     large = {
         codec_of(leaf).path("blob") for leaf in manifest.schema if leaf.constant is None and leaf.row_bytes >= LARGE_ROW
@@ -104,7 +104,7 @@ def layout_of(manifest: Manifest, block_bytes: int) -> BlockLayout:
     return BlockLayout(sizes, frozenset(path for path in in_blocks if not path.startswith("episodes/")), block_bytes)
 
 
-# -- which blocks are resident -------------------------------------------------------------------------------------------
+# -- the states of blocks ------------------------------------------------------------------------------------------------
 
 ABSENT, RESIDENT, UNPROVEN = 0, 1, 2
 STATES_FILE = ".rbdata-blocks"
@@ -127,7 +127,7 @@ class BlockStates:
 
     @property
     def finished(self) -> bool:
-        """Whether every block is there and checked, for good."""
+        """Whether every block is resident and checked, and will not be evicted."""
         return bool(self._finished[0])
 
     @finished.setter
@@ -139,12 +139,12 @@ def write_states(path: Path, blocks: int, facts: dict[str, Any]) -> None:
     """Write the file of an empty cache; atomic."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "blocks": blocks, **facts}).encode()
     assert len(header) < _HEADER
-    # Not as a hole: on a full disk, writing to the map of a hole kills the process.
+    # Written in full: on a full disk, writing to the map of a hole kills the process.
     write_atomically(path, header.ljust(_size(blocks), b"\0"))
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """The facts that `write_states` wrote; None without a file, or for one that a crash cut short.
+    """The facts that `write_states` wrote; None if the file is missing or was truncated by a crash.
 
     Raises CacheError for the file of another version of rbdata.
     """
@@ -198,7 +198,7 @@ class CacheLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Not inside of `shared`."""
+        """Must not be entered inside `shared`."""
         main, gate = self._files()
         fcntl.flock(gate, fcntl.LOCK_EX)
         try:
@@ -216,9 +216,9 @@ class CacheLock:
 
 
 class Claims:
-    """Which thread of which process fetches which block, so that no two fetch the same one: a locked byte a block.
+    """Claims of threads and processes on the blocks they fetch, so that no two fetch the same one: a locked byte per block.
 
-    Where the system has no such locks every claim is granted: two processes then store the same bytes.
+    On systems without such locks every claim is granted; two processes may then store the same bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -245,7 +245,7 @@ class Claims:
 
 
 def _of_thread(own: threading.local, *paths: Path) -> list[int]:
-    """Open files to lock of this thread alone, as locks belong to an open file; a forked process opens its own."""
+    """Lock files opened by this thread, as locks belong to an open file; a forked process opens its own."""
     files = getattr(own, "files", None)
     if files is None or files.process != os.getpid():
         files = own.files = _Files(paths)
@@ -253,7 +253,7 @@ def _of_thread(own: threading.local, *paths: Path) -> list[int]:
 
 
 class _Files:
-    """Open files of one thread, closed with it."""
+    """Open lock files of one thread, closed when it ends."""
 
     def __init__(self, paths: tuple[Path, ...]) -> None:
         self.process, self.opened = os.getpid(), []
@@ -278,7 +278,7 @@ _ANOTHER = "choose another cache_dir, or delete the folder"
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raise DiskSpaceError for a disk or quota that is full, CacheError for a folder that cannot be written otherwise."""
+    """Raise DiskSpaceError if the disk or the quota is full, CacheError if the folder cannot be written for other reasons."""
     try:
         yield
     except RbdataError:
@@ -286,7 +286,7 @@ def writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         message = f"the cache folder {folder} cannot be written: {error.strerror}"
         if is_full(error):
-            hint = "make room, give a cache_limit, or choose another cache_dir"
+            hint = "free some space, give a cache_limit, or choose another cache_dir"
             raise DiskSpaceError(message, hint=hint) from error
         raise CacheError(message, hint=_ANOTHER) from error
 
@@ -294,8 +294,8 @@ def writing(folder: Path) -> Iterator[None]:
 def open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
     """Make the folder the cache of the dataset whose manifest is ``text``, or reopen it; returns a descriptor to close.
 
-    Raises DiskSpaceError on a full disk, CacheError where it cannot be written otherwise, holds something else, or is used by
-    another machine.
+    Raises DiskSpaceError on a full disk, CacheError if the folder cannot be written for other reasons, holds something else, or
+    is used by another machine.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -338,7 +338,7 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
 
 
 def _refuse_links(folder: Path, layout: BlockLayout) -> None:
-    """Raise CacheError where a link would lead writes outside the cache."""
+    """Raise CacheError if a link would lead writes outside the cache."""
     for inner in sorted({folder / parent for path in layout.paths for parent in Path(path).parents} - {folder}):
         if inner.is_symlink():
             raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
@@ -353,7 +353,7 @@ def _is_alone(session: int) -> bool:
 
 
 def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
-    """The files of the dataset, all holes. Data of a cache that lost its states are not used."""
+    """Create the files of the dataset as holes. Data of a cache that lost its states are discarded."""
     ours = {folder / path for path in layout.paths}
     foreign = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".rbdata-")]
     if foreign and not ours.issuperset(foreign):
@@ -369,7 +369,7 @@ def _create(folder: Path, text: bytes, layout: BlockLayout) -> None:
 
 
 def _restore_sizes(folder: Path, layout: BlockLayout) -> None:
-    """Give files that a power cut truncated their full length again, as holes: blocks are compared before they are used."""
+    """Extend files that a power cut truncated to their full length, by holes: blocks are compared before they are used."""
     for path in layout.paths:
         with open_plain(folder / path, "ab") as file:
             if file.tell() != layout.sizes[path]:
@@ -377,7 +377,7 @@ def _restore_sizes(folder: Path, layout: BlockLayout) -> None:
 
 
 def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool) -> None:
-    """Write new states: all ABSENT, or UNPROVEN for blocks stored before the last start of the machine."""
+    """Write new states: all ABSENT, or UNPROVEN for blocks stored before a reboot."""
     before = None if new else BlockStates(path, layout.count)
     write_states(path, layout.count, facts)
     if before is not None:
@@ -386,10 +386,10 @@ def _begin(path: Path, layout: BlockLayout, facts: dict[str, Any], *, new: bool)
         now.states[:] = [UNPROVEN if state != ABSENT else ABSENT for state in before.states.tolist()]
 
 
-def check_room(folder: Path, layout: BlockLayout, resident: int, most: int) -> None:
-    """Raise DiskSpaceError unless the disk has room for ``most`` bytes, less the ``resident`` ones and the blocks on disk that
-    are overwritten because they are damaged."""
-    missing = most - max(resident, sum((folder / path).stat().st_blocks * 512 for path in layout.paths))
+def check_room(folder: Path, layout: BlockLayout, resident: int, needed: int) -> None:
+    """Raise DiskSpaceError unless the disk has room for ``needed`` bytes, less the ``resident`` ones and the blocks on disk
+    that are overwritten because they are damaged."""
+    missing = needed - max(resident, sum((folder / path).stat().st_blocks * 512 for path in layout.paths))
     free = free_bytes(folder)
     if missing > free:
         message = f"the cache needs {amount(missing)} more on {folder}, where {amount(free)} are free"
@@ -397,7 +397,7 @@ def check_room(folder: Path, layout: BlockLayout, resident: int, most: int) -> N
 
 
 def _boot() -> str:
-    """An id of this boot of this machine."""
+    """The id of the current boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

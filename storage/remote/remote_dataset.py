@@ -1,4 +1,4 @@
-"""A remote dataset, opened for reading: a `Dataset` whose rows are read after the blocks that hold them were fetched."""
+"""A remote dataset opened for reading: a `Dataset` that fetches the blocks of rows before it reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .cache_folder import check_room, layout_of, open_session
 
 
 class _RemoteRows(GuardedRows):
-    """As ``rows``, which a codec opened on the folder of a cache. Raises as `BlockCache.hold` when rows are read."""
+    """``rows`` that a codec opened on the folder of a cache. Reads raise as `BlockCache.hold`."""
 
     def __init__(self, rows: StoredRows, cache: BlockCache) -> None:
         super().__init__(rows)
@@ -38,11 +38,11 @@ class _RemoteRows(GuardedRows):
         self._file = codec_of(rows.leaf).path("blob")
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        # A copy: what a view shows may be evicted.
+        # A copy, because the blocks below a view may be evicted.
         return self._read(np.array([start]), stop - start, lambda: self._rows.block(start, stop).clone())
 
     def blocks(self, start: int, stop: int) -> np.ndarray:
-        """The blocks that rows ``start..stop-1`` lie in, int64, ascending; only what says where they lie is fetched."""
+        """The blocks of rows ``start..stop-1``, int64, ascending; fetches only the index that locates the rows."""
         found = np.empty(0, np.int64)
         extents = self._rows.extents(np.array([start]), stop - start)
         while True:
@@ -67,7 +67,7 @@ class _RemoteRows(GuardedRows):
                         return read()
                 found = self._with(found, *extent)
         except DamagedDatasetError:
-            # Blocks without checksums of their own may have arrived damaged.
+            # Blocks without checksums may have arrived damaged.
             if not (again and self._cache.forget(found)):
                 raise
         return self._read(first, length, read, again=False)
@@ -79,21 +79,20 @@ class _RemoteRows(GuardedRows):
         return np.concatenate([found, layout.of_bytes(path, low, high)])
 
 
-#: Bytes of a block where the dataset states no checksums of blocks. A random read waits for the latency of a request and for
-#: the bytes of a block, so a block should not take longer than the latency: 20 ms at 50 MB/s.
+#: Bytes of a block if the dataset has no block checksums. A random read waits for the latency of a request and the transfer of
+#: a block, so the transfer should not take longer than the latency: 20 ms at 50 MB/s.
 BLOCK_BYTES = 1 << 20
 
 
 class RemoteDataset(Dataset):
-    """A dataset read where it lies, through the cache in ``path``. For the rest see `Dataset`.
+    """A remote dataset, read through the cache in ``path``. For the rest see `Dataset`.
 
-    ``files`` are those of the version that ``manifest`` describes (``text``: its bytes), ``table`` the bytes of its table of
-    blocks, where it has one. ``limit`` bounds the bytes that the cache takes. Raises DamagedDatasetError for a damaged table,
-    CacheError for a folder that cannot be the cache and for a limit below what every read needs, DiskSpaceError where the disk
-    has no room.
+    ``files`` are those of the version that ``manifest`` describes (``text``: its bytes), ``table`` the bytes of its block
+    table, if it has one. ``limit`` bounds the bytes of the cache. Raises DamagedDatasetError for a damaged table, CacheError
+    for a folder that cannot be the cache and for a limit that is too small for any read, DiskSpaceError if the disk is full.
     """
 
-    #: The cache has those bytes alone that were read.
+    #: Empty, because the cache holds only the bytes that were read.
     folders = ()
 
     def __init__(
@@ -128,17 +127,17 @@ class RemoteDataset(Dataset):
         return (_reopen, (self.path.absolute(), self.manifest, self._text, self.files, options))
 
     def __repr__(self) -> str:
-        there = f"{amount(self.cache.resident_bytes)} of {amount(self.manifest.bytes)} in {str(self.path)!r}"
-        return f"RemoteDataset({self.files.url!r}, {plural(len(self), 'step')}, {there})"
+        cached = f"{amount(self.cache.resident_bytes)} of {amount(self.manifest.bytes)} in {str(self.path)!r}"
+        return f"RemoteDataset({self.files.url!r}, {plural(len(self), 'step')}, {cached})"
 
     @property
     def resident(self) -> float:
-        """The share of the dataset's bytes that are here, 0 to 1."""
+        """The share of the dataset's bytes that are in the cache, 0 to 1."""
         return self.cache.resident_bytes / max(1, self.manifest.bytes)
 
     @property
     def unverified(self) -> list[str]:
-        """The files without checksums of blocks: what is read of them is checked when all of it is there."""
+        """The files without block checksums, which are checked only when they are complete."""
         return sorted(self.cache.layout.in_blocks - set(self._sums))
 
     @cached_property
@@ -158,7 +157,7 @@ class RemoteDataset(Dataset):
             return open_leaf(self.path, leaf, count)
         codec, layout = codec_of(leaf), self.cache.layout
         split = [path for path in codec.files if path in layout.in_blocks]
-        # The last entry of an index says how long the file is that it belongs to.
+        # The last entry of an index gives the length of the file that it indexes.
         ends = [layout.of_file(path)[-1:] for path in split if path != codec.path("blob")]
         with self.cache.hold(np.concatenate(ends) if ends else np.empty(0, np.int64)):
             rows = codec.open_rows(self.path, count)
@@ -167,16 +166,16 @@ class RemoteDataset(Dataset):
     def fetch(self) -> Path:
         """Fetch and check everything that is missing; returns the folder, which is then a complete dataset.
 
-        Raises CacheError where the limit leaves no room for it, DamagedDatasetError, and the fetch errors.
+        Raises CacheError if the limit has no room for it, DamagedDatasetError, and the fetch errors.
         """
         self.cache.fetch_all()
         return self.path
 
     def plan_steps(self, ranges: Sequence[tuple[int, int]] = (), keys: Collection[str] | None = None) -> None:
-        """Fetch steps ``start..stop-1`` of these ranges, in this order, while nothing else is wanted.
+        """Prefetch steps ``start..stop-1`` of these ranges, in this order, while no reader waits.
 
-        Where the limit leaves room for everything, all the rest comes after them, and the cache becomes the dataset. ``keys``:
-        of these leaves alone.
+        If the limit has room for everything, the rest is fetched after them, and the cache becomes the dataset. ``keys``
+        selects leaves.
         """
         if self.cache.finished:
             return
@@ -189,7 +188,7 @@ class RemoteDataset(Dataset):
         self.cache.plan(chain(first, rest) if self.cache.holds_all else first)
 
     def blocks_of(self, start: int, stop: int, keys: Collection[str] | None = None) -> np.ndarray:
-        """The blocks that the rows of steps ``start..stop-1`` lie in, with their successors, int64."""
+        """The blocks of the rows of steps ``start..stop-1`` and their successors, int64."""
         found = [np.empty(0, np.int64)]
         before, last = self.episode_of(torch.tensor([start, stop - 1])).tolist()
         for name, rows in self.rows.items():
