@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: The login in a URL: user name and password, or of a web server a token alone. Where a password that should have been quoted
-#: holds a "/", "?" or "#", what follows the colon is no port.
+#: The login in a URL: user name and password, or for web servers only a token. A password may contain an unquoted "/", "?" or
+#: "#"; then the text after the colon is not a port.
 _LOGIN = re.compile(
     r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
     r"""|(?<=://)[^/\s"'<>:@\[]{1,300}:(?!\d{1,5}(?:[/?#]|$))[^\s"'<>]{1,300}@"""
@@ -28,30 +28,30 @@ _SECRET = re.compile(
     r"""([?&#;](?:[\w.-]{0,40}(?:token|signature|secret|passw(?:or)?d|credential|api[_-]?key)|sig|key|auth|pwd)=)[^&#;\s"'<>]+""",
     re.IGNORECASE,
 )
-#: What a terminal acts upon, or shows in another order than it is stored: control characters, direction marks, lone surrogates.
+#: Characters that control a terminal or change the order of text: control characters, direction marks, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def without_logins(text: str) -> str:
-    """A text with ``***`` in place of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
+    """A text with ``***`` instead of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
     text = _LOGIN.sub("***@", text) if "@" in text else text
     return _SECRET.sub(r"\1***", text) if "=" in text else text
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere (names, notes, messages of servers) with control characters as escapes (``\\x1b``); tabs and ends
-    of lines stay."""
+    """Untrusted text (names, notes, messages of servers) with control characters except tabs and newlines as escapes
+    (``\\x1b``)."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 #: The option that a message is about.
 _ABOUT = re.compile("^--([a-z-]+)")
-#: Characters of a message; what it quotes from a file may have megabytes.
+#: Limit in characters of a message, which may quote megabytes of a file.
 _LONGEST = 8000
 
 
 def _shown(text: str) -> str:
-    """A message as it is shown: without logins and control characters, and shortened in its middle."""
+    """A message as shown: without logins and control characters, long ones shortened in the middle."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 4 :]}"
     return printable(without_logins(text))
@@ -62,11 +62,11 @@ class RbdataError(Exception):
 
     code = "failed"
     exit_code = 1
-    #: Message and hint as the command line prints them, where `reword` has changed them.
+    #: Message and hint as the command line prints them, if `reword` has changed them.
     command_line: tuple[str, str | None]
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        # Messages name what files and servers state; they end up on terminals and in logs.
+        # Messages quote files and servers, and end up on terminals and in logs.
         super().__init__(_shown(message))
         self.hint = None if hint is None else _shown(hint)
 
@@ -77,24 +77,24 @@ class RbdataError(Exception):
         return str(self.args[0]) if self.args else type(self).__name__
 
     def reword(self, words: Callable[[str], str]) -> None:
-        """Put the hint into ``words`` for Python; ``command_line`` keeps message and hint as the command line prints them.
+        """Translate message and hint for Python by ``words``; ``command_line`` keeps those of the command line.
 
-        Both name options (``--dest``): a message about the value of one begins with it.
+        Both may name options (``--dest``); a message about the value of an option starts with it.
         """
         if "command_line" not in vars(self):
             self.command_line = (self.message, self.hint)
             named = _ABOUT.sub(lambda found: found[1].replace("-", "_"), self.message)
-            # Messages of other kinds quote what users' functions and servers say.
+            # Messages of other classes quote users' functions and servers.
             self.args = (words(named) if isinstance(self, UsageError) else named, *self.args[1:])
             self.hint = None if self.hint is None else words(self.hint)
 
     def __str__(self) -> str:
-        """Message and hint, on a line each, as a traceback shows them."""
+        """Message and hint on separate lines, for tracebacks."""
         return f"{self.message}\nhint: {without_logins(self.hint)}" if self.hint else self.message
 
 
 def page(name: str) -> str:
-    """Where a page of the documents is, such as ``mirrors.md``: the installed package holds them."""
+    """The path of a page of the docs, such as ``mirrors.md``, in the installed package."""
     return str(Path(__file__).parent / "docs" / name)
 
 
@@ -104,10 +104,10 @@ def reason(error: BaseException) -> str:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error comes from outside of the code that ran: Ctrl-C, or a signal handler that ends the program.
+    """Whether an error comes from outside the code that ran: Ctrl-C, or a signal handler that ends the program.
 
-    Where code of others is called, all else is a failure of that code, also SystemExit and GeneratorExit: `sys.exit(0)` would
-    end the program as if all was done.
+    When others' code is called, anything else is a failure of that code, including SystemExit and GeneratorExit: `sys.exit(0)`
+    would end the program as if the work was done.
     """
     if isinstance(error, (Exception, KeyboardInterrupt)):
         return isinstance(error, KeyboardInterrupt)
@@ -117,7 +117,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 @contextmanager
 def refusing_exits(what: str) -> Iterator[None]:
-    """``sys.exit`` in code that is called inside the block (a source, a listener) is an RbdataError: ``what`` is not done."""
+    """Raise RbdataError if code called inside the block (a source, a listener) calls ``sys.exit``: ``what`` is not done."""
     try:
         yield
     except (SystemExit, GeneratorExit) as error:
@@ -222,7 +222,7 @@ class ChecksumError(FetchError, ValueError):
 
 
 class CorruptSourceError(RbdataError, ValueError):
-    """The content of a provider's file is invalid (format, dtype, shape, length)."""
+    """The content of a raw file is invalid (format, dtype, shape, length)."""
 
     code = "corrupt_source"
 
@@ -261,7 +261,7 @@ class DatasetExistsError(RbdataError, FileExistsError):
 
 
 class UnfinishedDatasetError(DatasetExistsError):
-    """An unfinished dataset is there, begun with other options or from other data than what was asked for."""
+    """There is an unfinished dataset, started with other options or from other data than requested."""
 
 
 class DatasetBusyError(RbdataError, BlockingIOError):
@@ -269,12 +269,12 @@ class DatasetBusyError(RbdataError, BlockingIOError):
 
     code = "busy"
 
-    #: Whether the other process still has what is needed; None where waiting for it is of no use.
+    #: Whether the other process still holds the resource; None if waiting is useless.
     is_held: Callable[[], bool] | None = None
 
 
 class StoppedError(RbdataError):
-    """What was waited for will not come: the process that wrote the dataset has ended before it was complete."""
+    """The process that wrote the dataset ended before it was complete, so waiting is useless."""
 
     code = "stopped"
 
@@ -284,11 +284,11 @@ class PassRestartedWarning(UserWarning):
 
 
 class ExportWarning(UserWarning):
-    """The format of an export does not hold all of a dataset: what is not in it."""
+    """The format of an export cannot hold all of a dataset; the message says what is left out."""
 
 
 class StoppedWarning(UserWarning):
-    """The dataset that is being read is incomplete, and nobody writes it any more."""
+    """The dataset that is being read is incomplete, and no process is writing it."""
 
 
 class DiskSpaceError(RbdataError, OSError):
@@ -320,7 +320,7 @@ class RowIndexError(UsageError, SchemaError, IndexError):
 
 
 class UnsupportedError(UsageError, RuntimeError):
-    """The parts of a replay buffer do not support what is asked of it."""
+    """The components of a replay buffer do not support the requested operation."""
 
     code = "unsupported"
 
@@ -332,9 +332,9 @@ class InvariantError(RbdataError, ValueError):
 
 
 class SpecError(InvariantError, AssertionError):
-    """Values are outside their spec. ``leaf`` is the key of the first, ``step`` its step in a dataset, if there is one.
+    """Values are outside their spec. ``leaf`` is the key of the first one, ``step`` its step in a dataset, if there is one.
 
-    An AssertionError as well, since that is what TorchRL's ``assert_is_in`` raises.
+    Also an AssertionError, which TorchRL's ``assert_is_in`` raises.
     """
 
     code = "spec"
@@ -373,7 +373,7 @@ class FunctionError(RbdataError, RuntimeError):
 
 
 class ResultError(RbdataError, ValueError):
-    """A user's function returned data that cannot be stored, or with other keys, dtypes or shapes than before."""
+    """A user's function returned data that cannot be stored, or whose keys, dtypes or shapes differ from earlier ones."""
 
     code = "result"
 

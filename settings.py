@@ -50,7 +50,7 @@ class Setting:
 def root(flag: str | os.PathLike[str] | None = None) -> Path:
     """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created.
 
-    Raises UsageError for what cannot be the name of a folder.
+    Raises UsageError for an invalid path.
     """
     if not flag:
         return _root().value
@@ -63,7 +63,7 @@ def root(flag: str | os.PathLike[str] | None = None) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A path that a user gave, without ``~``. Raises UsageError for the home folder of an unknown user."""
+    """A user's path with ``~`` expanded. Raises UsageError for the home folder of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -71,7 +71,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def command(*words: object, root: str | os.PathLike[str] | None = None) -> str:
-    """A command line of rbdata for a hint, ready to be pasted; with ``root`` (what the user gave) if it is not None."""
+    """A command line of rbdata for a hint, ready to be pasted, with the user's ``root`` if it is not None."""
     given = () if root is None else ("--root", os.fspath(root))
     return shlex.join(["rbdata", *map(str, words), *given])
 
@@ -163,7 +163,7 @@ def _check_procs(value: Any, origin: str) -> int:
 def _setting(
     name: str, check: Callable[[Any, str], Any], places: Iterable[tuple[str, Mapping[str, Any]]], default: Any = None
 ) -> Setting:
-    """The first value in these places that is set and not an empty string, passed through ``check(value, origin)``."""
+    """The first value in these places that is set and not empty, passed through ``check(value, origin)``."""
     for key, values in places:
         value = values.get(key)
         if value not in (None, ""):
@@ -225,10 +225,10 @@ def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
 
 
 def store(name: str, value: str | None) -> Path:
-    """Set an entry of the file (``root``, ``mirrors.atari``), or remove it where the value is None; returns the file's path.
+    """Set an entry of the file (``root``, ``mirrors.atari``), or remove it if the value is None; returns the file's path.
 
-    Comments and the order of entries stay. The file is replaced at once, so that no reader sees half of it. A relative
-    path is stored as an absolute one. Raises UsageError for unknown names and invalid values; the file is unchanged then.
+    Comments and the order of entries are kept. The file is replaced atomically. A relative path is stored as an absolute one.
+    Raises UsageError for unknown names and invalid values; the file is then unchanged.
     """
     import tomlkit
 
@@ -236,7 +236,7 @@ def store(name: str, value: str | None) -> Path:
     if file is None:
         raise UsageError("there is no configuration file: RBDATA_CONFIG is empty", hint="set it to a path, or unset it")
     _check_name(name)
-    _file()  # raises where it is invalid
+    _file()  # raises if it is invalid
     content = tomlkit.parse(file.read_text(encoding="utf-8")) if file.is_file() else tomlkit.document()
     key, table = name, content
     if name.startswith("mirrors."):
@@ -266,7 +266,7 @@ def _check_name(name: str) -> None:
 
 
 def _parse(name: str, value: str) -> Any:
-    """What the file holds for a value given as text."""
+    """The value to store for a text."""
     if not value:
         raise UsageError(f"{name} is empty", hint=f"remove it with `rbdata config unset {name}`")
     if name == "procs":
@@ -278,7 +278,7 @@ def _parse(name: str, value: str) -> Any:
 
 
 def _replace(file: Path, content: str) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     from .storage.scratch import ScratchFolder
 
     try:

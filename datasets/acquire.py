@@ -1,8 +1,7 @@
-"""Download and convert: find what a request names, and run the job that makes it.
+"""Download and convert: resolve a request, and run the job that makes the dataset.
 
-``download`` fetches from the provider or a mirror and converts while fetching; ``convert`` does the same with raw data
-that are in a folder. Both continue where an earlier run was interrupted, and take over from a smaller dataset of the same
-id what it holds already (`ingest.run`).
+``download`` fetches from the provider or a mirror and converts while fetching; ``convert`` does the same with raw data in a
+folder. Both continue interrupted runs, and copy parts of a smaller dataset of the same id (`ingest.run`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     """Get one dataset from its source.
 
     Raises UnknownDatasetError, the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError,
-    DatasetBusyError, DatasetExistsError. Whatever was finished before an error or Ctrl-C is kept for the next run.
+    DatasetBusyError, DatasetExistsError. Work finished before an error or Ctrl-C is kept for the next run.
     """
     listener = listener or Listener()
     with refusing_exits(f"the download of {request.id}"):
@@ -64,14 +63,14 @@ def _download(request: Request, listener: Listener) -> Outcome:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
     dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
     if source is not None:
-        source.check(request.options, "download")  # before any place is looked at
+        source.check(request.options, "download")  # before any location is asked
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     request = replace(request, id=dataset_id, root=root)
     place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
     if hub and existing and not request.force and not converted.same_content(existing, hub.manifest):
-        message = f"{existing.id} is there already, and is not the dataset of {hub.url}"
+        message = f"{existing.id} already exists, and is not the dataset of {hub.url}"
         raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
     if source is None and mirror is None:
         existing = _made_here(place, request)
@@ -84,7 +83,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
     name = dataset_id.partition("/")[2]
 
     def on_place(where: str) -> None:
-        if mirror or not (source and source.makes):  # what is made on this machine is looked for nowhere
+        if mirror or not (source and source.makes):  # recordings are made here, not looked for
             listener.on_stage(f"looking for {dataset_id} at {where}")
 
     if mirror:
@@ -104,11 +103,11 @@ def _download(request: Request, listener: Listener) -> Outcome:
         if copied is None:
             if request.options.parts != asked:
                 error.hint = (
-                    f"the shards that {dataset_id} has already are kept, so they must be there too; or use --force"
+                    f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
                 )
             raise
         message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
-        raise ObjectNotFoundError(message, hint="ask for it as it is there, or use another mirror") from error
+        raise ObjectNotFoundError(message, hint="request it with these options, or use another mirror") from error
     if request.keep_raw and not request.dry_run:
         make_writable(root)
         listener.on_stage("fetching the raw files")
@@ -126,14 +125,14 @@ def _download(request: Request, listener: Listener) -> Outcome:
             raise
     outcome = run(job, place, request, listener, job.location.url)
     if outcome.action == "complete" and source is not None and outcome.manifest is not None:
-        source.check_existing(outcome.manifest, request.options)  # another process finished it meanwhile
+        source.check_existing(outcome.manifest, request.options)  # another process finished it in the meantime
     return outcome
 
 
 def _open_hub_dataset(request: Request) -> converted.Copy:
-    """The converted dataset of a repository of the Hub, at its commit of now."""
+    """The converted dataset of a repository of the Hub, at its current commit."""
     if request.mirror:
-        raise UsageError(f"{request.id} names its place: it takes no --mirror", hint="give the id, or no --mirror")
+        raise UsageError(f"{request.id} is itself a location: it takes no --mirror", hint="give the id, or no --mirror")
     if request.keep_raw:
         raise UsageError(f"{request.id} has no raw files to keep", hint="download it without --keep-raw")
     found = converted.open_copy(request.id, request.fetch)
@@ -145,9 +144,9 @@ def _open_hub_dataset(request: Request) -> converted.Copy:
 
 
 def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
-    """Convert raw data in a folder or one file, left as it is, into the dataset ``request.id``.
+    """Convert raw data in a folder or file, which is not changed, to the dataset ``request.id``.
 
-    Without a source, the one whose data it plainly is. Raises as `download`.
+    Without a source name, the source is recognised from the data. Raises as `download`.
     """
     listener = listener or Listener()
     action = partial(_convert, path, source_name, request, listener)
@@ -177,12 +176,12 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     job = source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
     outcome = run(job, place, request, listener, str(path.resolve()))
     if outcome.action == "complete" and outcome.manifest is not None:
-        _check_origin(outcome.manifest, source, path, listener)  # another process finished it meanwhile
+        _check_origin(outcome.manifest, source, path, listener)  # another process finished it in the meantime
     return outcome
 
 
 def _check_free(place: DatasetPlace, request: Request) -> None:
-    """Raise DatasetBusyError where another process writes the dataset: before a provider is asked for it."""
+    """Raise DatasetBusyError if another process writes the dataset, before a provider is asked for it."""
     if not request.dry_run:
         place.lock().check_free()
 
@@ -190,16 +189,16 @@ def _check_free(place: DatasetPlace, request: Request) -> None:
 def _copy(
     url: str, place: DatasetPlace, request: Request, source: Source | None, listener: Listener
 ) -> Outcome | list[str] | None:
-    """Take a converted dataset from a mirror as it is; what it has otherwise where it is not what is asked for."""
+    """Copy a converted dataset from a mirror. None if there is none; if it differs from the request, what it has instead."""
     if request.keep_raw:
-        return None  # raw objects are wanted, and those are not in it
+        return None  # raw objects are requested
     found = converted.find_converted(url, place.id, request.fetch)
     if found is None:
         return None
     differs = list_missing(found.manifest, request.options)
     if differs:
         recorded = found.manifest.source.get("options", {})
-        return [f"{name} {recorded.get(name, 'of its own')}" for name in differs]
+        return [f"{name} {recorded.get(name, 'not stated')}" for name in differs]
     location, manifest = found.location, found.manifest
     if source is not None and any(value is not None for value in request.options.extra.values()):
         try:
@@ -223,8 +222,8 @@ def _copy(
 
 
 def _made_here(place: DatasetPlace, request: Request) -> Manifest:
-    """The manifest of a dataset that users made here. Raises UsageError where more is asked for than that it is there, and as
-    `local.find` where it is not complete."""
+    """The manifest of a dataset that users made here. Raises UsageError for options that need a source, and as `local.find` if
+    it is incomplete."""
     given = [name for name, value in request.options.extra.items() if value is not None]
     if request.force or given or request.options.parts is not None:
         what = "--force" if request.force else f"option {given[0]}" if given else "choice of shards"
@@ -236,31 +235,31 @@ def _made_here(place: DatasetPlace, request: Request) -> Manifest:
 def _keep_or_repair(
     place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
 ) -> Outcome:
-    """A dataset that is what is asked for stays as it is; where files are missing or cut short, they are made again."""
+    """Keep a dataset that matches the request; restore files that are missing or truncated."""
     wrong = check_sizes(place.path, manifest)
     if not wrong:
         if not request.dry_run:
-            with contextlib.suppress(OSError):  # a root that cannot be written to
+            with contextlib.suppress(OSError):  # the root cannot be written
                 remove_leftovers(leftovers_of(place), place.root)
         return Outcome(place.id, place.path, "complete", manifest)
     began = time.monotonic()
     listener.on_note(
-        f"repairs {place.id}: {wrong[0].path} {wrong[0].what}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
+        f"repairing {place.id}: {wrong[0].path} {wrong[0].what}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
     )
     repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
     return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
 
 
 def _check_origin(manifest: Manifest, source: Source, path: Path, listener: Listener) -> None:
-    """What is there was made from another place: say so. Raises DatasetExistsError where it is another source's."""
+    """Note if an existing dataset was made from another location. Raises DatasetExistsError if it is another source's."""
     made_by, place = manifest.source.get("name"), manifest.provenance.get("location")
     if made_by != source.name:
-        message = f"{manifest.id} is there already, made from {made_by} data"
+        message = f"{manifest.id} already exists, made from {made_by} data"
         raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
     if place != str(path.resolve()):
-        listener.on_note(f"{manifest.id} is there already, made from {place}; --force replaces it")
+        listener.on_note(f"{manifest.id} already exists, made from {place}; --force replaces it")
 
 
 def _declared(source: Source | None) -> set[str]:
-    """Names of the options that a source has of its own."""
+    """Names of the options that a source declares."""
     return {option.name for option in source.options} if source else set()

@@ -1,8 +1,8 @@
-"""A download in a process of its own, read by this one while it goes on.
+"""A download in a background process, whose dataset this process reads in the meantime.
 
-The process is a fresh interpreter: forking the program would copy its locks and threads. It is told by one line of JSON what
-to do, and says by lines of JSON what happens: the calls of a `Listener`, then the path of the dataset or an error. It ends
-with the program, by Ctrl-C as the program does, and by `BackgroundDownload.stop`; what is finished then is kept.
+The process is a fresh interpreter: forking the program would copy its locks and threads. It receives its order as one line of
+JSON, and reports events as lines of JSON: the calls of a `Listener`, then the path of the dataset or an error. It ends with the
+program, with Ctrl-C, and by `BackgroundDownload.stop`; finished work is kept.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 _BOOT = "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; \
 import importlib; importlib.import_module(order['module']).serve(order)"
 
-#: Seconds that a download may take to end in order.
+#: Seconds that a download gets to end in order.
 PATIENCE = 20.0
-#: Processes that were started here: what is still running is not collected.
+#: Processes started here, referenced so that running ones are not garbage-collected.
 _started: set[subprocess.Popen[bytes]] = set()
 
 
 class BackgroundDownload:
     """A running call of ``function``, given as ``module:name``, with the ``arguments`` of `rbdata.download`.
 
-    ``error`` is what it raised, ``path`` what it returned; both are None before. ``begun``: it writes, to ``place``.
+    ``error`` is the exception it raised, ``path`` its result; both are None before. ``begun``: it has started to write.
     """
 
     def __init__(self, function: str, arguments: Mapping[str, Any]) -> None:
@@ -79,11 +79,11 @@ class BackgroundDownload:
         return self._ended.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until it has ended, at most so long; returns whether it has."""
+        """Wait until the download has ended, or for ``seconds``; returns whether it has ended."""
         return self._ended.wait(seconds)
 
     def stop(self) -> None:
-        """End it, as Ctrl-C does, and wait for that."""
+        """Interrupt the download, as Ctrl-C does, and wait for its end."""
         self._interrupt()
         if not self._ended.wait(PATIENCE):
             self._process.kill()
@@ -105,7 +105,7 @@ class BackgroundDownload:
                     self.error = StoppedError(f"the process that downloads {self.id} was {how}", hint="load it again")
                 if self.error is not None:
                     raise self.error  # so that the bar stops
-        except BaseException as error:  # of a listener as well: it ends the download
+        except BaseException as error:  # a listener's error too ends the download
             self.error = self.error or error
             self._process.stdout.close()
             self._interrupt()
@@ -115,13 +115,13 @@ class BackgroundDownload:
             self._ended.set()
 
     def _events(self) -> Any:
-        """What it says, line by line. Read without Python's buffers, whose lock a fork of this program would copy."""
+        """The events, line by line. Read without Python's buffers, whose lock a fork of this program would copy."""
         assert self._process.stdout is not None
         rest = b""
         while data := os.read(self._process.stdout.fileno(), 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             for line in filter(None, lines):
-                with suppress(ValueError):  # one that was interrupted
+                with suppress(ValueError):  # an interrupted line
                     yield json.loads(line)
 
     def _hear(self, listener: Listener, name: str, values: list[Any]) -> None:
@@ -134,20 +134,20 @@ class BackgroundDownload:
         elif name == "on_progress":
             listener.on_progress([TaskProgress(**task) for task in values[0]])
         else:
-            self.begun = self.begun or name == "on_planned"  # what an earlier run had published is withdrawn by then
+            self.begun = self.begun or name == "on_planned"  # by then the plan of an earlier run is removed
             getattr(listener, name)(*values)
 
 
 def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDataset:
-    """Start a download, or follow that of another process; the dataset, once the first of its episodes can be read.
+    """Start a download, or follow that of another process; returns the dataset once its first episode can be read.
 
-    Raises what the download raises. It is stopped where this call is interrupted.
+    Raises the download's error. Interrupting this call stops the download.
     """
     from ..storage.partial_dataset import POLL, PartialDataset  # here: the process that downloads does without torch
 
     place = _place_of(arguments)
     while True:
-        # What another process downloads is followed below, not waited for.
+        # A download by another process is followed below, not waited for.
         download = BackgroundDownload(function, {**arguments, "wait": False})
         try:
             while not download.has_ended:
@@ -170,7 +170,7 @@ def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDatas
 
 
 def _place_of(arguments: Mapping[str, Any]) -> DatasetPlace | None:
-    """Where a dataset will be; None where only its mirror has that name: it is copied as a whole."""
+    """The place of a dataset; None if only a mirror knows its name: then it is copied as a whole."""
     try:
         return find_place(arguments["dataset_id"], arguments.get("root"))
     except (UnknownDatasetError, NotADatasetError):
@@ -188,10 +188,10 @@ def _error(name: str, message: str, hint: str | None) -> RbdataError:
 
 
 def serve(order: Mapping[str, Any]) -> None:
-    """Do what a `BackgroundDownload` has ordered."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the program ignores it
+    """In the process: run the order of a `BackgroundDownload`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even if the program ignores it
     output = os.dup(1)
-    os.dup2(2, 1)  # what is printed must not be among the events
+    os.dup2(2, 1)  # printed text must not mix with the events
     lock = threading.Lock()
 
     def say(name: str, *values: Any) -> None:
@@ -218,7 +218,7 @@ def _saying(say: Callable[..., None], name: str) -> Callable[..., None]:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the one that started it has ended: its end of the pipe is closed, or it has another parent."""
+    """End this process when its parent has ended: the pipe is closed, or this process has another parent."""
     while os.getppid() == parent:
         if select.select([0], [], [], 1.0)[0] and not os.read(0, 1):
             break
@@ -228,7 +228,7 @@ def _end_with(parent: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks: paths, and the records of a `Listener`. Raises UsageError for all else."""
+    """JSON for paths and the records of a `Listener`. Raises UsageError for anything else."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, (Estimate, TaskProgress)):

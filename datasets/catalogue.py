@@ -1,10 +1,10 @@
-"""Dataset ids: which there are, and which one is meant.
+"""Dataset ids: listing and resolving them.
 
-A full id is ``source/name`` (``atari/Pong/5``). A bare name (``Pong/5``) is resolved when exactly one source knows it.
-``my/...`` is for datasets that users make. Nothing here asks the network.
+A full id is ``source/name`` (``atari/Pong/5``). A bare name (``Pong/5``) is resolved if exactly one source knows it.
+``my/...`` is for datasets that users make. Nothing here uses the network.
 
-A source of another package that cannot be loaded, or that raises what it should not, is left out with a PluginWarning;
-asking for its datasets raises PluginError.
+A source of another package that cannot be loaded, or raises an unexpected error, is left out with a PluginWarning; requesting
+its datasets raises PluginError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 def source_names() -> tuple[str, ...]:
-    """The sources there are, also those that cannot be loaded."""
+    """The names of all sources, including those that cannot be loaded."""
     return tuple(plugins.registered())
 
 
@@ -44,29 +44,29 @@ def check_own(dataset_id: str) -> None:
 
 
 def load_source(name: str) -> Source:
-    """A source by its name. Raises UnknownDatasetError naming those there are, PluginError for one that cannot be loaded."""
+    """A source by its name. Raises UnknownDatasetError naming the known sources, PluginError if it cannot be loaded."""
     source = plugins.load(name)
     if not isinstance(source, Source) or source.name != name:
-        message = f"the source {name} is registered as {type(source).__name__}, which is no source of that name"
+        message = f"the source {name} is registered as {type(source).__name__}, which is not a source of that name"
         raise PluginError(message, hint="its entry point must name a class derived from Source, with the same name")
     return source
 
 
 def sources(only: str | None = None) -> dict[str, Source]:
-    """All sources by name, or only one; raises as `load_source` for that one."""
+    """All sources by name, or only the one named; raises as `load_source` for that one."""
     return _of_each(lambda source: source, only)
 
 
 def is_made(dataset_id: str) -> bool:
-    """Whether a dataset is made on this machine (recorded), not fetched."""
+    """Whether a dataset is recorded on this machine instead of fetched."""
     name = dataset_id.partition("/")[0]
     return name in source_names() and load_source(name).makes
 
 
 def recognise(path: Path, options: Collection[str] = ()) -> str:
-    """The source whose raw data a file or folder plainly is, of those that have these options of a source.
+    """The source whose raw data a file or folder holds, among sources with these options.
 
-    Raises UsageError for none, or several.
+    Raises UsageError if there is none, or several.
     """
 
     def knows(source: Source) -> bool:
@@ -82,21 +82,21 @@ def recognise(path: Path, options: Collection[str] = ()) -> str:
 
 
 def known_ids(source: str | None = None) -> list[str]:
-    """Full ids of everything the sources list by themselves."""
+    """Full ids of all datasets that the sources list."""
     found = _of_each(lambda source: list(source.names()), source)
     return [f"{name}/{dataset}" for name, datasets in found.items() for dataset in datasets]
 
 
 def remote_listings(source: str | None = None, root: Path | None = None) -> dict[str, RemoteListing]:
-    """What remotes held when they were last asked, by source."""
+    """The stored listings of remotes, by source."""
     found = _of_each(lambda source: source.cached_listing(root), source)
     return {name: listing for name, listing in found.items() if listing}
 
 
 def entries(source: str | None = None, root: Path | None = None) -> dict[str, CatalogueEntry]:
-    """What is known of every dataset of all sources, or of one, by full id.
+    """The catalogue entries of all sources, or of one, by full id.
 
-    Counts and sizes are those that a remote stated when it was last asked, else those of the source's own catalogue.
+    Counts and sizes are those of the stored listing of a remote, else those of the source's own catalogue.
     """
     return {
         entry.id: entry
@@ -106,7 +106,7 @@ def entries(source: str | None = None, root: Path | None = None) -> dict[str, Ca
 
 
 def describe(dataset_id: str, root: Path | None = None) -> CatalogueEntry:
-    """What is known of one dataset, also of one that its source does not list, by its full id."""
+    """The catalogue entry of a dataset by its full id, even if its source does not list it."""
     name, _, rest = dataset_id.partition("/")
     if name not in source_names():
         return CatalogueEntry(dataset_id)
@@ -144,10 +144,10 @@ def _with_scores(entry: CatalogueEntry, source: Source) -> CatalogueEntry:
 
 
 def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
-    """The full id and the source that is meant by what a user typed.
+    """Resolve a user's text to a full id and its source.
 
-    ``local`` are ids of datasets on this machine, which are known whatever the sources say; their source is None where
-    no source has that name. Raises UnknownDatasetError with the nearest names when nothing, or more than one, fits.
+    ``local`` are ids of datasets on this machine, which are always known; their source is None if no source has the name.
+    Raises UnknownDatasetError with the nearest names if nothing, or more than one dataset, matches.
     """
     local = list(local)
     address = split_address(text)
@@ -177,9 +177,9 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
 
 
 def split_address(text: str) -> tuple[str, str] | None:
-    """A dataset's address at a provider as (id, mirror): ``hf://owner/D4RL/door/human-v2``; None for what is an id.
+    """A dataset's address at a provider (``hf://owner/D4RL/door/human-v2``) as (id, mirror); None for an id.
 
-    Raises UsageError for an address that is of no dataset.
+    Raises UsageError for an address that does not name a dataset.
     """
     if "://" not in text:
         return None
@@ -198,19 +198,19 @@ def split_address(text: str) -> tuple[str, str] | None:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text begins like a path: it is no id then, whatever there is."""
+    """Whether a text starts like a path, and thus is never an id."""
     return text.startswith(("/", ".", "~"))
 
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
-    """The nearest names to one that is not known, those of ``local`` datasets first."""
+    """A hint with the names most similar to an unknown one, those of ``local`` datasets first."""
     if "://" in text or is_path(text):
-        return "give the dataset's id, and the place that has it with --mirror"
+        return "give the dataset's id, and its location with --mirror"
     if not text:
         return "name a dataset, as `rbdata list` shows them"
     here, known = _by_lower_case(local), _by_lower_case(known_ids())
     wanted = text.lower()
-    names = [ids[wanted] for ids in (here, known) if wanted in ids]  # another case alone
+    names = [ids[wanted] for ids in (here, known) if wanted in ids]  # differ only in case
     if not names:
         near = [here[name] for name in difflib.get_close_matches(wanted, here, n=3, cutoff=0.7)]
         names = near + [known[name] for name in difflib.get_close_matches(wanted, known, n=6, cutoff=0.6)]
@@ -223,13 +223,13 @@ def suggestion(text: str, local: Iterable[str] = ()) -> str:
 
 
 def _by_lower_case(ids: Iterable[str]) -> dict[str, str]:
-    """Ids by themselves and by their bare names, in lower case."""
+    """Ids by their full and their bare names, in lower case."""
     ids = list(ids)
     return {one.partition("/")[2].lower(): one for one in ids} | {one.lower(): one for one in ids}
 
 
 def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:
-    """The answers of all sources, or of one only. Of several, plug-ins that fail are left out with a warning."""
+    """The answer of each source, or only of the one named. Of several, plug-ins that fail are left out with a warning."""
     if only is not None:
         return {only: question(load_source(only))}
     answers: dict[str, Answer] = {}
@@ -245,7 +245,7 @@ def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> d
 
 
 def _source_of(dataset_id: str) -> Source | None:
-    """The source of a dataset that is there; None where no source has it, or its plug-in cannot be loaded any more."""
+    """The source of an existing dataset; None if no source has it, or its plug-in can no longer be loaded."""
     name, _, rest = dataset_id.partition("/")
     if name not in source_names():
         return None

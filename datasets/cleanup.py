@@ -1,13 +1,13 @@
-"""What is below a root beside complete datasets: left-overs of interrupted work, and raw files that were kept.
+"""Finds and removes files under a root other than complete datasets: left-overs of interrupted work, and kept raw files.
 
     unfinished   ``.NAME.writing``: the next run of the same command continues it
-    replaced     ``.NAME.old``: what a dataset replaced, left by a process that was killed
-    lock         ``.NAME.lock*`` of a process that is gone
+    replaced     ``.NAME.old``: a replaced dataset, left by a killed process
+    lock         ``.NAME.lock*`` of an ended process
     part         ``*.part``, ``*.part.json`` and the like inside a finished dataset
     raw          ``.raw``: kept by ``download --keep-raw``
-    empty        a folder that a process which was killed made for a dataset, or had no time to remove
+    empty        a folder for a dataset that a killed process created or did not remove
 
-What a running process uses is none of them.
+Files that a running process uses are not left-overs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INSIDE = re.compile(r".+\.part(?:\.json(?:\.new)?)?|rbdata\.json\.tmp")
 
 @dataclass(frozen=True)
 class Leftover:
-    """One file or folder that could go: of which dataset (its id, or ""), what it is, its bytes on disk."""
+    """A file or folder that may be removed: the id of its dataset (or ""), its kind, its path, its bytes on disk."""
 
     id: str
     kind: Kind
@@ -44,7 +44,7 @@ class Leftover:
 
 
 def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = False) -> list[Leftover]:
-    """All left-overs below a root, by path; with ``raw`` also the raw files that were kept."""
+    """All left-overs under a root, sorted by path; with ``raw`` also the kept raw files."""
     top = settings.root(root)
     found = list(_walk(top)) if top.is_dir() else []
     kept = top / RAW_FOLDER
@@ -59,7 +59,7 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
 
 
 def leftovers_of(place: DatasetPlace) -> list[Leftover]:
-    """The left-overs of one dataset, without unfinished work: that is to be continued."""
+    """The left-overs of one dataset, without unfinished work, which can be continued."""
     try:
         names = [path.name for path in place.path.parent.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -70,10 +70,10 @@ def leftovers_of(place: DatasetPlace) -> list[Leftover]:
 
 
 def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str] | None = None) -> list[Leftover]:
-    """Remove left-overs, those of a dataset with its lock held; returns those that a process uses by now, and that stay.
+    """Remove left-overs, holding the lock of their dataset; returns those that were kept because a process uses them by now.
 
-    Where the process that replaced a dataset was killed half-way, its work is brought to an end first: what is the only copy
-    of a dataset is not removed.
+    If a process was killed while it replaced a dataset, the replacement is completed first, so that the only copy of a dataset
+    is never removed.
     """
     top = settings.root(root)
     by_id: dict[str, list[Leftover]] = {}
@@ -101,9 +101,9 @@ def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str]
 
 
 def kept_raw(place: DatasetPlace) -> list[Path]:
-    """The raw files of a dataset that ``download --keep-raw`` kept below its root.
+    """The raw files of a dataset that ``download --keep-raw`` kept under its root.
 
-    Where not all of them are there, those in a folder with the name of the dataset.
+    If some are missing, all files in a folder with the name of the dataset.
     """
     from .fetch import open_location
     from .ingest.job import ConvertOptions
@@ -115,13 +115,13 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     try:
         job = catalogue.load_source(source_name).open(name, open_location(kept), ConvertOptions())
         paths = [Path(raw.item.url) for raw in job.raw_objects()]
-    except RbdataError:  # none of it, or not all: a download or a deletion was interrupted
+    except RbdataError:  # some are missing: a download or a deletion was interrupted
         return [path for path in files_below(kept) if f"/{name}/" in f"/{path.relative_to(kept).as_posix()}"]
     return [path for path in paths if kept in path.parents and path.is_file()]
 
 
 def emptied_raw(place: DatasetPlace) -> list[Path]:
-    """The empty folders that a killed deletion left of a dataset's raw files, in the folder of its source, and that folder."""
+    """The empty folders that a killed deletion of a dataset's raw files left in the folder of its source, and that folder."""
     source_name, _, name = place.id.partition("/")
     kept = place.root / RAW_FOLDER / source_name
     heads = [name[:at] for at, char in enumerate(name + "/") if char == "/"]
@@ -148,7 +148,7 @@ def _walk(top: Path) -> Iterator[Leftover]:
 
 
 def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
-    """What belongs to datasets in a folder, unless a process has their lock."""
+    """The left-overs of datasets in a folder, unless a process holds their lock."""
     for name in sorted(names):
         match = _BESIDE.fullmatch(name)
         if match is None:
@@ -157,7 +157,7 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
         try:
             place = DatasetPlace(top, dataset_id)
         except RbdataError:
-            continue  # no name that rbdata gives
+            continue  # not a name that rbdata creates
         path = here / name
         kind: Kind = {"writing": "unfinished", "old": "replaced"}.get(match["kind"], "lock")  # type: ignore[assignment]
         finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / JOURNAL).exists()

@@ -1,4 +1,4 @@
-"""The datasets on this machine: which there are, where, and in what state; open them, delete them."""
+"""The datasets on this machine: list, find, open and delete them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ class LocalDataset:
 
 
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
-    """Everything under the root, sorted by id; an empty list when there is no root yet. Reads manifests only."""
-    where = settings.root(root)
-    found = (_describe(*entry) for entry in _walk(where))
+    """All datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
+    found = (_describe(*entry) for entry in _walk(settings.root(root)))
     return [entry for entry in found if entry is not None]
 
 
@@ -62,9 +61,9 @@ def known_here(root: str | os.PathLike[str] | None = None) -> list[str]:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
-    """What `find_datasets` finds, without links that lead nowhere in places where no dataset would be.
+    """The results of `find_datasets`, without dangling links in places where no dataset would be.
 
-    Ids of two parts may have any name; longer ones belong to a source, or begin with ``my``.
+    Ids of two components may have any name; longer ones belong to a source, or start with ``my``.
     """
     heads = (*catalogue.source_names(), catalogue.MINE)
     for dataset_id, path, complete in find_datasets(root):
@@ -76,8 +75,8 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a dataset, by id (full or bare) or by path.
 
-    Raises DatasetNotFoundError when the id is known but not here, UnknownDatasetError when nothing has that name,
-    NotADatasetError when a path is given that holds none.
+    Raises DatasetNotFoundError if the id is known but not on this machine, UnknownDatasetError for an unknown name,
+    NotADatasetError for a path that holds no dataset.
     """
     folder = _folder_of(id_or_path)
     if folder is not None:
@@ -94,47 +93,47 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         raise _no_dataset(place.path, place.id, root)
     if place.working.is_dir():
         line = Journal(place.working / JOURNAL).command
-        how = f"continue it with `{line}`" if line else "continue it with the call that began it"
+        how = f"continue it with `{line}`" if line else "continue it with the call that started it"
         raise DatasetNotFoundError(f"{place.id} is not complete under {place.root}", hint=how)
     get_it = f"get it with `{settings.command('download', place.id, root=root)}`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
     missing = ""
     if not place.root.is_dir():
-        missing = ", which is no folder" if os.path.lexists(place.root) else ", which does not exist"
+        missing = ", which is not a folder" if os.path.lexists(place.root) else ", which does not exist"
         get_it = f"{get_it}, or {elsewhere}"
     message = f"{place.id} is not under {place.root}{missing}"
     raise DatasetNotFoundError(message, hint=get_it if source else elsewhere)
 
 
 def _folder_of(id_or_path: str | os.PathLike[str]) -> Path | None:
-    """The folder that is meant, absolute; None where it is an id, which leads to no dataset from the working directory."""
+    """The absolute folder that a path names; None for an id (a text that does not lead to a dataset as a relative path)."""
     text = os.fspath(id_or_path)
     folder = settings.expanded(text).absolute()
     return folder if catalogue.is_path(text) or (text and holds_dataset(folder)) else None
 
 
 def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
-    """The place of a dataset that is named by its id, full or bare, and the source that has it.
+    """The place and the source of a dataset by its id, full or bare.
 
-    Raises UnknownDatasetError when nothing has that name, NotADatasetError when it is rather meant as a path.
+    Raises UnknownDatasetError for an unknown name, NotADatasetError if the text is probably a path.
     """
-    where = settings.root(root)
-    with contextlib.suppress(UsageError):  # no full id
-        if (direct := DatasetPlace(where, text)).exists():
+    top = settings.root(root)
+    with contextlib.suppress(UsageError):  # not a full id
+        if (direct := DatasetPlace(top, text)).exists():
             return direct, None
     try:
-        dataset_id, source = catalogue.resolve(text, [dataset_id for dataset_id, _, _ in _walk(where)])
+        dataset_id, source = catalogue.resolve(text, known_here(root))
     except UnknownDatasetError as error:
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(Path(text), text, root) from error
         if text.startswith(f"{catalogue.MINE}/") and "did you mean" not in str(error.hint):
             error.hint = see_local(root)
         raise
-    return DatasetPlace(where, dataset_id), source
+    return DatasetPlace(top, dataset_id), source
 
 
 def full_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
-    """The full id of a dataset, here or not, that is named by its id; a path, a URL and what is unknown stay as they are."""
+    """The full id for an id, on this machine or not; paths, URLs and unknown names are returned unchanged."""
     with contextlib.suppress(RbdataError):
         if not is_remote(text) and _folder_of(text) is None:
             return _resolve(text, root)[0].id
@@ -142,7 +141,7 @@ def full_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
 
 
 def _is_meant_as_folder(text: str, suggestion: str) -> bool:
-    """Whether what is no id is a path: it is there, ends like one or begins with a folder that is, or no id resembles it."""
+    """Whether an unknown text is probably a path: it exists, ends with a slash, starts with a folder, or resembles no id."""
     head, slash, _ = text.partition("/")
     no_id = head not in (*catalogue.source_names(), catalogue.MINE) and "did you mean" not in suggestion
     return os.path.lexists(text) or (bool(slash) and (text.endswith("/") or Path(head).is_dir() or no_id))
@@ -153,16 +152,16 @@ def _no_dataset(folder: Path, text: str | os.PathLike[str], root: str | os.PathL
 
 
 def see_local(root: str | os.PathLike[str] | None) -> str:
-    """The hint that says how to see what there is."""
+    """The hint that names the command to list local datasets."""
     return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
 def open_dataset(
     id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, check: bool = False
 ) -> Dataset:
-    """Open a dataset read-only, by id or path; errors as `find`. Reads the manifest and maps the files, no rows.
+    """Open a dataset read-only, by id or path; raises as `find`. Reads the manifest and maps the files, but reads no rows.
 
-    With ``check``, what is read later is compared with its checksums.
+    With ``check``, later reads are compared with checksums.
     """
     from ..storage.dataset import open_folder
 
@@ -170,13 +169,13 @@ def open_dataset(
 
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """Where a dataset is or would be, by id (full or bare) or path. Raises as `find` does for what is no id."""
+    """The place where a dataset is or would be, by id (full or bare) or path. Raises as `find` for unknown names."""
     folder = _folder_of(id_or_path)
     if folder is None:
         return _resolve(os.fspath(id_or_path), root)[0]
     try:
         return DatasetPlace.of_folder(folder)
-    except UsageError as error:  # the folder has no names of which an id could be made
+    except UsageError as error:  # the folder's path does not make a valid id
         if holds_dataset(folder):
             raise
         raise _no_dataset(folder, id_or_path, root) from error
@@ -185,21 +184,23 @@ def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
 def open_unfinished(
     id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, wait: float = 0.0
 ) -> PartialDataset:
-    """Open a dataset, or what is finished of it while it is being written, which `PartialDataset` describes.
+    """Open a dataset, or the finished part of one that is being written (see `PartialDataset`).
 
-    ``wait``: the seconds that may pass until there is an episode. Raises DatasetNotFoundError when they have passed, and as
-    `find` and `PartialDataset` do.
+    ``wait``: seconds to wait for a first episode. Raises DatasetNotFoundError after that, and as `find` and `PartialDataset`.
     """
     from ..storage.partial_dataset import open_partial
 
     place = find_place(id_or_path, root)
     if not wait and not place.working.is_dir():
-        find(id_or_path, root)  # which raises, unless there is one
+        find(id_or_path, root)  # raises if there is none
     return open_partial(place, wait=wait)
 
 
 def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:
-    """The ids with those in place of patterns (``my/*``) that match, complete or not. Raises UnknownDatasetError for none."""
+    """The ids, with patterns (``my/*``) replaced by matching ids of datasets, complete or not.
+
+    Raises UnknownDatasetError for a pattern without a match.
+    """
     found: list[str] = []
     there = known_here(root)
     for text in ids:
@@ -216,12 +217,12 @@ def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> li
 
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """The place of a dataset, complete or not, that can be deleted; raises DatasetNotFoundError when nothing is there."""
+    """The place of a dataset, complete or not, to be deleted. Raises DatasetNotFoundError if there is nothing."""
     where = settings.root(root)
     if catalogue.is_path(text):
         raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
     there = {dataset_id for dataset_id, _, _ in _walk(where)}
-    with contextlib.suppress(UsageError):  # what is left of one whose deletion was killed
+    with contextlib.suppress(UsageError):  # remains of a killed deletion
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
     try:
         dataset_id, _ = catalogue.resolve(text, there)
@@ -235,13 +236,13 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint=see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
-        message = f"{place.path.parent} is a link that leads out of the root {where}: what is behind it is not deleted"
+        message = f"{place.path.parent} is a link that leads out of the root {where}: its target is not deleted"
         raise UsageError(message, hint=f"remove the link itself, or delete with --root {place.path.parent.resolve()}")
     return place
 
 
 def _has_remains(place: DatasetPlace) -> bool:
-    """Whether a killed process left something of a dataset that is not there, if only an empty folder above it."""
+    """Whether a killed process left anything of a missing dataset, if only an empty folder above it."""
     parent = place.path.parent
     while parent != place.root and not parent.exists():
         parent = parent.parent

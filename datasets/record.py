@@ -1,4 +1,4 @@
-"""Record an environment in Python: by id, specification or factory, or one that is made already; with a policy as an object."""
+"""Records an environment, given by id, specification, factory or object, with a policy."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def record(
 
     ``env`` is a Gymnasium id, an ``EnvSpec``, a factory, or an environment (which stays open). The dataset is
     ``gymnasium/ID`` or, with a name, ``gymnasium/ID@NAME``; an environment without an id needs a name, and is ``my/NAME``.
-    ``policy`` is as on the command line (``"random"``, ``"file.py:name"``), or an object: a function from an observation to
-    an action, an object with ``act`` or that can be called, or a class of such objects, of which one is made. Where it has
-    a ``reset``, that is called when an episode begins. ``num_envs`` environments are stepped together; the policy then gets
-    stacked observations and returns stacked actions.
+    ``policy`` is as on the command line (``"random"``, ``"file.py:name"``), or an object: a function from an observation to an
+    action, a callable or an object with ``act``, or a class of such objects, which is instantiated. Its ``reset``, if it has
+    one, is called at the beginning of each episode. ``num_envs`` environments are stepped together; the policy then gets stacked
+    observations and returns stacked actions.
 
-    ``steps`` (20,000 by default) or ``episodes`` say how much; with both, what comes first. A recording that is there with
-    the same options, policy and environment is not made again; where another process makes it, that one is waited for
+    ``steps`` (20,000 by default) or ``episodes`` limit the recording; with both, the first limit reached counts. An existing
+    recording with the same options, policy and environment is not made again. If another process is making it, this one waits
     (``wait=False`` raises DatasetBusyError). ``progress`` and ``listener`` are those of `download`. Raises DatasetExistsError
-    for one that differs (``force`` replaces it), FunctionError where the policy raises, and as `acquire.download`.
+    for a different recording (``force`` replaces it), FunctionError if the policy raises, and as `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
@@ -108,19 +108,21 @@ def record(
         action = partial(run, job, place, asked, events, job.location.url)
         outcome = when_free(action, wait, events.on_note, events.on_stage)
     if outcome.action == "complete" and outcome.manifest is not None:
-        check(outcome.manifest)  # another process finished it meanwhile
+        check(outcome.manifest)  # another process finished it in the meantime
     return outcome.path
 
 
 def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:
-    """The id of an environment, if it has one, and how it is made, if not by its id."""
+    """The id of an environment, if it has one, and a function that makes it, unless its id is enough."""
     if isinstance(env, str):
         return env, None
     if isinstance(env, gymnasium.envs.registration.EnvSpec):
         return env.id, lambda: gymnasium.make(env)
     if isinstance(env, gymnasium.Env):
         if num_envs > 1:
-            raise UsageError("one environment cannot be several", hint="give its id, or a function that makes one")
+            raise UsageError(
+                "num_envs needs more than one environment", hint="give its id, or a function that makes one"
+            )
         return env.spec.id if env.spec else None, lambda: _kept_open(env)
     if callable(env):
         with refusing_exits("what makes the environment"):
@@ -131,7 +133,7 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
             made.close()
         return found, env
     raise ArgumentTypeError(
-        f"{type(env).__name__} is no environment", hint="an id, an EnvSpec, a factory or a gymnasium.Env"
+        f"{type(env).__name__} is not an environment", hint="give an id, an EnvSpec, a factory or a gymnasium.Env"
     )
 
 

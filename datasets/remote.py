@@ -1,10 +1,9 @@
-"""Opens converted datasets where they lie: in a mirror, over any scheme that can be read from.
+"""Opens converted datasets at a URL, over any scheme that can be read.
 
     open_remote("s3://lab/rbdata/atari/Pong/5", cache_dir="/fast/cache", cache_limit="20GB")
 
-A revision of the Hub is pinned to its commit. The manifest is read, the version of every file is noted (so that nothing of
-another version is read later), and the cache of
-the dataset, in ``cache_dir/<id>``, is opened. `storage.remote` does the rest.
+A revision of the Hub is pinned to its commit. The manifest is read, the version of every file is recorded (so that no other
+version is read later), and the dataset's cache in ``cache_dir/<id>`` is opened. `storage.remote` does the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ..storage.dataset import Dataset
     from ..storage.integrity import Block, Report
 
-#: Where caches are, under the root: a name that lists of datasets leave out.
+#: The folder of caches under the root; lists of datasets skip hidden folders.
 CACHE = ".remote"
 
 
@@ -67,10 +66,10 @@ def open_remote(
 ) -> Dataset:
     """Open the converted dataset at a URL; no rows are read.
 
-    ``cache_dir`` is the folder of caches (default: ``.remote`` under the root), ``cache_limit`` the bytes that the one of this
-    dataset may take, such as ``"20GB"``. Of a dataset whose cache is complete the local files are opened.
+    ``cache_dir`` is the folder of caches (default: ``.remote`` under the root), ``cache_limit`` the limit of this dataset's
+    cache in bytes, such as ``"20GB"``. If the cache is complete, the local files are opened.
 
-    Raises NotADatasetError where there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
+    Raises NotADatasetError if there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
     """
     from ..storage.dataset import Dataset
     from ..storage.remote.remote_dataset import RemoteDataset

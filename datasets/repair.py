@@ -1,9 +1,9 @@
-"""Makes a damaged dataset whole again: the same bytes as before, and nothing fetched that is sound.
+"""Repairs a damaged dataset: it has the same bytes as before, and intact data are not fetched.
 
-From a converted copy on a mirror only the damaged blocks of files are fetched, and written in their places. From raw data the
-dataset is made again beside the damaged one: sound parts are copied, the others fetched, and the result takes its place if
-its files are those that the manifest lists. A recording and a preprocessed dataset were made on this machine: there is
-nothing to fetch them from but a mirror they were pushed to.
+From a converted copy on a mirror, only the damaged blocks of files are fetched and written in place. From raw data, the dataset
+is made again beside the damaged one: intact parts are copied, the others fetched, and the result replaces it if its files match
+the manifest. Recordings and preprocessed datasets were made on this machine, so they can be fetched only from a mirror that they
+were pushed to.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from .ingest.run import restore
 from .mirrors import pull as converted
 from .sources.source import Source
 
-#: Bytes of a block that are held in memory.
-_MOST_AT_ONCE = 1 << 24
+#: Limit in bytes of a block that is fetched into memory.
+_MAX_IN_MEMORY = 1 << 24
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did: which files it made whole, from where, and about how many bytes it fetched for that."""
+    """The result of a repair: the repaired files, the location they were repaired from, and about how many bytes were fetched."""
 
     path: Path
     files: tuple[str, ...]
@@ -64,17 +64,16 @@ def repair(
     fetch: FetchOptions | None = None,
     listener: Listener | None = None,
 ) -> Repaired:
-    """Make a dataset whole that has these problems (`integrity.verify`).
+    """Repair a dataset with these problems (`integrity.verify`).
 
-    Fetches from ``mirror``, else from where the manifest says that the data came from. Raises DamagedDatasetError where the
-    data cannot be fetched again or are not the same any more, else the fetch errors and DatasetBusyError; the dataset is
-    then as damaged as before.
+    Fetches from ``mirror``, else from the location that the manifest states. Raises DamagedDatasetError if the data cannot be
+    fetched again or have changed, the fetch errors, and DatasetBusyError; the dataset is then as damaged as before.
     """
     folder, fetch, listener = folder.resolve(), fetch or FetchOptions(), listener or Listener()
     manifest = read_manifest(folder)
     if any(not problem.path for problem in problems):
         what = "; ".join(problem.what for problem in problems)
-        raise DamagedDatasetError(f"{manifest.id} is what its manifest lists, but breaks the rules of TED: {what}")
+        raise DamagedDatasetError(f"{manifest.id} matches its manifest, but violates the rules of TED: {what}")
     place = DatasetPlace.of_folder(folder, manifest.id)
     if manifest.blocks and all(problem.path == BLOCK_TABLE for problem in problems):
         listener.on_stage("summing the blocks of files")
@@ -98,7 +97,7 @@ def repair(
 
 
 def end_repair(folder: Path) -> None:
-    """Remove what a repair left beside a dataset that was killed when the dataset was whole again."""
+    """Remove the left-overs of a repair that was killed after the dataset was repaired."""
     folder = folder.resolve()
     place = DatasetPlace.of_folder(folder, read_manifest(folder).id)
     remove_leftovers(leftovers_of(place), place.root)
@@ -112,7 +111,7 @@ def _mirror_of(manifest: Manifest) -> str | None:
 
 
 def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: bool) -> converted.Copy | None:
-    """A converted copy with the same files; errors matter where the user named it (``needed``)."""
+    """A converted copy with the same files, or None; fetch errors are raised only if the user named it (``needed``)."""
     try:
         found = converted.find_converted(url, manifest.id, fetch)
     except FetchError:
@@ -123,7 +122,7 @@ def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: boo
 
 
 def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: converted.Copy) -> int:
-    """Fetch what is damaged, the table first: without it, blocks are whole ranges. Returns the bytes fetched."""
+    """Fetch the damaged data, the table first (without it, blocks are whole ranges). Returns the bytes fetched."""
     blocks = manifest.blocks or {"files": ()}
     table = [problem for problem in problems if problem.path == BLOCK_TABLE]
     fetched = 0
@@ -139,13 +138,13 @@ def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], cop
 
 
 def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: converted.Copy) -> int:
-    """Fetch the damaged blocks of a file, and write them in their places; returns their bytes. Raises ChecksumError."""
+    """Fetch the damaged blocks of a file and write them in place; returns their bytes. Raises ChecksumError."""
     path, fetched = folder / problem.path, 0
     item = copy.stat(problem.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(length for length, _ in manifest.files[problem.path])
     end = size if problem.length is None else problem.begin + problem.length
-    if path.is_symlink() or not path.is_file():  # a link is replaced: what it leads to is not ours
+    if path.is_symlink() or not path.is_file():  # a link is replaced, its target is not touched
         remove_tree(path)
     with open_plain(path, "r+b" if path.exists() else "x+b") as file:
         file.truncate(size)
@@ -164,13 +163,13 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
 
 
 def _fetch(location: Location, item: RemoteObject, block: Block) -> Iterator[bytes]:
-    """The bytes of a block; without a table it may be a range of gigabytes."""
-    if block.length <= _MOST_AT_ONCE:
+    """The bytes of a block, which without a table may be a range of gigabytes."""
+    if block.length <= _MAX_IN_MEMORY:
         try:
             yield location.read_range(item, block.begin, block.length)
             return
         except FetchError:
-            pass  # a server that sends whole files only
+            pass  # the server may send only whole files
     left = block.length
     with closing(stream(location, item, start=block.begin)) as pieces:
         while left and (piece := next(pieces, b"")[:left]):
@@ -182,7 +181,7 @@ def _fetch(location: Location, item: RemoteObject, block: Block) -> Iterator[byt
 
 
 def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Job, str]:
-    """The job that made a dataset, and where its raw data are. Raises DamagedDatasetError where there are none."""
+    """The job that made a dataset, and the location of its raw data. Raises DamagedDatasetError if there are none."""
     made_by = manifest.source.get("name", "")
     lineage = manifest.lineage or {}
     if lineage:
@@ -192,7 +191,7 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
     try:
         source = catalogue.load_source(made_by)
     except RbdataError as error:
-        message = f"{manifest.id} comes from no source ({made_by or 'none is stated'}): it cannot be fetched again"
+        message = f"{manifest.id} has no known source ({made_by or 'none is stated'}): it cannot be fetched again"
         raise DamagedDatasetError(message, hint="name a mirror that holds a copy, with --mirror") from error
     if source.makes:
         message = f"{manifest.id} was recorded on this machine: it cannot be fetched again"
@@ -216,12 +215,12 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
             closed = closed or error
     if closed:
         raise closed
-    message = f"the data that {manifest.id} was made from are not there any more: {failure}"
-    raise DamagedDatasetError(message, hint="name a place that has them, with --mirror") from failure
+    message = f"the data that {manifest.id} was made from are no longer available: {failure}"
+    raise DamagedDatasetError(message, hint="name a location that has them, with --mirror") from failure
 
 
 def _options(manifest: Manifest, source: Source) -> ConvertOptions:
-    """The options that a dataset was converted with, as its manifest states them."""
+    """The options of a dataset's conversion, from its manifest."""
     recorded, shards = manifest.source.get("options", {}), manifest.source.get("shards")
     general: dict[str, Any] = {
         name: recorded[name] for name in ("codec", "layout", "unknown_next", "time_limit") if name in recorded

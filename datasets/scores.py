@@ -1,4 +1,4 @@
-"""Normalised scores by dataset: of one on this machine by what its manifest says, of another by what its source knows."""
+"""Normalised scores by dataset: from its manifest if it is on this machine, otherwise from its source."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import catalogue, local
 def reference_scores(dataset: Any, *, root: str | os.PathLike[str] | None = None) -> ReferenceScores:
     """The returns that count as 0 and as 100, for a dataset by id or path, or already open.
 
-    D4RL's and Atari's are known without the dataset; Minari states its own in the dataset. Raises UnknownDatasetError for
-    ids that no source has, DatasetNotFoundError where the dataset must be here first, UsageError where no scores are known.
+    D4RL's and Atari's are known without the dataset; Minari states them in the dataset. Raises UnknownDatasetError for ids that
+    no source has, DatasetNotFoundError if the dataset must be downloaded first, UsageError if no scores are known.
     """
     manifest: Manifest | None = getattr(dataset, "manifest", None)
     if manifest is None:

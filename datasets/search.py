@@ -1,8 +1,8 @@
-"""Finds datasets by words and kinds: those that sources describe, and those on this machine.
+"""Finds datasets by words and kinds, in the catalogue and on this machine.
 
-A word matches a dataset if it is, begins, or is in one of the words of its id, environment, tags or kinds; all words must
-match. The best matches come first: whole words before beginnings, and what is in the id before what is in a tag. Of equals,
-first those that can be downloaded today, then ids with the fewest other words, then newer versions.
+A word matches a dataset if it equals, starts, or occurs in a word of its id, environment, tags or kinds; all words must match.
+The best matches come first: whole words before prefixes, words of the id before words of tags. Ties are ordered by access
+(downloadable today first), then ids with the fewest other words, then newer versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .sources.catalogue_entry import (
     space_text,
 )
 
-#: What users call kinds and contents; the words on the right are in entries.
+#: Users' words for kinds and contents, and the words that entries use.
 SYNONYMS = {
     **dict.fromkeys(("pixel", "pixels", "images", "frame", "frames", "visual"), "image"),
     **dict.fromkeys(("state", "states", "vectors", "features"), "vector"),
@@ -52,7 +52,7 @@ def select(
     actions: str | None = None,
     max_bytes: int | None = None,
 ) -> tuple[list[CatalogueEntry], int]:
-    """Those of the kinds wanted that are not too large, and how many were left out because their size is not known.
+    """The entries of these kinds that are not too large, and how many were left out because their size is unknown.
 
     Raises UsageError for an unknown kind.
     """
@@ -72,7 +72,7 @@ def select(
 
 
 def rank(entries: Sequence[CatalogueEntry], words: Iterable[str]) -> list[CatalogueEntry]:
-    """Those that match all words, the best first; all of them, in their order, where there are no words."""
+    """The entries that match all words, the best first; without words, all in their order."""
     wanted = [word for text in words for word in _split(text)]
     if not wanted:
         return list(entries)
@@ -87,7 +87,7 @@ def rank(entries: Sequence[CatalogueEntry], words: Iterable[str]) -> list[Catalo
 
 
 def nearest_words(entries: Iterable[CatalogueEntry], words: Iterable[str]) -> list[str]:
-    """For each word that no dataset has, the word most like it that one has."""
+    """For each word that no dataset has, the most similar word that one has."""
     known = {word for entry in entries for words_of in _words(entry) for word in words_of}
     unknown = [word for text in words for word in _split(text) if not any(word in other for other in known)]
     near = (difflib.get_close_matches(word, known, n=1, cutoff=0.6) for word in unknown)
@@ -116,7 +116,7 @@ def _split(text: str) -> list[str]:
 
 
 def _score(word: str, own: set[str], other: set[str]) -> int:
-    """How well one word matches; 0 where it does not."""
+    """How well one word matches; 0 if it does not."""
     if word in own:
         return 8
     if word in other or SYNONYMS.get(word) in own | other:
@@ -129,7 +129,7 @@ def _score(word: str, own: set[str], other: set[str]) -> int:
 
 
 def _access(entry: CatalogueEntry) -> int:
-    """How likely a download works today: the best place it is at, last where it is at none."""
+    """The rank of the best place that has a dataset, by how likely a download works today."""
     order = ("open", "unreliable", "closed")
     return min((order.index(place.access) for place in entry.places), default=len(order))
 
@@ -153,9 +153,9 @@ class Found:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What one source has: how many datasets, where they can be had today, and the id of one to begin with.
+    """A source: how many datasets it has, the places that offer them today, and the id of an example.
 
-    ``mirror_only`` counts the datasets that can be had from a mirror of your own only.
+    ``mirror_only`` counts the datasets that are available only from a mirror of your own.
     """
 
     source: str
@@ -183,7 +183,7 @@ def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
 
 
 def known(source: str | None = None, root: str | os.PathLike[str] | None = None) -> Catalogue:
-    """All datasets that sources describe, by source; of one source only if it is named. The network is not used.
+    """All datasets that sources describe, or those of one source, without the network.
 
     Raises UnknownDatasetError for an unknown source.
     """
@@ -199,10 +199,10 @@ def find(
     max_size: str | int | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Found:
-    """The datasets that match all words (see `rank`) and are of these kinds, with those users made under the root.
+    """The datasets that match all words (see `rank`) and are of these kinds, including those that users made under the root.
 
-    ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for an unknown kind and for what is
-    not a size, UnknownDatasetError for an unknown source.
+    ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for an unknown kind or an invalid size,
+    UnknownDatasetError for an unknown source.
     """
     words = list(words)
     max_bytes = None if max_size is None else parse_size(max_size)
@@ -217,12 +217,12 @@ def find(
 
 
 def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[CatalogueEntry, LocalDataset | None]:
-    """What is known of a dataset without the network, by id or bare name, and the dataset itself where it is here.
+    """The catalogue entry of a dataset by id or bare name, without the network, and the local dataset if there is one.
 
     Raises UnknownDatasetError with the nearest ids.
     """
     if catalogue.is_path(text):
-        hint = f"`{settings.command('inspect', text)}` shows what a folder holds"
+        hint = f"`{settings.command('inspect', text)}` shows the contents of a folder"
         raise UnknownDatasetError(f"{text} is a path: datasets are described by their id", hint=hint)
     here = {one.id: one for one in list_local(root)}
     dataset_id, source = catalogue.resolve(text, here)
@@ -233,7 +233,7 @@ def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[Cat
 
 
 def _local_entry(one: LocalDataset) -> CatalogueEntry:
-    """A dataset that no source lists, as its manifest describes it."""
+    """The entry of a dataset that no source lists, from its manifest."""
     place = Place("this machine", str(one.path), "open")
     try:
         manifest = read_manifest(one.path)

@@ -189,7 +189,7 @@ class TestEveryCommand:
         for text, why in {
             "file": "file is a file, not the folder of a dataset",
             "./file": "./file is a file, not the folder of a dataset",
-            "link": "link is a link to gone, which is not there",
+            "link": "link is a link to gone, which does not exist",
             "a/b": "a/b holds no dataset: there is no rbdata.json in it",
             "..": ".. holds no dataset: there is no rbdata.json in it",
             "/": "/ holds no dataset: there is no rbdata.json in it",
@@ -761,7 +761,7 @@ class TestDelete:
         link = tmp_path / "my" / "moved"
         link.parent.mkdir()
         link.symlink_to(target)
-        why = f"is a link to {target}, which is not there"
+        why = f"is a link to {target}, which does not exist"
         code, document = ask("list", "--local", "--root", tmp_path)
         listed = [(one["id"], one["state"], one["problem"]) for one in document["datasets"]]
         assert (code, listed) == (0, [("my/moved", "damaged", f"{link} {why}")])

@@ -70,7 +70,7 @@ def test_the_first_batch_comes_before_the_last_shards(tmp_path, mirror, monkeypa
         with pytest.raises(StoppedError):
             buffer.refresh(wait=60)
         assert isinstance(dataset.download.error, StoppedError) and dataset.state == "interrupted"
-        with pytest.raises(StoppedError, match="not being written any more, with 2 of 6 parts"):
+        with pytest.raises(StoppedError, match="no longer being written, with 2 of 6 parts"):
             along.refresh(wait=60)
         with pytest.warns(StoppedWarning, match="no more of atari/Qbert/2 will be shown: the download was interrupted"):
             found.append(buffer.sample())

@@ -101,7 +101,7 @@ def test_rows_of_finished_shards(tmp_path, mirror, options):
         try:
             seen.append(PartialDataset(place(tmp_path)))
         except DatasetNotFoundError as error:
-            assert not seen and "no episode can be read yet: 1 of 6 parts" in str(error)
+            assert not seen and "can be read yet: 1 of 6 parts" in str(error)
         else:
             sizes.append(len(seen[-1]))
             assert seen[0].refresh() == (len(sizes) > 1 and sizes[-1] > sizes[-2])
@@ -219,7 +219,7 @@ def test_no_longer_there(tmp_path, mirror, whole, how):
 def test_nothing_to_read(tmp_path, mirror):
     with pytest.raises(DatasetNotFoundError, match="is not under"):
         rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True)
-    with pytest.raises(DatasetNotFoundError, match="no episode can be read yet: none of its parts"):
+    with pytest.raises(DatasetNotFoundError, match="can be read yet: none of its parts"):
         rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True, wait=0.01)
     with pytest.raises(UsageError, match="wait goes with partial"):
         rbdata.open_dataset("Qbert/2", root=tmp_path, wait=1)

@@ -379,7 +379,7 @@ def test_a_schema_of_very_many_leaves():
     assert len(Schema(leaves).names) == 30_000
     with pytest.raises(SchemaError, match="key info/x7 is both a tensor and a folder"):
         Schema((*leaves, Leaf("info/x7/a", "step", "float32", ())))
-    with pytest.raises(SchemaError, match="key info/x7 is there twice"):
+    with pytest.raises(SchemaError, match="key info/x7 occurs twice"):
         Schema((*leaves, leaves[7]))
 
 

@@ -179,7 +179,7 @@ def test_a_registered_source(register, tmp_path, capsys):
         ({"listed": HERE + "Failing"}, "the source listed is registered as Failing"),
         ({"failing": HERE + "Failing"}, r"the source failing fails: RuntimeError\('no names today'\)"),
         ({"Bad-Name": HERE + "Listed"}, "the source 'Bad-Name' .* is left out"),
-        ({"atari": HERE + "Listed"}, "AtariSource has this name already"),
+        ({"atari": HERE + "Listed"}, "AtariSource already has this name"),
     ],
 )
 def test_a_source_that_does_not_work_disturbs_no_other(entries, words, register, tmp_path, capsys):

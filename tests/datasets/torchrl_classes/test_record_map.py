@@ -182,7 +182,7 @@ def test_the_function_has_not_been_called_before(workers, tmp_path):
 def test_values_and_keys_that_files_cannot_hold(tmp_path):
     data = TensorDict({"a": torch.arange(6.0)}, [6])
     cases = {"key text: the records have": lambda td: td.set_non_tensor("text", str(td["a"]))}
-    cases["'shape' has a meaning of its own"] = lambda td: td.set("shape", td["a"])
+    cases["'shape' is reserved"] = lambda td: td.set("shape", td["a"])
     cases["text is a object"] = lambda td: td.set_non_tensor("text", object())
     for number, (words, fn) in enumerate(cases.items()):
         with pytest.raises(UsageError, match=words):

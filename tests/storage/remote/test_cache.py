@@ -247,7 +247,7 @@ def test_a_disk_that_is_full_before(files, tmp_path, monkeypatch):
     monkeypatch.setattr(cache_folder, "write_atomically", write)
     with pytest.raises(DiskSpaceError, match="No space left") as failure:
         opened(files, tmp_path / "cache")
-    assert "make room" in str(failure.value.hint)
+    assert "free some space" in str(failure.value.hint)
 
 
 def test_the_states_of_blocks_have_no_holes(tmp_path):
