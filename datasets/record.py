@@ -56,8 +56,8 @@ def record(
     ``gymnasium/ID`` or, with a name, ``gymnasium/ID@NAME``; an environment without an id needs a name, and is ``my/NAME``.
     ``policy`` is as on the command line (``"random"``, ``"file.py:name"``), or an object: a function from an observation to an
     action, a callable or an object with ``act``, or a class of such objects, which is instantiated. Its ``reset``, if it has
-    one, is called at the beginning of each episode. ``num_envs`` environments are stepped together; the policy then gets stacked
-    observations and returns stacked actions.
+    one, is called at the beginning of each episode. ``num_envs`` environments are stepped together; the policy then gets
+    stacked observations and returns stacked actions.
 
     ``steps`` (20,000 by default) or ``episodes`` limit the recording; with both, the first limit reached counts. An existing
     recording with the same options, policy and environment is not made again. If another process is making it, this one waits

@@ -2,7 +2,7 @@
 
 From a converted copy on a mirror, only the damaged blocks of files are fetched and written in place. From raw data, the dataset
 is made again beside the damaged one: intact parts are copied, the others fetched, and the result replaces it if its files match
-the manifest. Recordings and preprocessed datasets were made on this machine, so they can be fetched only from a mirror that they
+the manifest. Recordings and preprocessed datasets were made on this machine: they can be fetched only from a mirror that they
 were pushed to.
 """
 
@@ -47,7 +47,7 @@ _MAX_IN_MEMORY = 1 << 24
 
 @dataclass(frozen=True)
 class Repaired:
-    """The result of a repair: the repaired files, the location they were repaired from, and about how many bytes were fetched."""
+    """The result of a repair: the repaired files, where they were fetched from, and about how many bytes were fetched."""
 
     path: Path
     files: tuple[str, ...]

@@ -222,7 +222,7 @@ class TestEveryCommand:
     @pytest.mark.parametrize("place", ["s3://lab/rbdata/atari/Pong/5", "/mnt/rbdata/atari/Pong/5"])
     def test_a_place_is_no_id(self, call, place, tmp_path):
         code, _, notes = call("download", place, "--root", tmp_path)
-        assert code == 2 and "hint: give the dataset's id, and the place that has it with --mirror" in notes
+        assert code == 2 and "hint: give the dataset's id, and its location with --mirror" in notes
 
 
 class TestList:
@@ -639,7 +639,7 @@ def test_a_batch_is_not_drawn_where_it_cannot_be_written(call, made, name, tmp_p
 def test_a_root_that_is_a_file_is_called_so(call, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    assert f"is not under {file}, which is no folder\n" in call("inspect", "Pong/5", "--root", file)[2]
+    assert f"is not under {file}, which is not a folder\n" in call("inspect", "Pong/5", "--root", file)[2]
     assert f"{file}: not a folder; choose another" in call("list", "--local", "--root", file)[2]
 
 

@@ -137,7 +137,7 @@ def test_an_environment_in_every_form():
     env.reset()  # it was left open
     two = rbdata.record(forms["factory"], lambda all: (all[:, 2] > 0).astype(int), steps=80, num_envs=2, name="two")
     assert len(rbdata.open_dataset(two)) == 80
-    with pytest.raises(UsageError, match="cannot be several"):
+    with pytest.raises(UsageError, match="needs more than one environment"):
         rbdata.record(env, num_envs=2, name="no")
     with pytest.raises(UsageError, match="needs a name"):
         rbdata.record(gymnasium_envs.Counter)

@@ -161,7 +161,7 @@ def test_what_cannot_be_fetched_again_is_left_as_it_is(site, dataset, tmp_path):
     write_run(tmp_path / "changed" / RUN, 30, [20, 41, 9])
     flip(dataset / "observation" / "blob", 0)
     damaged = contents(dataset)
-    with pytest.raises(DamagedDatasetError, match="give other bytes"):
+    with pytest.raises(DamagedDatasetError, match="result in other bytes"):
         repair(dataset, verify(dataset).problems, mirror=str(tmp_path / "changed"), procs=1)
     assert contents(dataset) == damaged
     assert [path.name for path in dataset.parent.iterdir()] == ["2"]

@@ -59,7 +59,7 @@ def test_unknown_until_it_is_registered(monkeypatch):
 
 
 def test_plain_ted_excludes_it():
-    with pytest.raises(UsageError, match="know no codec") as caught:
+    with pytest.raises(UsageError, match="without codecs") as caught:
         codecs.resolve_choice("toy", plain=True)
     assert caught.value.hint == "leave out --codec toy, or --layout ted"
 
