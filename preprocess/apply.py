@@ -38,6 +38,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ..datasets.user_code.loading import by_content
+from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.user_code.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
@@ -74,20 +75,26 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class unchanged_process:
     """Around calls: default dtype, default device, gradients and the current directory are restored.
 
+    ``opened`` collects the files that they open.
     A process that the function forked ends here: it must not do the work of this one a second time. (A class, as it is
     faster than a generator.)
     """
 
-    __slots__ = ("_before", "_pid")
+    __slots__ = ("_before", "_opened", "_pid")
+
+    def __init__(self, opened: OpenedFiles) -> None:
+        self._opened = opened
 
     def __enter__(self) -> None:
         self._pid, self._before = os.getpid(), _settings()
+        self._opened.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._pid:
             os._exit(1)
+        self._opened.__exit__()
         dtype, device, gradients, folder = self._before
         if _settings() == self._before:
             return
@@ -293,12 +300,15 @@ class Piece(NamedTuple):
 
 
 class Applier:
-    """A view of the input and the functions of a chain, opened in one process."""
+    """A view of the input and the functions of a chain, opened in one process.
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
+    ``opened``: the files that the functions opened in this process, for this run.
+    """
+
+    def __init__(self, config: RunConfig, opened: OpenedFiles) -> None:
+        self.config, self.opened = config, opened
         self.view = InputView(config.open(), config.num_frames, config.read_options)
-        self.chain = load_chain(config.chain.functions, config.statistics)
+        self.chain = load_chain(config.chain.functions, config.statistics, opened)
         self.generator = torch.Generator()
 
     @cached_property
@@ -567,7 +577,7 @@ class Applier:
     def _call_for_samples(self, fn: BoundFunction, td: TensorDictBase, steps: torch.Tensor, where: str) -> Columns:
         """The function called with one step at a time."""
         collected = CollectedSteps(fn.name)
-        with unchanged_process():
+        with unchanged_process(self.opened):
             for row, sample in enumerate(td.unbind(0)):
                 numbers = self._numbers(fn, steps[row]) if fn.takes else {}
                 with self.guard(fn.name, f"step {row} of {where}"):
@@ -582,7 +592,10 @@ class Applier:
     def _call(self, fn: BoundFunction, td: Any, steps: torch.Tensor | int, where: str) -> Any:
         shapes = _describe_input(td)  # before the function changes it
         numbers = self._numbers(fn, steps) if fn.takes else {}
-        with unchanged_process() if fn.runs_users_code else nullcontext(), self.guard(fn.name, where, shapes):
+        with (
+            unchanged_process(self.opened) if fn.runs_users_code else nullcontext(),
+            self.guard(fn.name, where, shapes),
+        ):
             return fn(td, self.generator, **numbers)
 
     def _numbers(self, fn: BoundFunction, steps: torch.Tensor | int) -> dict[str, Any]:

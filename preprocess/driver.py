@@ -25,6 +25,7 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
+from ..datasets.user_code.opened_files import WRITTEN, differing
 from ..datasets.workers.engines import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import DamagedDatasetError, UnfinishedDatasetError, UsageError
@@ -41,7 +42,7 @@ from .function_chain import FunctionChain, examine_functions, examine_in_worker
 from .functions.lookup import check_session
 from .layout import Layout
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces
-from .planning import WORKER, call_worker, collect_statistics, dry_run, passthrough_leaves, prepare_layout
+from .planning import WORKER, FilesOfRun, call_worker, collect_statistics, dry_run, passthrough_leaves, prepare_layout
 from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
 from .request import CallerSettings, Input, Listener, Preprocessed, Request, RunContext, listed, make_context
 
@@ -345,11 +346,12 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
         if existing is not None:
             return Preprocessed(place.id, place.path, "complete", existing)
         writer = _open_writer(context)
+        files = FilesOfRun(writer)
         try:
             config = context.config
-            config = collect_statistics(config, context.sections, context.episodes, engine, listener, writer)
+            config = collect_statistics(config, context.sections, context.episodes, engine, listener, files, writer)
             context = replace(context, config=config)
-            layout, probe = prepare_layout(context, writer, engine, listener)
+            layout, probe = prepare_layout(context, writer, engine, listener, files)
             procs = _useful_procs(context, probe, engine) if own_engine else engine.parallel
             context = _choose_chunks(context, probe, procs, writer)
             with ExitStack() as stack:
@@ -357,10 +359,12 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
                     engine.close()
                     engine = stack.enter_context(closing(_open_engine(context.request, procs)))
                     engine.on_output = listener.on_output
-                estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener)
+                estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener, files)
             listener.on_stage("committing")
             writer.merge()
             manifest, warnings = make_manifest(context, layout, probe, unchained, writer, records)
+            opened = {label: state for label, state in sorted(files.states.items()) if state != WRITTEN}
+            manifest.lineage = {**(manifest.lineage or {}), **({"opened": opened} if opened else {})}
             manifest.provenance = {
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "rbdata_version": __version__,
@@ -378,6 +382,23 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
 
 
 def _open_writer(context: RunContext) -> DatasetWriter:
+    """The writer of a run, which goes on with an interrupted one.
+
+    Raises UnfinishedDatasetError where that was started with another request, or the functions read files that have changed.
+    """
+    writer = _resume(context)
+    edited = differing(FilesOfRun(writer).states, context.config.chain.folder)
+    if edited and (context.request.force or not writer.holds_work()):
+        context.place.discard_working()
+        return _resume(context)
+    if edited:
+        message = f"an unfinished {context.place.id} exists, and files that the functions read have changed"
+        hint = f"put them back, or start over with --force ({writer.folder})"
+        raise UnfinishedDatasetError(message + listed(edited), hint=hint)
+    return writer
+
+
+def _resume(context: RunContext) -> DatasetWriter:
     before = Journal(context.place.working / JOURNAL).find("request").get(0, {}).get("identity")
     try:
         writer = DatasetWriter(
@@ -417,7 +438,13 @@ def _choose_chunks(context: RunContext, probe: ProbeResult, parallel: int, write
 
 
 def _write_parts(
-    context: RunContext, layout: Layout, probe: ProbeResult, writer: DatasetWriter, engine: Engine, listener: Listener
+    context: RunContext,
+    layout: Layout,
+    probe: ProbeResult,
+    writer: DatasetWriter,
+    engine: Engine,
+    listener: Listener,
+    files: FilesOfRun,
 ) -> tuple[Estimate, Mapping[int, Mapping[str, Any]], set[str]]:
     """Write and append the parts of all chunks. Returns the estimate, the records of the parts by chunk, and the
     observations whose successor is not that of the following step."""
@@ -440,6 +467,9 @@ def _write_parts(
     left = [chunk for chunk in chunks if chunk.index not in records]
     for index, record in engine.run(work, left, listener.on_progress):
         edges.add(index, record, records)
+        files.take(record)
+        del record["opened"]
+        record |= files.new()
         writer.part_done(index, record)
         records[index] = record
         now = time.monotonic()

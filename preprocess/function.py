@@ -30,6 +30,7 @@ from ..datasets.user_code.identity import (
     Content,
     Identity,
     content_hash,
+    defining_module,
     global_reads,
     hash_files,
     labelled,
@@ -37,6 +38,8 @@ from ..datasets.user_code.identity import (
     strip_partials,
 )
 from ..datasets.user_code.identity import identify as identify_user_code
+from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import
+from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.user_code.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
 from . import functions
@@ -478,6 +481,11 @@ class BoundFunction:
             self._kwargs[STATISTICS] = statistics
         self._takes_generator = GENERATOR in fn.parameters and GENERATOR not in self._kwargs
 
+    @property
+    def modules(self) -> set[str | None]:
+        """The names of the modules that define it and the functions among its arguments."""
+        return {defining_module(one) for one in (self._function, *self._kwargs.values()) if callable(one)}
+
     def __call__(self, td: Any, generator: torch.Generator, **numbers: Any) -> Any:
         passed = {GENERATOR: generator} if self._takes_generator else {}
         return self._function(td, **passed, **numbers, **self._kwargs)
@@ -492,12 +500,37 @@ class BoundFunction:
         return self.traits.map_states(name, rows, **self._kwargs)
 
 
-def load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> list[BoundFunction]:
+def load_chain(
+    functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None], opened: OpenedFiles
+) -> list[BoundFunction]:
     """The functions as if they had never been called: from modules that run again, or from their pickles.
+
+    ``opened`` gets the files that they open when they are loaded, now or earlier in this process.
 
     What functions change in installed packages and in modules that theirs import is not undone. Raises FunctionError where this
     process would run other code than the request recorded.
     """
+    with opened:
+        chain = _load_chain(functions, statistics)
+        note_opened_at_import(files_of_chain(functions), set[str | None]().union(*(one.modules for one in chain)))
+    return chain
+
+
+def files_of_chain(functions: Sequence[Function]) -> dict[str, str]:
+    """The hashes of the local files that functions and their arguments reach, by module, but for their own."""
+    files: dict[str, str] = {}
+    for one in functions:
+        for fn in (one, *one.named.values()):
+            files |= {**fn.identity.files, **fn.argument_files}
+    return files
+
+
+def check_loaded(functions: Sequence[Function]) -> None:
+    """Raise FunctionError where the functions have imported other files by now than the request recorded."""
+    check_files({label: loader.sha256 for label, loader in loaded_for_requests().items()}, files_of_chain(functions))
+
+
+def _load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> list[BoundFunction]:
     named = [fn for one in functions for fn in (one, *one.named.values()) if fn.text is not None]
     found = find_unused([(str(fn.text), fn.folder) for fn in named])
     unused = {id(fn): function for fn, function in zip(named, found)}

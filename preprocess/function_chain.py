@@ -114,6 +114,11 @@ class FunctionChain:
     ignores_observations: int
 
     @property
+    def folder(self) -> Path:
+        """Where functions are looked up, and files that they open are named from."""
+        return self.functions[0].folder
+
+    @property
     def last_name(self) -> str:
         """The name of the last function, which error messages about results give."""
         return self.functions[-1].name

@@ -8,6 +8,8 @@ per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
 process        default dtype, deterministic algorithms, decimal context, where they are not Python's and torch's
 statistics     {function: ...}: the results of first passes
+opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
+               (`datasets.user_code.opened_files`)
 leaves         {added, dropped, changed}, according to the first batch
 unchained      observations whose successor is not the observation of the following step
 fingerprint    sha256 of everything that decides the bytes of the result

@@ -13,8 +13,9 @@ the work need not load it.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import pairwise
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.user_code.opened_files import differing, merge
 from ..datasets.workers.task import Engine, OnBlock, Work
 from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of
@@ -48,7 +50,30 @@ def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **o
     from . import worker
 
     record: dict[str, Any] = getattr(worker, function)(config, chunk, on_block, **options)
-    return record
+    return {**record, "opened": worker.opened_files(config)}
+
+
+class FilesOfRun:
+    """The files that functions opened in the processes of a run (`user_code.opened_files`), and in those before it.
+
+    ``states`` by label. Where a part is recorded, what it adds is recorded with it.
+    """
+
+    def __init__(self, writer: DatasetWriter | None = None) -> None:
+        self.states: dict[str, str] = {}
+        kinds = ("statistics", "layout", "part")
+        for record in [one for kind in kinds for one in writer.remembered(kind).values()] if writer is not None else ():
+            merge(self.states, record.get("opened", {}))
+        self._new: dict[str, str] = {}
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Add what a worker returned. Raises FunctionError for a file that was changed meanwhile."""
+        self._new |= merge(self.states, record["opened"])
+
+    def new(self) -> dict[str, Any]:
+        """What is to be recorded since the last call: ``{opened}``, or nothing."""
+        new, self._new = self._new, {}
+        return {"opened": new} if new else {}
 
 
 #: The pieces of a pass through other functions, at least, where there are as many batches or episodes.
@@ -61,11 +86,12 @@ def collect_statistics(
     episodes: Episodes,
     engine: Engine,
     listener: Listener,
+    files: FilesOfRun,
     writer: DatasetWriter | None = None,
 ) -> RunConfig:
     """The configuration with the statistics of every function; each pass gets the results of the functions before it.
 
-    Statistics are read from and added to the journal of ``writer``.
+    Statistics are read from and added to the journal of ``writer``. ``files`` gets those that functions open.
     """
     known = writer.remembered("statistics") if writer is not None else {}
     for number, needs_fit in enumerate(config.chain.needs_fit):
@@ -76,9 +102,9 @@ def collect_statistics(
             statistics[number] = known[number]["statistics"]
         else:
             pieces = sections if not number else _pieces(config, sections, episodes)
-            statistics[number] = _collect_one(config, number, pieces, engine, listener)
+            statistics[number] = _collect_one(config, number, pieces, engine, listener, files)
             if writer is not None:
-                writer.remember("statistics", {"statistics": statistics[number]}, number)
+                writer.remember("statistics", {"statistics": statistics[number], **files.new()}, number)
         config = replace(config, statistics=tuple(statistics))
     return config
 
@@ -92,21 +118,33 @@ def _pieces(config: RunConfig, sections: Sequence[Chunk], episodes: Episodes) ->
 
 
 def _collect_one(
-    config: RunConfig, number: int, pieces: Sequence[Chunk], engine: Engine, listener: Listener
+    config: RunConfig,
+    number: int,
+    pieces: Sequence[Chunk],
+    engine: Engine,
+    listener: Listener,
+    files: FilesOfRun,
 ) -> dict[str, Any]:
     """The statistics of one function."""
     import torch
 
-    from .records import collected_path, is_whole, load_arrays
+    from .records import collected_path, is_whole, load_arrays, load_note
 
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
     listener.on_stage(f"first pass for {fn.label}")
     paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
-    left = [piece for piece in pieces if not is_whole(paths[piece.index])]
+    for path in filter(is_whole, paths.values()):  # of an interrupted run
+        opened = json.loads(load_note(path))
+        if differing(opened, config.chain.folder):
+            path.unlink()
+        else:
+            files.take({"opened": opened})
+    left = [piece for piece in pieces if not paths[piece.index].exists()]
     done = len(pieces) - len(left)
-    for _ in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
+    for _, record in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
+        files.take(record)
         done += 1
         listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
     loaded = (load_arrays(paths[piece.index]) for piece in pieces)
@@ -125,9 +163,10 @@ _SAMPLED_SECTIONS = SAMPLE_ROWS // ROWS_PER_SAMPLE
 
 
 def prepare_layout(
-    context: RunContext, writer: DatasetWriter, engine: Engine, listener: Listener
+    context: RunContext, writer: DatasetWriter, engine: Engine, listener: Listener, files: FilesOfRun
 ) -> tuple[Layout, ProbeResult]:
-    """The leaves of the new dataset, from the journal or from a new probe; writes the dictionaries."""
+    """The leaves of the new dataset, from the journal or from a new probe; writes the dictionaries. For ``files`` see
+    `collect_statistics`."""
     known = writer.remembered("layout").get(0)
     if known is not None:
         layout = Layout.from_json(known["layout"])
@@ -138,17 +177,17 @@ def prepare_layout(
                 writer.dictionary(leaf, stored[leaf.name] or b"")
             return layout, ProbeResult.from_json(known["look"])
     listener.on_stage("trying the functions on the first steps")
-    probe = probe_functions(context, engine)
-    layout, dictionaries = choose_layout(context, probe, engine, listener)
+    probe = probe_functions(context, engine, files)
+    layout, dictionaries = choose_layout(context, probe, engine, listener, files)
     for name, data in dictionaries.items():
         if codec_of(layout.schema[name]).uses_dictionary:
             writer.dictionary(layout.schema[name], data)
     if known is None:
-        writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json()})
+        writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json(), **files.new()})
     return layout, probe
 
 
-def probe_functions(context: RunContext, engine: Engine) -> ProbeResult:
+def probe_functions(context: RunContext, engine: Engine, files: FilesOfRun) -> ProbeResult:
     """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`).
 
     Raises ResultError where every episode is dropped.
@@ -156,13 +195,14 @@ def probe_functions(context: RunContext, engine: Engine) -> ProbeResult:
     probe = call_worker("try_functions", context.config)
     for section in context.sections:
         for _, record in engine.run(probe, [section], lambda progress: None):
+            files.take(record)
             if record["probe"] is not None:
                 return ProbeResult.from_json(record["probe"])
     raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
 
 
 def choose_layout(
-    context: RunContext, probe: ProbeResult, engine: Engine, listener: Listener
+    context: RunContext, probe: ProbeResult, engine: Engine, listener: Listener, files: FilesOfRun
 ) -> tuple[Layout, dict[str, bytes]]:
     """Leaves, codecs and dictionaries for results like the first one."""
     request, before = context.request, context.input.schema
@@ -179,7 +219,7 @@ def choose_layout(
     samples: dict[str, np.ndarray] = {}
     if names and request.codec != PLAIN:
         listener.on_stage("sampling results")
-        samples = _sample_results(context.config, context.sections, names, engine)
+        samples = _sample_results(context.config, context.sections, names, engine, files)
     for name in names:
         rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)
         codecs[name], dictionaries[name], row_bytes = choose_codec(rows, request.codec)
@@ -206,15 +246,15 @@ def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
 
 
 def _sample_results(
-    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], engine: Engine
+    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], engine: Engine, files: FilesOfRun
 ) -> dict[str, np.ndarray]:
     """Rows of results from all parts of the data, uint8 ``[n, row_bytes]`` by leaf."""
     places = np.linspace(0, len(sections) - 1, min(len(sections), _SAMPLED_SECTIONS)).astype(int)
     sampled = [sections[place] for place in sorted(set(places.tolist()))]
     if len(sections) < _SAMPLED_SECTIONS and not config.whole_episodes:
         sampled = _split(sampled, _SAMPLED_SECTIONS)
-    for _ in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
-        pass
+    for _, record in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
+        files.take(record)
     samples: dict[str, np.ndarray] = {}
     for name in names:
         paths = [sample_path(config.folder, name, section.index) for section in sampled]
@@ -251,15 +291,15 @@ def dry_run(
     ``useful_procs``: how many processes a run with a probe would have.
     """
     listener.on_stage("trying the functions")
-    config, episodes = context.config, context.episodes
+    config, episodes, files = context.config, context.episodes, FilesOfRun()
     with ScratchFolder() as scratch:
         config = replace(config, folder=scratch)
         # The statistics of the first batch, or of as many episodes, are good enough for an estimate.
         first = split(context.sections[0], episodes, config.batch, config.whole_episodes)[:1]
-        config = collect_statistics(config, first, episodes, engine, Listener())
+        config = collect_statistics(config, first, episodes, engine, Listener(), files)
         context = replace(context, config=config)
-        probe = probe_functions(context, engine)
-        layout, dictionaries = choose_layout(context, probe, engine, Listener())
+        probe = probe_functions(context, engine, files)
+        layout, dictionaries = choose_layout(context, probe, engine, Listener(), files)
         for name, data in dictionaries.items():
             path = config.folder / codec_of(layout.schema[name]).path("dictionary")
             path.parent.mkdir(parents=True, exist_ok=True)

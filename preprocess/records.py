@@ -108,13 +108,13 @@ def collected_path(folder: Path, number: int, chunk: int) -> Path:
     return folder / PARTS / f"fit.{number}.{chunk}.npz"
 
 
-def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays to a file, atomically."""
+def save_arrays(path: Path, arrays: dict[str, np.ndarray], note: str = "") -> None:
+    """Write arrays and a text to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     # Names of leaves may contain slashes, which a zip archive takes for folders, or equal arguments of savez.
     content: dict[str, Any] = {f"_{number}": array for number, array in enumerate(arrays.values())}
-    np.savez(buffer, names=np.array(list(arrays), dtype=str), of=np.array(path.name), **content)
+    np.savez(buffer, names=np.array(list(arrays), dtype=str), of=np.array(path.name), note=np.array(note), **content)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex}")
     write_atomically(temporary, buffer.getvalue())
     temporary.replace(path)
@@ -122,11 +122,21 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays that `save_arrays` wrote. Raises ResultError where the file was changed (zip archives have checksums)."""
+    return _load(path)[0]
+
+
+def load_note(path: Path) -> str:
+    """The text that `save_arrays` wrote. Raises as `load_arrays`."""
+    return _load(path)[1]
+
+
+def _load(path: Path) -> tuple[dict[str, np.ndarray], str]:
     try:
         with open_plain(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             if str(archive["of"]) != path.name:
                 raise ValueError("it belongs elsewhere")
-            return {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
+            arrays = {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
+            return arrays, str(archive["note"])
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ResultError(
             f"{path} was changed: {error}", hint="run the command again: it makes the file once more"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
+from ..datasets.user_code.opened_files import differing
 from ..errors import DatasetExistsError, NotADatasetError, RbdataError, UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import codec_of, resolve_choice
@@ -276,8 +278,9 @@ def _itself(dataset: Dataset) -> Dataset:
 class RunConfig:
     """The configuration of a run; small and picklable.
 
-    - ``run``: the fingerprint of the run.
-    - ``open``: opens the input; ``copyable``: see `Input`. ``folder``: where parts and samples are written.
+    - ``run``: the fingerprint of the run. ``attempt`` is another one in every run: what a worker keeps is for one.
+    - ``open``: opens the input; ``copyable``: see `Input`; ``inputs``: its folders. ``folder``: where parts and samples are
+      written.
     - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
     - ``statistics``: those of each function, None where it needs none or where they are not known yet.
     """
@@ -285,6 +288,7 @@ class RunConfig:
     run: str
     open: Callable[[], Dataset]
     copyable: Mapping[str, Path]
+    inputs: tuple[Path, ...]
     folder: Path
     chain: FunctionChain
     read_options: ReadOptions
@@ -293,11 +297,12 @@ class RunConfig:
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
     caller: CallerSettings = CallerSettings()
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @cached_property
     def key(self) -> str:
         """Equal for configurations that read and call alike: a worker keeps what it opened for one."""
-        return fingerprint({"run": self.run, "statistics": list(self.statistics)})
+        return fingerprint({"run": self.run, "attempt": self.attempt, "statistics": list(self.statistics)})
 
     @property
     def whole_episodes(self) -> bool:
@@ -361,10 +366,12 @@ class RunContext:
             manifest = read_manifest(self.place.path)
         except NotADatasetError:
             return None
-        if (manifest.lineage or {}).get("fingerprint") == self.config.run:
+        lineage = manifest.lineage or {}
+        edited = differing(lineage.get("opened"), self.config.chain.folder)
+        if lineage.get("fingerprint") == self.config.run and not edited:
             return manifest
         options = manifest.source.get("options") or {}
-        changed = describe_changes({**options, **(manifest.lineage or {})}, self.identity) if manifest.lineage else []
+        changed = [*describe_changes({**options, **lineage}, self.identity), *edited] if lineage else []
         message = f"{self.place.id} exists already and was made with another request{listed(changed)}"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
@@ -425,6 +432,7 @@ def make_context(request: Request, chain: FunctionChain, source: Input, place: D
         run=fingerprint(identity),
         open=source.opener,
         copyable=source.copyable,
+        inputs=tuple(path for path, _ in source.folders),
         folder=place.working,
         chain=chain,
         read_options=options,

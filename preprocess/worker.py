@@ -11,6 +11,7 @@ are stored.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.workers.task import OnBlock
 from ..storage.codecs import codec_of
 from ..storage.parts import sync_parts
 from ..storage.schema import Leaf, Schema
 from .apply import Applier, ResultBatch, isolated
 from .chunks import Chunk, split
+from .function import check_loaded, files_of_chain
 from .layout import Shapes, observation_pairs
 from .records import (
     ROWS_PER_SAMPLE,
@@ -183,6 +186,8 @@ _EPISODES_PER_SAMPLE = 4
 _MOST_EPISODES = 16
 
 _opened: dict[tuple[str, str], Applier] = {}
+#: The files that functions opened in this process in an attempt, the last one.
+_files: dict[str, OpenedFiles] = {}
 
 
 def open_applier(config: RunConfig, purpose: str) -> Applier:
@@ -194,13 +199,33 @@ def open_applier(config: RunConfig, purpose: str) -> Applier:
     key = (config.key, purpose)
     if key not in _opened:
         _opened.clear()
-        _opened[key] = Applier(config)
+        _opened[key] = Applier(config, _files_of(config))
     return _opened[key]
+
+
+def _files_of(config: RunConfig) -> OpenedFiles:
+    if config.attempt not in _files:
+        _files.clear()
+        _files[config.attempt] = OpenedFiles([*config.inputs, config.folder])
+    return _files[config.attempt]
+
+
+def opened_files(config: RunConfig) -> dict[str, str]:
+    """The files that functions opened in this process, see `datasets.user_code.opened_files`; not their own code.
+
+    Raises FunctionError for files that changed meanwhile, and where functions imported other code than the request recorded.
+    """
+    functions = config.chain.functions
+    check_loaded(functions)
+    own = {*files_of_chain(functions).values(), *(fn.identity.file for fn in functions)}
+    found = _files_of(config).labelled(config.chain.folder)
+    return {label: state for label, state in found.items() if state not in own}
 
 
 def close_appliers() -> None:
     """Close what is open in this process."""
     _opened.clear()
+    _files.clear()
 
 
 def write_part(
@@ -369,6 +394,6 @@ def collect_statistics(config: RunConfig, chunk: Chunk, on_block: OnBlock, numbe
                 partial = fit.collect(td, **fn.args)
                 merged = partial if merged is None else fit.merge(merged, partial)
     arrays = {} if merged is None else {name: tensor.numpy() for name, tensor in merged.items()}
-    save_arrays(collected_path(config.folder, number, chunk.index), arrays)
+    save_arrays(collected_path(config.folder, number, chunk.index), arrays, json.dumps(opened_files(config)))
     on_block(chunk.rows, 0, 0)
     return {}

@@ -9,7 +9,8 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.<c>              rows of column c, raw: one more than steps for each episode of a per-state column
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           that they are compressed with; trained on the first rows recorded
-    about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}
+    about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
+                         the files that policy and environment read (`user_code.opened_files`)
 
 A recording whose episodes can be begun again in the middle is kept while it is written (`RecordingWriter.keep`):
 
@@ -208,6 +209,7 @@ class Recording:
         self.counts: dict[str, int] = about["counts"]
         self.notes: list[str] = about["notes"]
         self.states: list[int] = about["states"]
+        self.opened: dict[str, str] = about.get("opened", {})
 
     def reward(self, env: int) -> np.ndarray:
         """float32 ``[steps]``, mapped."""

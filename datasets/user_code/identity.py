@@ -38,6 +38,7 @@ from .source_files import (
     code_parts,
     imported_names,
     is_local_module,
+    label_of_module,
     local_file,
     local_imports,
     nested_codes,
@@ -125,12 +126,7 @@ def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
 
 def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | None) -> dict[str, str]:
     """Hashes of modules other than ``own`` by the module as a path: ``pkg/helpers.py``."""
-    labels = {}
-    for name in sorted(set(hashes) - {own}):
-        path = files[name]
-        last = "/__init__.py" if path.name == "__init__.py" else path.suffix
-        labels[path.name if name == "__main__" else name.replace(".", "/") + last] = hashes[name]
-    return labels
+    return {label_of_module(name, files[name]): hashes[name] for name in sorted(set(hashes) - {own})}
 
 
 def _is_outdated(name: str, function: FunctionType) -> bool:

@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -22,7 +22,16 @@ from typing import Any
 
 from ...errors import FunctionError, FunctionNotFoundError, UsageError
 from ...settings import expanded
-from .source_files import code_digest, functions_of, is_installed_path, local_imports, reached_modules, read_source
+from .opened_files import OpenedFiles, forget_stale, note
+from .source_files import (
+    code_digest,
+    functions_of,
+    is_installed_path,
+    label_of_module,
+    local_imports,
+    reached_modules,
+    read_source,
+)
 
 #: How many `by_content` are entered: whether modules are loaded for a request, rather than imported by the program.
 _depth = 0
@@ -31,14 +40,24 @@ _folders: list[str] = []
 
 
 class ContentLoader(SourceFileLoader):
-    """Compiles the source that it reads and keeps its sha256: bytecode files go by the second of a change and a size."""
+    """Compiles the source that it reads and keeps its sha256: bytecode files go by the second of a change and a size.
+
+    ``opened``: the files that the module opened while it was loaded, as `OpenedFiles.found`.
+    """
 
     sha256 = ""
+    opened: Mapping[str, str] = {}
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
         self.sha256 = hashlib.sha256(data).hexdigest()
+        note(str(Path(self.path).absolute()), self.sha256)
         return self.source_to_code(data, self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with OpenedFiles() as opened:
+            super().exec_module(module)
+        self.opened = opened.found
 
 
 class _LocalFinder:
@@ -141,6 +160,7 @@ def load_fresh(where: str, folder: Path, text: str, forms: str) -> ModuleType | 
         start = {_name_of_file(path): path}
     else:
         start = dict(local_imports(where, loaded=False))
+    _forget_readers()
     meant = reached_modules(start.items(), loaded=False)
     before = {name: sys.modules[name] for name in meant if name in sys.modules}
     if not before:
@@ -200,6 +220,7 @@ def _forget_edited(start: Mapping[str, Path]) -> None:
 
     Raises UsageError for such modules that the program has imported.
     """
+    _forget_readers()
     meant = reached_modules(start.items(), loaded=False)
     edited = [name for name, path in meant.items() if name in sys.modules and not _is_current(name, path)]
     for name in edited:
@@ -210,9 +231,33 @@ def _forget_edited(start: Mapping[str, Path]) -> None:
             _forget(name)
 
 
+def _forget_readers() -> None:
+    """Where a file that code has read was changed, forget all modules that were loaded here: they may keep what it held."""
+    if forget_stale():
+        for name in filter(is_for_request, [*sys.modules]):
+            _forget(name)
+
+
 def is_for_request(name: str) -> bool:
     """Whether a module was loaded for a request here, rather than imported by the program."""
     return isinstance(getattr(sys.modules.get(name), "__loader__", None), ContentLoader)
+
+
+def note_opened_at_import(labels: Collection[str], modules: Collection[str | None]) -> None:
+    """Note for all that collect the files that modules opened when they were loaded here, perhaps before.
+
+    The modules: by `label_of_module`, or by name.
+    """
+    for label, loader in loaded_for_requests().items():
+        if label in labels or loader.name in modules:
+            for path, state in loader.opened.items():
+                note(path, state)
+
+
+def loaded_for_requests() -> dict[str, ContentLoader]:
+    """The loaders of the modules that were loaded for requests here, by `label_of_module`."""
+    loaders = {name: getattr(module, "__loader__", None) for name, module in [*sys.modules.items()]}
+    return {label_of_module(name, one.path): one for name, one in loaders.items() if isinstance(one, ContentLoader)}
 
 
 def _forget(name: str) -> None:

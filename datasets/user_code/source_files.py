@@ -217,6 +217,13 @@ def code_parts(code: CodeType) -> tuple[Any, ...]:
     return (code.co_code, counts, names, getattr(code, "co_exceptiontable", b""), code.co_consts)
 
 
+def label_of_module(name: str, path: Path | str) -> str:
+    """A module as a path: ``pkg/helpers.py``."""
+    path = Path(path)
+    last = "/__init__.py" if path.name == "__init__.py" else path.suffix
+    return path.name if name == "__main__" else name.replace(".", "/") + last
+
+
 # -- which modules are local ---------------------------------------------------------------------------------------------
 
 

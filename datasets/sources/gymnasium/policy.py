@@ -28,7 +28,7 @@ import numpy as np
 from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ...ingest.spaces import cast
 from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
-from ...user_code.loading import load_module
+from ...user_code.loading import load_module, note_opened_at_import
 from .environments import PYTHON, short_digest
 from .recording import as_array
 
@@ -149,6 +149,7 @@ class Actor:
             if changed:
                 message = f"{' and '.join(changed)} was edited while the recording started"
                 raise FunctionError(message.replace("contents of ", ""), hint="run it again")
+            note_opened_at_import(given["policy_content"]["files"], [module.__name__])
         made = self._attempt(loaded) if inspect.isclass(loaded) else loaded
         act, reset = getattr(made, "act", None), getattr(made, "reset", None)
         self._policy = act if callable(act) else made

@@ -24,12 +24,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ....errors import RbdataError, UsageError, is_interrupt, reason
+from ....errors import RbdataError, UnfinishedDatasetError, UsageError, is_interrupt, reason
 from ....storage.codecs.compressed import compressed_codec
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RECORDING, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf
+from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
 from ...workers.task import OnBlock
 from .environments import (
     PYTHON,
@@ -79,14 +80,15 @@ class RecordTask:
         not end leaves nothing behind: the same seed gives the same one again.
         """
         process = os.getpid()
+        files = OpenedFiles([self.target.parent])
         try:
-            with staging_folder(self.target) as folder, importable(), seeded(self.given["seed"]):
+            with staging_folder(self.target) as folder, importable(), seeded(self.given["seed"]), files:
                 notes: list[str] = []
                 with ExitStack() as opened:
                     with heard(notes):
                         envs = opened.enter_context(self.made.opened())
                         actor = Actor(envs, self.given)
-                    _Recording(self, envs, actor, folder, notes).run(on_block)
+                    _Recording(self, envs, actor, folder, notes).run(on_block, files)
         except BaseException:
             _end_forks(process)
             shutil.rmtree(unfinished(self.target), ignore_errors=True)
@@ -189,7 +191,8 @@ class _Recording:
         self._copies = len(envs) > 1 and not actor.is_random
         self._outside = 0  # actions beyond the bounds of their Box
 
-    def run(self, on_block: OnBlock) -> None:
+    def run(self, on_block: OnBlock, files: OpenedFiles) -> None:
+        """Make it. ``files`` are those that policy and environment open."""
         with heard(self._notes):
             seeds = range(self._task.given["seed"], self._task.given["seed"] + len(self._lanes))
             observations = []
@@ -205,7 +208,12 @@ class _Recording:
         self._notes += self._values.notes()
         states = [lane.all_states for lane in self._lanes]
         counts = {"actions_out_of_bounds": self._outside}
-        self._writer.finish({"states": states, "counts": counts, "notes": self._notes})
+        own = {
+            self._task.given["policy_content"].get("file"),
+            *self._task.given["policy_content"].get("files", {}).values(),
+        }
+        opened = {label: state for label, state in files.labelled(Path.cwd()).items() if state not in (WRITTEN, *own)}
+        self._writer.finish({"states": states, "counts": counts, "notes": self._notes, "opened": opened})
 
     def _rounds(self, observations: list[Any]) -> None:
         """Rounds, until the buffers are full, a report is due, or every environment has its share.
@@ -362,7 +370,8 @@ class RecordingJob(EnvironmentJob):
             about |= {"environment_layers": self._environment, "python": PYTHON}
         if environment_after != self._environment:
             about["environment_layers_after"] = environment_after
-        return about
+        opened = self._recorded().opened
+        return {**about, **({"opened": opened} if opened else {})}
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -407,6 +416,11 @@ class RecordingJob(EnvironmentJob):
         self._folder = folder
         target = folder / RECORDING
         if target.is_dir():
+            changed = differing(self._recorded().opened, Path.cwd())
+            if changed:
+                message = f"{self.name} was recorded by an interrupted run, and files that it read have changed since"
+                hint = f"put them back, start over with --force, or remove {folder.parent}"
+                raise UnfinishedDatasetError(f"{message} ({', '.join(changed)})", hint=hint)
             return []
         leaves = (tuple(self.observation), tuple(self.action))
         given = {**self.given, "policy": self._policy, "policy_content": self._policy_content}
@@ -430,6 +444,8 @@ def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | No
     recorded = {**(source.get("policy_content") or {}), "file": source.get("policy_sha256")}
     if policy is not None and any(recorded.values()):
         changed += changes_of_policy(recorded, policy_content(policy))
+    if policy is not None or made is not None:
+        changed += [f"contents of {label}" for label in differing(source.get("opened"), Path.cwd())]
     layers = source.get("environment_layers") or []
     if made is None and has_local_code(layers):
         made = Made(str(source.get("dataset")), (source.get("options") or {}).get("env_args") or {})

@@ -19,7 +19,8 @@ import pytest
 import rbdata
 import torch
 from gymnasium.wrappers import TimeLimit, TransformReward
-from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.datasets.sources.gymnasium.policy_recording import RecordingJob
+from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 
 gymnasium_envs.register()
 
@@ -148,6 +149,99 @@ def test_a_policy_edited_during_the_recording(here, monkeypatch):
     assert record(policy=policy).all()
     with pytest.raises(UsageError, match=r"pol\.py was edited after pol was imported"):
         record(policy=policy)
+
+
+# -- files that they read ----------------------------------------------------------------------------------------------
+
+READS = """
+import functools
+import numpy as np
+
+@functools.cache
+def cached():
+    return int(np.load("action.npy"))
+
+FIRST = [cached()]
+
+class Made:
+    def __init__(self):
+        self.action = int(np.load("action.npy"))
+
+    def act(self, observation):
+        return self.action
+
+def called(observation):
+    return int(np.load("action.npy"))
+
+def kept(observation):
+    return cached()
+
+def at_import(observation):
+    return FIRST[0]
+"""
+
+
+@pytest.mark.parametrize("name", ["Made", "called", "kept", "at_import", "helped"])
+def test_a_policy_that_reads_a_file(name):
+    Path("reads.py").write_text(READS)
+    Path("pol.py").write_text("import reads\n\ndef helped(observation):\n    return reads.cached()\n")
+    policy = "pol.py:helped" if name == "helped" else f"reads.py:{name}"
+    np.save("action.npy", 0)
+    assert not record(policy=policy).any()
+    assert not record(policy=policy).any()
+    np.save("action.npy", 1)
+    refused("another contents of action.npy", policy=policy)
+    assert record(policy=policy, force=True).all()
+    assert record(policy=policy, name="other").all()
+
+
+def test_a_file_that_changes_while_it_is_recorded():
+    calls = []
+
+    def policy(observation):
+        calls.append(1)
+        if len(calls) == 20:
+            import subprocess
+
+            subprocess.run([sys.executable, "-c", "import numpy; numpy.save('action.npy', 1)"], check=True)
+        return int(np.load("action.npy"))
+
+    np.save("action.npy", 0)
+    with pytest.raises(FunctionError, match=r"action.npy was changed while your code read it"):
+        record(policy=policy)
+
+
+def test_an_environment_that_reads_a_file():
+    class Map(gymnasium_envs.Counter):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, float(np.load("reward.npy")), *rest
+
+    np.save("reward.npy", 2.0)
+    record(Map())
+    record(Map())
+    np.save("reward.npy", 3.0)
+    refused("another contents of reward.npy", Map())
+
+
+def test_a_recording_that_was_interrupted_before_it_became_a_dataset(monkeypatch):
+    """It is not finished with a file that has changed."""
+
+    def policy(observation):
+        return int(np.load("action.npy"))
+
+    def fails(*given):
+        raise KeyboardInterrupt
+
+    np.save("action.npy", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordingJob, "describe", fails)
+        with pytest.raises(KeyboardInterrupt):
+            record(policy=policy)
+    np.save("action.npy", 1)
+    with pytest.raises(UnfinishedDatasetError, match=r"files that it read have changed since \(action.npy\)"):
+        record(policy=policy)
+    assert record(policy=policy, force=True).all()
 
 
 # -- environments ------------------------------------------------------------------------------------------------------

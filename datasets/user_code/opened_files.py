@@ -1,0 +1,277 @@
+"""The files that users' code opens itself while it is imported and called: data that its results follow from.
+
+An audit hook of Python (PEP 578) sees what ``open``, ``os.open``, ``sqlite3.connect`` and listings of folders are given, and so
+what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV), what
+other processes open, and questions such as ``exists`` it does not see.
+
+Each file has a state, a text:
+
+    sha256 of its content (hex); of a file beyond LARGEST bytes ``SIZE bytes, MTIME``, with the time in nanoseconds
+    ``open SHA256``   it was opened to be read and perhaps changed (``r+``)
+    ``names SHA256``  of a folder that was listed, by the names in it
+    ``absent``        it was asked for, and is not there
+    ``written``       the code writes it as well: a log, a cache; its content says nothing
+
+Files of Python, of installed packages and of the system, caches of compilers, and those in folders that are ``ignored`` do not
+count.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import FunctionError
+from .source_files import is_installed_path
+
+ABSENT, WRITTEN = "absent", "written"
+_OPEN, _NAMES = "open ", "names "
+#: Bytes of a file that is hashed.
+LARGEST = 64 << 20
+_FOLDERS = ("lib", "lib64", "share", "etc", "bin", "include", "conda-meta")
+_PREFIXES = (
+    *("/proc/", "/sys/", "/etc/", "/run/", "/usr/lib/", "/usr/share/", "/lib/", "/lib64/"),
+    *(str(Path(prefix, name)) + os.sep for prefix in {sys.prefix, sys.base_prefix} for name in _FOLDERS),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
+    str(Path(__file__).parents[2]) + os.sep,
+)
+#: Parts of paths of what compilers keep: it follows from code that counts.
+_COMPILED = ("__pycache__", "torchinductor_", ".triton")
+
+#: Those that collect at the moment.
+_active: list[OpenedFiles] = []
+#: The last state of every file that was collected in this process.
+_last: dict[str, str] = {}
+_thread = threading.local()
+
+
+class OpenedFiles:
+    """Collects, while it is entered, the files that code in this process opens; it may be entered many times.
+
+    ``found``: their states, by absolute path. ``changed``: those whose content was another one at a later time.
+    """
+
+    def __init__(self, ignored: Iterable[Path] = ()) -> None:
+        self.found: dict[str, str] = {}
+        self.changed: set[str] = set()
+        self._ignored = tuple({str(one) + os.sep for path in ignored for one in (path.absolute(), path.resolve())})
+        _install_hook()
+
+    def __enter__(self) -> OpenedFiles:
+        _active.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active.remove(self)
+
+    def note(self, path: str, state: str) -> None:
+        """A file that was opened."""
+        if path.startswith(self._ignored):
+            return
+        joined = _joined(self.found.get(path, state), state)
+        if joined is None:
+            self.changed.add(path)
+        else:
+            self.found[path] = joined
+
+    def labelled(self, folder: Path) -> dict[str, str]:
+        """The states by label: the path relative to ``folder``, or to the home (``~/...``), or an absolute one.
+
+        Raises FunctionError for files that were changed while the code read them.
+        """
+        changed = [path for path in self.changed if self.found[path] != WRITTEN]
+        if changed:
+            raise changed_error(label_of(path, folder) for path in changed)
+        return {label_of(path, folder): state for path, state in sorted(self.found.items())}
+
+
+def changed_error(labels: Iterable[str]) -> FunctionError:
+    """The error for files that were changed while code that reads them was running."""
+    message = f"{', '.join(sorted(labels))} was changed while your code read it: rows of both contents would be mixed"
+    return FunctionError(message, hint="start over, with --force (force=True), when it does not change any more")
+
+
+def merge(known: dict[str, str], found: Mapping[str, str]) -> dict[str, str]:
+    """Add states by label, of one process or part, to those of others. Returns what is new.
+
+    Raises FunctionError for files that had other contents in the others.
+    """
+    joined = {label: _joined(known.get(label, state), state) for label, state in found.items()}
+    changed = [label for label, state in joined.items() if state is None]
+    if changed:
+        raise changed_error(changed)
+    new = {label: state for label, state in joined.items() if state is not None and state != known.get(label)}
+    known.update(new)
+    return new
+
+
+def _joined(one: str, other: str) -> str | None:
+    """The state of a file that was met twice; None where its content changed."""
+    if one == other or other == ABSENT:
+        return one
+    if one == ABSENT or other == WRITTEN:
+        return other
+    if one == WRITTEN:
+        return one
+    if _content(one) == _content(other):
+        return _OPEN + _content(one)
+    return WRITTEN if one.startswith((_OPEN, _NAMES)) or other.startswith(_OPEN) else None
+
+
+def _content(state: str) -> str:
+    return state.removeprefix(_OPEN)
+
+
+def differing(recorded: Any, folder: Path) -> list[str]:
+    """The files, by label, that are not as they were recorded; in words. ``recorded``: what a journal or a manifest holds."""
+    changed = []
+    for label, state in sorted(recorded.items()) if isinstance(recorded, Mapping) else ():
+        if not isinstance(state, str) or state == WRITTEN:
+            continue
+        now = state_of(path_of(label, folder))
+        if now != _content(state):
+            why = " (not there now)" if now == ABSENT else " (not there before)" if state == ABSENT else ""
+            changed.append((f"the names in {label}" if state.startswith(_NAMES) else label) + why)
+    return changed
+
+
+def forget_stale() -> bool:
+    """Whether a file that code opened in this process has changed since: it may keep the old content. Asked once."""
+    stale = [path for path, state in _last.items() if state_of(path) != state]
+    for path in stale:
+        del _last[path]
+    return bool(stale)
+
+
+def label_of(path: str, folder: Path) -> str:
+    """How a file is named in a record."""
+    with suppress(ValueError):
+        return Path(path).relative_to(folder).as_posix()
+    with suppress(ValueError, RuntimeError):
+        return f"~/{Path(path).relative_to(Path.home()).as_posix()}"
+    return path
+
+
+def path_of(label: str, folder: Path) -> str:
+    """The inverse of `label_of`."""
+    return str(Path.home() / label[2:] if label.startswith("~/") else folder / label)
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+def state_of(path: str) -> str:
+    """The state of a file or folder as it is now; WRITTEN for what is neither (a pipe, a device)."""
+    was_busy, _thread.is_busy = getattr(_thread, "is_busy", False), True  # what is opened here is not the code's
+    try:
+        info = Path(path).stat()
+        if stat.S_ISDIR(info.st_mode):
+            names = sorted(one.name for one in Path(path).iterdir() if one.name[0] != "." and one.name != "__pycache__")
+            return _NAMES + hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()
+        if not stat.S_ISREG(info.st_mode):
+            return WRITTEN
+        if info.st_size > LARGEST:
+            return f"{info.st_size} bytes, {info.st_mtime_ns}"
+        return _hash(path, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+    except (OSError, ValueError):
+        return ABSENT
+    finally:
+        _thread.is_busy = was_busy
+
+
+@functools.lru_cache(maxsize=16384)
+def _hash(path: str, *_: int) -> str:
+    """sha256 (hex) of a file; the numbers tell its content from another one."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb", buffering=0) as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+# -- the hook ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _install_hook() -> None:
+    sys.addaudithook(_hook)  # Python has no way to take it off again: it does nothing while nothing is collected
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if not _active or event not in _EVENTS or getattr(_thread, "is_busy", False):
+        return
+    _thread.is_busy = True
+    try:
+        _EVENTS[event](*args)
+    except (OSError, ValueError, TypeError, RuntimeError):  # it must not change what the code meets
+        pass
+    finally:
+        _thread.is_busy = False
+
+
+def _on_open(path: Any, mode: Any, flags: int, *_: Any) -> None:
+    access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
+    if access == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+        _see(path, WRITTEN)
+    elif not flags & getattr(os, "O_DIRECTORY", 0):
+        _see(path, _OPEN if access == os.O_RDWR else "")
+
+
+def _on_list(path: Any = None, *_: Any) -> None:
+    _see("." if path is None else path)
+
+
+def _on_rename(_: Any, target: Any, *__: Any) -> None:
+    _see(target, WRITTEN)
+
+
+def _on_database(path: Any, *_: Any) -> None:
+    name = os.fsdecode(path)
+    if name and name != ":memory:":
+        _see(name.removeprefix("file:").partition("?")[0] if name.startswith("file:") else name, _OPEN)
+
+
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": _on_open,
+    "os.listdir": _on_list,
+    "os.scandir": _on_list,
+    "os.rename": _on_rename,
+    "sqlite3.connect": _on_database,
+}
+
+
+def _see(path: Any, how: str = "") -> None:
+    """Note a path as code gave it: WRITTEN, _OPEN, or read."""
+    if isinstance(path, int):  # it was opened before
+        return
+    found = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  (links stay: they may be changed)
+    if not _counts(found) or sys._getframe(3).f_code.co_filename.startswith("<frozen importlib"):
+        return  # `loading.ContentLoader` notes what it imports
+    state = WRITTEN if how == WRITTEN else state_of(found)
+    note(found, how + state if state not in (ABSENT, WRITTEN) else state)
+
+
+def note(path: str, state: str) -> None:
+    """A file that the code that runs depends on, for all that collect."""
+    for one in [*_active]:
+        one.note(path, state)
+    if state == WRITTEN:
+        _last.pop(path, None)
+    else:
+        _last[path] = _content(state)
+
+
+@functools.lru_cache(maxsize=16384)
+def _counts(path: str) -> bool:
+    if path.startswith(_PREFIXES) or is_installed_path(path) or path.endswith((".nbi", ".nbc")):  # numba's
+        return False
+    return not any(one in path for one in _COMPILED)
