@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+from ..datasets.user_code.loading import by_content
 from ..errors import UsageError
 from .function import GENERATOR, STATISTICS, Function
 
@@ -132,21 +133,24 @@ def examine_functions(
     Raises FunctionNotFoundError, FunctionError for a module that cannot be imported, UsageError for objects that are no
     functions, for invalid arguments, and for a ``per`` that a function does not support.
     """
-    functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
-    for number, fn in enumerate(functions):
-        fn.check()
-        if number and fn.numbers:
-            message = f"{fn.name} asks for {' and '.join(sorted(fn.numbers))}, the numbers in what it reads"
-            raise UsageError(message, hint="put it first in the chain, or run it after the others: on what they made")
-    functions = tuple(fn.resolve(one) for fn, one in zip(functions, given))
-    ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
-    return FunctionChain(
-        functions,
-        _choose_per(functions, per),
-        _records(functions),
-        tuple(fn.fit is not None for fn in functions),
-        sum(1 for _ in ignoring),
-    )
+    with by_content():  # a look at a module may import another one
+        functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
+        for number, fn in enumerate(functions):
+            fn.check()
+            if number and fn.numbers:
+                message = f"{fn.name} asks for {' and '.join(sorted(fn.numbers))}, the numbers in what it reads"
+                raise UsageError(
+                    message, hint="put it first in the chain, or run it after the others: on what they made"
+                )
+        functions = tuple(fn.resolve(one) for fn, one in zip(functions, given))
+        ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
+        return FunctionChain(
+            functions,
+            _choose_per(functions, per),
+            _records(functions),
+            tuple(fn.fit is not None for fn in functions),
+            sum(1 for _ in ignoring),
+        )
 
 
 def _records(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:

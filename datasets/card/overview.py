@@ -395,6 +395,10 @@ def state_origin(manifest: Manifest, licence: str = "") -> Facts:
     return [(name, str(value)) for name, value in facts if value]
 
 
+#: Files that functions opened.
+_FILES_SHOWN = 8
+
+
 def state_lineage(record: Mapping[str, Any]) -> Facts:
     """How a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
     source = record.get("input", {})
@@ -404,6 +408,10 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
     for fn in record.get("functions", []):
         args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
         lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
+    opened = [*record["opened"]] if isinstance(record.get("opened"), Mapping) else []
+    if opened:
+        more = f" and {len(opened) - _FILES_SHOWN} more" if len(opened) > _FILES_SHOWN else ""
+        lines.append(("files that were read", ", ".join(opened[:_FILES_SHOWN]) + more))
     how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
     how.update(record.get("windows") or {})
     if record.get("num_frames"):

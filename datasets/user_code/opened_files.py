@@ -1,16 +1,18 @@
-"""The files that users' code opens itself while it is imported and called: data that its results follow from.
+"""The files and environment variables that users' code reads itself while it is imported and called: its results follow from
+them.
 
 An audit hook of Python (PEP 578) sees what ``open``, ``os.open``, ``sqlite3.connect`` and listings of folders are given, and so
 what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV), what
-other processes open, and questions such as ``exists`` it does not see.
+other processes open, and questions such as ``exists`` it does not see. An environment variable that code reads by name, but not
+as one of all, is ``$NAME`` among the files.
 
-Each file has a state, a text:
+Each of them has a state, a text:
 
-    sha256 of its content (hex); of a file beyond LARGEST bytes ``SIZE bytes, MTIME``, with the time in nanoseconds
+    sha256 of its content (hex) or value; of a file beyond LARGEST bytes ``SIZE bytes, MTIME``, with the time in nanoseconds
     ``open SHA256``   it was opened to be read and perhaps changed (``r+``)
     ``names SHA256``  of a folder that was listed, by the names in it
     ``absent``        it was asked for, and is not there
-    ``written``       the code writes it as well: a log, a cache; its content says nothing
+    ``written``       the code writes or sets it as well: a log, a cache; its content says nothing
 
 Files of Python, of installed packages and of the system, caches of compilers, and those in folders that are ``ignored`` do not
 count.
@@ -25,9 +27,11 @@ import stat
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.util import source_from_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ...errors import FunctionError
@@ -35,6 +39,7 @@ from .source_files import is_installed_path
 
 ABSENT, WRITTEN = "absent", "written"
 _OPEN, _NAMES = "open ", "names "
+_VARIABLE = "$"
 #: Bytes of a file that is hashed.
 LARGEST = 64 << 20
 _FOLDERS = ("lib", "lib64", "share", "etc", "bin", "include", "conda-meta")
@@ -55,7 +60,7 @@ _thread = threading.local()
 
 
 class OpenedFiles:
-    """Collects, while it is entered, the files that code in this process opens; it may be entered many times.
+    """Collects, while it is entered, what code in this process reads; it may be entered many times.
 
     ``found``: their states, by absolute path. ``changed``: those whose content was another one at a later time.
     """
@@ -64,7 +69,7 @@ class OpenedFiles:
         self.found: dict[str, str] = {}
         self.changed: set[str] = set()
         self._ignored = tuple({str(one) + os.sep for path in ignored for one in (path.absolute(), path.resolve())})
-        _install_hook()
+        _install()
 
     def __enter__(self) -> OpenedFiles:
         _active.append(self)
@@ -140,7 +145,8 @@ def differing(recorded: Any, folder: Path) -> list[str]:
         now = state_of(path_of(label, folder))
         if now != _content(state):
             why = " (not there now)" if now == ABSENT else " (not there before)" if state == ABSENT else ""
-            changed.append((f"the names in {label}" if state.startswith(_NAMES) else label) + why)
+            what = f"the environment variable {label[1:]}" if label[0] == _VARIABLE else label
+            changed.append((f"the names in {label}" if state.startswith(_NAMES) else what) + why)
     return changed
 
 
@@ -153,9 +159,12 @@ def forget_stale() -> bool:
 
 
 def label_of(path: str, folder: Path) -> str:
-    """How a file is named in a record."""
+    """How a file or variable is named in a record."""
+    if path[0] == _VARIABLE:
+        return path
     with suppress(ValueError):
-        return Path(path).relative_to(folder).as_posix()
+        label = Path(path).relative_to(folder).as_posix()
+        return f"./{label}" if label[0] in (_VARIABLE, "~") else label
     with suppress(ValueError, RuntimeError):
         return f"~/{Path(path).relative_to(Path.home()).as_posix()}"
     return path
@@ -163,6 +172,8 @@ def label_of(path: str, folder: Path) -> str:
 
 def path_of(label: str, folder: Path) -> str:
     """The inverse of `label_of`."""
+    if label[:1] == _VARIABLE:
+        return label
     return str(Path.home() / label[2:] if label.startswith("~/") else folder / label)
 
 
@@ -170,7 +181,10 @@ def path_of(label: str, folder: Path) -> str:
 
 
 def state_of(path: str) -> str:
-    """The state of a file or folder as it is now; WRITTEN for what is neither (a pipe, a device)."""
+    """The state of a file, folder or variable as it is now; WRITTEN for what is none of them (a pipe, a device)."""
+    if path[:1] == _VARIABLE:
+        value = os.environ.get(path[1:])
+        return ABSENT if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
     was_busy, _thread.is_busy = getattr(_thread, "is_busy", False), True  # what is opened here is not the code's
     try:
         info = Path(path).stat()
@@ -202,8 +216,11 @@ def _hash(path: str, *_: int) -> str:
 
 
 @functools.cache
-def _install_hook() -> None:
-    sys.addaudithook(_hook)  # Python has no way to take it off again: it does nothing while nothing is collected
+def _install() -> None:
+    """Python has no way to take a hook off again: it does nothing while nothing is collected."""
+    sys.addaudithook(_hook)
+    if type(os.environ) is _Environment.__base__:
+        os.environ.__class__ = _Environment
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
@@ -227,7 +244,12 @@ def _on_open(path: Any, mode: Any, flags: int, *_: Any) -> None:
 
 
 def _on_list(path: Any = None, *_: Any) -> None:
-    _see("." if path is None else path)
+    if str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] not in _FINDERS:
+        _see("." if path is None else path)
+
+
+#: Modules of Python that list folders to find modules.
+_FINDERS = ("importlib", "_frozen_importlib_external", "pkgutil")
 
 
 def _on_rename(_: Any, target: Any, *__: Any) -> None:
@@ -253,9 +275,12 @@ def _see(path: Any, how: str = "") -> None:
     """Note a path as code gave it: WRITTEN, _OPEN, or read."""
     if isinstance(path, int):  # it was opened before
         return
-    found = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  (links stay: they may be changed)
-    if not _counts(found) or sys._getframe(3).f_code.co_filename.startswith("<frozen importlib"):
-        return  # `loading.ContentLoader` notes what it imports
+    found = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  links stay: they may be changed
+    if found.endswith(".pyc") and how != WRITTEN:
+        with suppress(ValueError):
+            found = source_from_cache(found)
+    if not _counts(found) or (found.endswith(".py") and sys._getframe(3).f_globals.get("__name__") == "tokenize"):
+        return  # nor what tracebacks show
     state = WRITTEN if how == WRITTEN else state_of(found)
     note(found, how + state if state not in (ABSENT, WRITTEN) else state)
 
@@ -275,3 +300,47 @@ def _counts(path: str) -> bool:
     if path.startswith(_PREFIXES) or is_installed_path(path) or path.endswith((".nbi", ".nbc")):  # numba's
         return False
     return not any(one in path for one in _COMPILED)
+
+
+class _Environment(type(os.environ)):  # type: ignore[misc]
+    """``os.environ`` with its readers told: code asks for a variable in many ways, and all of them end here."""
+
+    def __getitem__(self, key: str) -> str:
+        if _active and key != getattr(_thread, "listed", None):
+            asker = _asker()
+            if asker is not None and asker != getattr(_thread, "lister", None):
+                note(_VARIABLE + key, state_of(_VARIABLE + key))
+        value: str = super().__getitem__(key)
+        return value
+
+    def __setitem__(self, key: str, value: str) -> None:
+        super().__setitem__(key, value)
+        if _active:
+            note(_VARIABLE + key, WRITTEN)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        if _active:
+            note(_VARIABLE + key, WRITTEN)
+
+    def __iter__(self) -> Iterator[str]:
+        """A copy of all is nothing that results follow from."""
+        _thread.lister = _asker() if _active else None
+        for key in super().__iter__():
+            _thread.listed = key
+            yield key
+        _thread.listed = None
+
+
+def _asker() -> tuple[CodeType, int] | None:
+    """The code that asks for a variable, with the place in it; None for that of an installed package."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in _ASKING:
+        if frame.f_code.co_name == "expanduser":
+            return None
+        frame = frame.f_back
+    return None if frame is None or not _counts(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
+
+
+#: Modules of Python through which code asks for variables.
+_ASKING = ("os", "collections.abc", "_collections_abc", "posixpath", "ntpath", "genericpath")
