@@ -331,3 +331,82 @@ def test_on_the_command_line(here):
     np.save("table.npy", 3.0)
     again = subprocess.run(words, capture_output=True, text=True)
     assert again.returncode and "(differs in table.npy)" in " ".join(again.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "os.environ[NAME]",
+        "os.environ.get(f'SCALE_{NAME[-1]}')",
+        "os.path.expandvars(f'${NAME}')",
+        "os.getenv(NAME)",
+        "{**os.environ}['SCALE_X']",
+    ],
+)
+def test_environment_variables_by_any_name(here, monkeypatch, read):
+    head = "import os\n\nNAME = 'SCALE_X'\n"
+    write("mine.py", f"{head}\ndef fn(td):\n    td['next', 'reward'] *= float({read})\n    return td\n")
+    monkeypatch.setenv("SCALE_X", "2")
+    assert factor(here, "mine.py:fn") == 2
+    assert factor(here, "mine.py:fn") == 2
+    monkeypatch.setenv("SCALE_X", "3")
+    with pytest.raises(
+        DatasetExistsError, match=r"differs in .*(the environment variable SCALE_X|its code, its state)"
+    ):
+        run(here, "mine.py:fn")
+    assert factor(here, "mine.py:fn", force=True) == 3
+
+
+def test_environment_variables_that_say_nothing(here, monkeypatch):
+    """Those that libraries ask for, that the function sets itself, and a copy of all."""
+
+    def fn(td):
+        os.environ["SCALE_Y"] = str(int(os.environ.get("SCALE_Y", "0")) + 1)
+        subprocess.run([sys.executable, "-c", ""], env={**os.environ, "SCALE_Z": "1"}, check=True)
+        assert [*os.environ.items()] and dict(os.environ) and os.environ.copy() and Path.home()
+        return td
+
+    monkeypatch.setenv("SCALE_Y", "0")
+    run(here, fn, batch_size=200)
+    assert not opened(here)
+
+
+def test_code_that_is_read_in_other_ways_than_by_import(here):
+    """As text, by ``importlib.util``, by ``runpy``, as data of a package."""
+    Path("pkg").mkdir()
+    code = """
+        import importlib.util, pkgutil, runpy
+
+        def fn(td):
+            spec = importlib.util.spec_from_file_location("loaded", "one.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found = {}
+            exec(open("two.py").read(), found)
+            factor = module.K * found["K"] * runpy.run_path("three.py")["K"] * float(pkgutil.get_data("pkg", "four.txt"))
+            td["next", "reward"] = td["next", "reward"] * factor
+            return td
+    """
+    write("pkg/__init__.py", "")
+    write("mine.py", code)
+    files = {"one.py": "K = {}", "two.py": "K = {}", "three.py": "K = {}", "pkg/four.txt": "{}"}
+    for name, text in files.items():
+        write(name, text.format(2))
+    assert factor(here, "mine.py:fn") == 16
+    for name, text in files.items():
+        write(name, text.format(3))
+        with pytest.raises(DatasetExistsError, match=rf"differs in {name}"):
+            run(here, "mine.py:fn")
+        write(name, text.format(2))
+    assert factor(here, "mine.py:fn") == 16
+
+
+def test_a_module_that_imports_another_one_where_it_is_asked(here):
+    write("mine.py", "import lazy\n\ndef fn(td):\n    td['next', 'reward'] *= lazy.K\n    return td\n")
+    write("lazy.py", "def __getattr__(name):\n    import hidden\n\n    return getattr(hidden, name)\n")
+    write("hidden.py", "K = 2\n")
+    assert factor(here, "mine.py:fn") == 2
+    write("hidden.py", "K = 3\n")
+    with pytest.raises(DatasetExistsError, match=r"differs in hidden.py"):
+        run(here, "mine.py:fn")
+    assert factor(here, "mine.py:fn", force=True) == 3
