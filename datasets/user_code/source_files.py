@@ -148,6 +148,10 @@ def _changed_names(tree: ast.Module) -> dict[int, frozenset[str]]:
             read.update(map(id, (node.left, *node.comparators)))
         elif isinstance(node, (ast.For, ast.comprehension)):
             read.add(id(node.iter))
+        elif isinstance(node, ast.Dict):
+            read.update(id(value) for key, value in zip(node.keys, node.values) if key is None)  # ``{**name}``
+        elif isinstance(node, ast.BinOp):
+            read.update(map(id, (node.left, node.right)))
         elif isinstance(node, ast.Call) and _last_name(node.func) in _READING:
             read.update(map(id, node.args))
     found: dict[int, set[str]] = {}
