@@ -39,6 +39,10 @@ _depth = 0
 _folders: list[str] = []
 
 
+#: The loaders of modules that were loaded here, by name; some may have been forgotten.
+_loaders: dict[str, ContentLoader] = {}
+
+
 class ContentLoader(SourceFileLoader):
     """Compiles the source that it reads and keeps its sha256: bytecode files go by the second of a change and a size.
 
@@ -58,6 +62,7 @@ class ContentLoader(SourceFileLoader):
         with OpenedFiles() as opened:
             super().exec_module(module)
         self.opened = opened.found
+        _loaders[self.name] = self
 
 
 class _LocalFinder:
@@ -256,8 +261,8 @@ def note_opened_at_import(labels: Collection[str], modules: Collection[str | Non
 
 def loaded_for_requests() -> dict[str, ContentLoader]:
     """The loaders of the modules that were loaded for requests here, by `label_of_module`."""
-    loaders = {name: getattr(module, "__loader__", None) for name, module in [*sys.modules.items()]}
-    return {label_of_module(name, one.path): one for name, one in loaders.items() if isinstance(one, ContentLoader)}
+    loaders = [one for name, one in _loaders.items() if getattr(sys.modules.get(name), "__loader__", None) is one]
+    return {label_of_module(one.name, one.path): one for one in loaders}
 
 
 def _forget(name: str) -> None:
