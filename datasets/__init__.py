@@ -15,6 +15,8 @@ __all__ = [
     "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
     "OpenXExperienceReplay",
+    "RobosetExperienceReplay",
+    "VD4RLExperienceReplay",
     "load_dataset",
     "prefill_replay_buffer",
     "register_dataset",

@@ -134,6 +134,8 @@ DATASETS = {
     "Minari": "minari",
     "OpenML": "openml",
     "OpenX": "openx",
+    "Roboset": "roboset",
+    "VD4RL": "vd4rl",
 }
 
 

@@ -36,6 +36,13 @@ def folder_of(name: str) -> str:
     return "/".join(("main", match[1], match[2], match[3] or SIZES[0])) if match else name
 
 
+def short_name(name: str) -> str:
+    """The name of a dataset that is given by its folder at the provider, if it has one."""
+    match = re.fullmatch(r"main/([^/]+)/([^/]+)/([^/]+)", name)
+    short = "-".join(match.groups()) if match else name
+    return short if _NAME.fullmatch(short) else name
+
+
 class VD4RLSource(Source):
     """Names are ``<env>-<level>``, with ``-64px`` (which it is without) or ``-84px``; or a folder of the provider
     (``distracting/...``, ``multitask/...``, ``main/walker_walk/random/64px``)."""
@@ -53,14 +60,13 @@ class VD4RLSource(Source):
 
     def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
         """Every folder that holds files, with their bytes; those of ``main`` by their short names."""
-        short = {folder_of(name): name for name in self.names()}
         held: dict[str, list[RemoteObject]] = {}
         for path, item in files_below(location, "", *_SUFFIXES):
             held.setdefault(path.rpartition("/")[0].removeprefix(f"{_TOP}/"), []).append(item)
         for folder, files in held.items():
             if self.knows(folder):
                 episodes = len(files) if folder.endswith(SIZES[0]) else None
-                yield RemoteDataset(short.get(folder, folder), episodes, None, sum(item.size or 0 for item in files))
+                yield RemoteDataset(short_name(folder), episodes, None, sum(item.size or 0 for item in files))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> VD4RLJob:
         """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
