@@ -544,6 +544,44 @@ class FolderFile:
             file.write_bytes(before)
 
 
+def _make_rlds(folder: Path) -> Path:
+    return Path(shutil.copytree(DATA / "rlds/toy_robot/0.1.0", folder / "0.1.0"))
+
+
+def _change_rlds(corpus: Corpus, rng: random.Random, number: int) -> bytes:
+    """Most changes are inside of a record, with the right checksums."""
+    from inputs import mutate
+    from rlu_writer import framed
+
+    chosen = rng.choice(corpus)
+    if chosen[1:2] == b"{" or rng.random() < 0.2:
+        return chosen[:1] + mutate(rng, chosen[1:], [one[1:] for one in corpus])
+    (length,) = struct.unpack_from("<Q", chosen, 1)
+    record = mutate(rng, chosen[13 : 13 + length], [one[1:] for one in corpus])
+    return chosen[:1] + framed(record) + chosen[17 + length :]
+
+
+def _use_rlds(folder: Path) -> None:
+    """All that is decoded of its episodes; every column has as many rows as there are steps, or one more."""
+    from rbdata.datasets.formats.tfds import parse_features, parse_info
+    from rbdata.datasets.ingest.episode_files import LazyRows, RawInput
+    from rbdata.datasets.sources.rlds.episodes import RldsReader, leaf_keys
+
+    info = parse_info((folder / "dataset_info.json").read_bytes(), "x")
+    features = parse_features((folder / "features.json").read_bytes(), "x").features
+    for split in info.splits.values():
+        files = zip(split.files, split.lengths)
+        reader = RldsReader(features, leaf_keys(features), dict(files), 512)
+        for file in split.files:
+            if not (folder / file).is_file():
+                continue  # the job says so
+            for episode in reader.episodes(RawInput(file, folder / file, None)):
+                for key, rows, is_state in episode.rows():
+                    found = sum(map(len, rows.blocks)) if isinstance(rows, LazyRows) else len(rows)
+                    if found != len(episode.rewards) + is_state:
+                        raise Wrong(f"{key} has {found} rows of {len(episode.rewards)} steps")
+
+
 def _copy_of(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         return Path(shutil.copytree(DATA / "frozen/folders" / name, folder / name))
@@ -637,6 +675,7 @@ _EPISODES = FolderFile(
     _use_episodes,
     ("start.memmap", "length.memmap", "return.memmap", "outcome.memmap", "midway.memmap"),
 )
+_RLDS = FolderFile(_make_rlds, _use_rlds)
 _CHECKPOINT = FolderFile(_make_checkpoint, _use_checkpoint)
 
 
@@ -662,6 +701,7 @@ READERS: dict[str, Reader] = {
     "minari-hdf5": Reader(2, _MINARI["hdf5"].corpus, _MINARI["hdf5"].read, _change_hdf5(1)),
     "minari-arrow": Reader(2, _MINARI["arrow"].corpus, _MINARI["arrow"].read, _change_a_file),
     "minari-parquet": Reader(2, _MINARI["parquet"].corpus, _MINARI["parquet"].read, _change_a_file),
+    "rlds": Reader(5, _RLDS.corpus, _RLDS.read, _change_rlds),
     "manifest": Reader(10, _manifest_corpus, _read_manifest),
     "episodes": Reader(10, _EPISODES.corpus, _EPISODES.read, _change_a_file),
     "rows": Reader(5, _ROWS.corpus, _ROWS.read, _change_a_file),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from input_readers import READERS, Reader, Wrong, apart
 from inputs import attack, try_input
 
-QUICK = ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "api", "manifest", "episodes", "parquet"]
+QUICK = ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "api", "manifest", "episodes", "parquet", "rlds"]
 #: A place in a file, what is put there, and how many bytes it replaces.
 EDITS = st.lists(st.tuples(st.integers(0, 1 << 15), st.binary(max_size=9), st.integers(0, 9)), min_size=1, max_size=4)
 
@@ -41,7 +41,7 @@ def test_no_reader_is_fooled_by_hypothesis(name, tmp_path):
     @given(st.sampled_from(range(len(corpus))), EDITS)
     def check(which: int, edits: list[tuple[int, bytes, int]]) -> None:
         data = bytearray(corpus[which])
-        first = 1 if name == "episodes" else 0  # which names the file
+        first = 1 if name in ("episodes", "rlds") else 0  # which names the file
         for place, put, replaced in edits:
             at = first + place % max(1, len(data) - first)
             data[at : at + replaced] = put
