@@ -497,7 +497,7 @@ def inspect(
 def export(
     id_or_path: PathLike | dataset.Dataset,
     dest: PathLike,
-    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl"],
+    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"],
     *,
     root: PathLike | None = None,
     force: bool = False,
@@ -505,9 +505,9 @@ def export(
     """Write a dataset, given by id, path or URL, or open, as a file or folder of another library; returns its path.
 
     ``to`` is the format: ``"npz"`` flat arrays, ``"d4rl"`` HDF5, ``"minari"`` a folder for `minari.load_dataset` (its name ends
-    with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`. An
-    `ExportWarning` says what the format does not hold. Raises UsageError for a dataset that the format cannot hold,
-    DatasetExistsError unless ``force``, and as `open_dataset`.
+    with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`,
+    ``"rlds"`` one for `tfds.builder_from_directory`. An `ExportWarning` says what the format does not hold. Raises UsageError
+    for a dataset that the format cannot hold, DatasetExistsError unless ``force``, and as `open_dataset`.
     """
     import warnings
 

@@ -5,9 +5,10 @@
     minari    DEST/data/     a dataset that `minari.load_dataset` loads (https://minari.farama.org)
     parquet   DEST.parquet   a row per step; columns by TED key, with the numbers of episode and step
     torchrl   DEST/          plain TED that `tensordict.TensorDict.load_memmap` maps, as TorchRL's datasets are
+    rlds      DEST/          a folder that `tfds.builder_from_directory` reads (https://github.com/google-research/rlds)
 
 A dataset is read block by block, so that memory stays flat; the target gets its name when it is complete. `rbdata convert`
-reads all of them back: Minari's as the source ``minari``, the others as ``arrays``.
+reads all of them back: Minari's as the source ``minari``, RLDS as ``rlds``, the others as ``arrays``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +27,11 @@ import numpy as np
 from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, UsageError
 from ..storage.dataset import Dataset
 from ..storage.durable import is_full
-from ..storage.episodes import CUT
+from ..storage.episodes import CUT, TERMINATED
 from ..storage.leaf import Leaf
 from ..storage.tensordict_folder import write_meta
 
-Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl"]
+Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"]
 
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
@@ -372,10 +373,66 @@ def _write_torchrl(work: _Export, partial: Path, target: Path) -> None:
     _note_cut(work)
 
 
+# -- RLDS ----------------------------------------------------------------------------------------------------------------
+
+
+def _write_rlds(work: _Export, partial: Path, target: Path) -> None:
+    """An episode of n steps is n + 1 rows, whose last has the final observation, and zeros beside it."""
+    from .formats.tfds_writer import EpisodeFolder, WrittenFeature, numbers, strings
+
+    dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
+    keys = [key for key in work.ted_keys() if not key.startswith("next/")]
+    names = _rlds_names(keys, {"reward", *flags})
+    features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
+    own = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
+    version = target.name if re.fullmatch(r"\d+\.\d+\.\d+", target.name) else ""
+    name = re.sub(r"[^a-z0-9_]", "_", (target.parent.name if version else target.name).lower())
+    folder = EpisodeFolder(partial, name, version or "1.0.0", [*features, *own])
+    for number, (start, length) in enumerate(zip(dataset.episodes.start.tolist(), dataset.episodes.length.tolist())):
+        lists = {}
+        for key, feature in zip(keys, features):
+            blocks = _episode_rows(work, key, start, start + length)
+            if feature.encoding == "none":
+                lists[feature.name] = numbers(np.concatenate(list(blocks)))
+            else:
+                lists[feature.name] = strings([one for block in blocks for one in feature.encode(block)])
+        reward = work.rows("next/reward", start, start + length).reshape(-1)
+        lists["reward"] = numbers(np.append(reward, np.float32(0)))
+        at, outcome = np.arange(length + 1), dataset.episodes.outcome[number]
+        lists["is_first"] = numbers(at == 0)
+        lists["is_last"] = numbers((at == length) & (outcome != CUT))
+        lists["is_terminal"] = numbers((at == length) & (outcome == TERMINATED))
+        folder.add(lists)
+    held = {f"next/{name}" for name in ("reward", "done", "terminated", "truncated", *keys)}
+    left = [key for key in work.ted_keys() if key.startswith("next/") and key not in held]
+    if left:
+        work.notes.append(f"Not exported: {', '.join(left)}.")
+    folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
+
+
+def _rlds_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name."""
+    tops = {key.partition("/")[0] for key in keys} | taken
+    shortened = {key: key.removeprefix("info/") for key in keys}
+    return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
+
+
+def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.ndarray]:
+    """The rows of a key of one episode in blocks, with the final one behind them, which is zeros where there is none."""
+    size = max(1, _BLOCK_BYTES // max(1, work.leaf(key).row_bytes))
+    for at in range(low, high, size):
+        block = work.rows(key, at, min(at + size, high))
+        yield block
+        work.wrote(block.nbytes)
+    has_states = f"next/{key}" in work.dataset.schema.names
+    yield work.rows(f"next/{key}", high - 1, high) if has_states else np.zeros_like(block[:1])
+
+
 _WRITERS: dict[str, tuple[Callable[[_Export, Path, Path], None], str]] = {
     "npz": (_write_npz, ".npz"),
     "d4rl": (_write_d4rl, ".hdf5"),
     "minari": (_write_minari, ""),
     "parquet": (_write_parquet, ".parquet"),
     "torchrl": (_write_torchrl, ""),
+    "rlds": (_write_rlds, ""),
 }

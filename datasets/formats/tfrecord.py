@@ -68,7 +68,7 @@ class Record:
     payload: bytearray | memoryview
 
 
-def _masked_crc32c(value: int) -> int:
+def masked_crc32c(value: int) -> int:
     """The mask that keeps a checksum of checksums apart from one of data."""
     return ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF
 
@@ -143,7 +143,7 @@ def _length(head: bytes, where: str) -> int | None:
     if len(head) < 12:
         raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
     length, stated = struct.unpack("<QI", head)
-    if _masked_crc32c(_extend(0, head[:8])) != stated:
+    if masked_crc32c(_extend(0, head[:8])) != stated:
         raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
     return int(length)
 
@@ -159,7 +159,7 @@ def _check_content(source: _Source, length: int, where: str, take: Callable[[byt
     if got < length or len(tail) < 4:
         message = f"{where} is cut short: {got + len(tail)} of {length + 4} bytes are there"
         raise CorruptSourceError(message, hint=_DAMAGED)
-    if _masked_crc32c(found) != int.from_bytes(tail, "little"):
+    if masked_crc32c(found) != int.from_bytes(tail, "little"):
         raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
 
 

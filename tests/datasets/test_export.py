@@ -65,6 +65,44 @@ def test_what_is_exported_is_converted_to_the_same(make: Any, kind: str, to: Any
     assert_same(back, dataset)
 
 
+@pytest.mark.parametrize("kind", ["vector", "frames", "both"])
+def test_rlds_is_converted_to_the_same(make: Any, kind: str, tmp_path: Path) -> None:
+    """Also an episode that was cut, and one whose final observation is zeros."""
+    dataset = make(kind)
+    path = rbdata.export(dataset, tmp_path / "my_robot" / "2.0.0", "rlds")
+    assert sorted(file.name for file in path.iterdir())[-1] == "my_robot-train.tfrecord-00000-of-00001"
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back"))
+    assert_same(back, dataset)
+    assert back.manifest.source["metadata"]["version"] == "2.0.0"
+
+
+def test_rlds_of_every_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several files; names that are taken stay under ``info``."""
+    monkeypatch.setattr("rbdata.datasets.formats.tfds_writer._FILE_BYTES", 100)
+    rng = np.random.default_rng(0)
+    made = []
+    for length in (3, 1, 4):
+        info: dict[str, Any] = {
+            dtype: rng.integers(0, 2, (length, 3)).astype(dtype)
+            for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+        }
+        info["int64"] = rng.integers(-(1 << 63), (1 << 63) - 1, (length, 3))
+        info["float64"] = rng.normal(size=(length, 3))
+        info["reward"] = rng.normal(size=length)
+        one = {"observation": rng.normal(size=(length + 1, 2)), "action": rng.integers(-9, 9, length)}
+        made.append({**one, "reward": np.ones(length, np.float32), "info": info})
+    dataset = rbdata.open_dataset(rbdata.from_episodes(iter(made), "my/kinds"))
+    path = rbdata.export(dataset, tmp_path / "Odd-Name", "rlds")
+    assert len(list(path.glob("odd_name-train.tfrecord-*-of-00003"))) == 3
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back", source="rlds", last_row="observation"))
+    assert {name.replace("info/info", "info") for name in back.schema.names} == set(dataset.schema.names)
+    assert back.episodes.outcome.tolist() == dataset.episodes.outcome.tolist()
+    for name in dataset.schema.names:
+        found = back["info/info/reward" if name == "info/reward" else name]
+        assert found.dtype == dataset[name].dtype
+        np.testing.assert_array_equal(found, dataset[name])
+
+
 def test_arrays_of_numpy(make: Any, tmp_path: Path) -> None:
     dataset = make("both")
     with np.load(rbdata.export(dataset, tmp_path / "out", "npz")) as arrays:
