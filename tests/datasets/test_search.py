@@ -17,7 +17,7 @@ def test_every_id_is_there_and_short_in_a_terminal():
     catalogue = rbdata.catalogue()
     assert catalogue.ids == known_ids()
     assert repr(catalogue) == (
-        f"<Catalogue of {len(catalogue)} datasets: atari/AirRaid/1, atari/AirRaid/2, atari/AirRaid/3, ..., "
+        f"<Catalogue of {len(catalogue):,} datasets: atari/AirRaid/1, atari/AirRaid/2, atari/AirRaid/3, ..., "
         "gymnasium/ALE/Pong-v5>"
     )
     assert repr(rbdata.catalogue("d4rl")[50]).startswith("<CatalogueEntry d4rl/")
