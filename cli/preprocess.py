@@ -166,16 +166,16 @@ def _select(
     return view.select(episodes=numbers)
 
 
-def _parse_top(text: str) -> float:
+def _parse_top(text: str) -> float | int:
     """``10%`` is 0.1, ``50`` is 50 episodes. Raises UsageError."""
     try:
         share = float(text.removesuffix("%"))
     except ValueError:
         share = math.nan
     if text.endswith("%") and 0 < share <= 100:
-        return share / 100 if share < 100 else 1 << 62
+        return share / 100
     if not text.endswith("%") and share >= 1 and share == int(share):
-        return share
+        return int(share)
     raise UsageError(f"--top {text!r} is neither a share nor a number of episodes", hint="for example: 10%, or 50")
 
 

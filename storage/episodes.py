@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -97,10 +98,10 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
         - ``min_return``, ``max_return``, ``min_length``, ``max_length``: both ends are included.
         - ``outcome``: "terminated", "truncated" or "cut", or several of them.
-        - ``top``: of those, the ones with the largest returns: a share below 1 (0.1: a tenth, at least one), or a number of
-          episodes. Of equal returns the earlier episode comes first; NaN returns come last.
+        - ``top``: of those, the ones with the largest returns: a share (0.1: a tenth, at least one; 1.0: all), or a whole
+          number of episodes. Of equal returns the earlier episode comes first; NaN returns come last.
 
-        Raises UsageError for an unknown outcome and a ``top`` that is not positive.
+        Raises UsageError for an unknown outcome, a ``top`` that is not positive, and bounds that are not numbers.
         """
         met = np.ones(len(self), bool)
         for bound, values, within in (
@@ -110,6 +111,8 @@ class EpisodeTable(Sequence[EpisodeRow]):
             (max_length, self.length, np.less_equal),
         ):
             if bound is not None:
+                if not hasattr(bound, "__float__") or math.isnan(float(bound)):
+                    raise UsageError(f"returns and lengths are compared with numbers, not with {bound!r}")
                 met &= within(values, bound)
         if outcome is not None:
             wanted = [outcome] if isinstance(outcome, str) else list(outcome)
@@ -262,12 +265,13 @@ class EpisodeBuilder:
 
 
 def _number_of(top: Any, count: int) -> int:
-    """How many of ``count`` episodes ``top`` means: a share below 1, or a number."""
-    is_number = isinstance(top, (int, float, np.integer, np.floating)) and not isinstance(top, bool)
-    if not is_number or not top > 0 or (top >= 1 and top != int(top)):
-        message = f"top is {top!r}, neither a share below 1 nor a number of episodes"
-        raise UsageError(message, hint="0.1 is a tenth, 10 are ten episodes")
-    return min(count, int(top)) if top >= 1 else min(count, max(1, math.ceil(top * count - 1e-9)))
+    """How many of ``count`` episodes ``top`` means: a share of them (a float), or a whole number."""
+    if isinstance(top, Integral) and not isinstance(top, bool) and int(top) > 0:
+        return min(count, int(top))
+    if isinstance(top, Real) and not isinstance(top, Integral) and 0 < float(top) <= 1:
+        return min(count, max(1, math.ceil(float(top) * count - 1e-9)))
+    message = f"top is {top!r}, neither a share of at most 1.0 nor a number of episodes"
+    raise UsageError(message, hint="0.1 is a tenth, 1.0 are all, 10 are ten episodes")
 
 
 def _statistics(values: np.ndarray) -> dict[str, float]:

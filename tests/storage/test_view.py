@@ -126,6 +126,15 @@ def test_steps(pair, low, count, by):
     assert view.episodes.returns == pytest.approx(sums, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [{"top": 1.5}, {"top": 2.0}, {"min_return": float("nan")}, {"min_return": "5"}, {"max_length": [3]}, {"top": "1"}],
+)
+def test_conditions_that_are_no_numbers(pair, condition):
+    with pytest.raises(UsageError):
+        pair[0].episodes.where(**condition)
+
+
 def test_where(pair):
     a, _ = pair
     table = a.episodes
@@ -138,6 +147,9 @@ def test_where(pair):
     assert table.where(top=0.25).sum() == 3
     assert table.where(top=0.01).sum() == 1
     assert table.where(top=1000).all()
+    assert table.where(top=1.0).all()  # the share of all, as at the end of a sweep 0.1, 0.5, 1.0
+    assert table.where(top=1).sum() == table.where(top=np.int64(1)).sum() == 1
+    assert table.where(top=np.float32(0.5), min_return=np.float32(-1e9)).sum() == table.where(top=0.5).sum()
     odd = np.flatnonzero(table.outcome == 2)
     assert set(np.flatnonzero(table.where(outcome="truncated", top=2))) == set(odd[np.argsort(-table.returns[odd])[:2]])
 
