@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import input_archives
 import numpy as np
 
 _GIB = 1 << 30
@@ -501,6 +502,7 @@ def manifest_of_leaves(path: Path) -> str:
 BOMBS: dict[str, Callable[[Path], str]] = {
     made.__name__: made
     for made in (
+        *input_archives.BOMBS,
         *(d4rl_chunk_of_more, d4rl_one_large_chunk, d4rl_many_rows, d4rl_wide_rows, d4rl_long_attributes),
         *(minari_many_links, minari_chunk_of_more, minari_long_episode, minari_long_pictures),
         *(arrow_packed, arrow_nothing, parquet_repeats, parquet_fewer_repeats, parquet_pages),
@@ -533,6 +535,8 @@ def read_bomb(kind: str, path: Path) -> None:
 
     if kind in ("d4rl", "minari"):
         convert(kind, path)
+    elif kind in ("ogbench", "gen_dgrl"):
+        input_archives.read_bomb(kind, path)
     elif kind == "openml":
         convert(kind, path, target="class")
     elif kind == "ring":

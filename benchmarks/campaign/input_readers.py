@@ -19,6 +19,16 @@ from typing import Any
 
 import numpy as np
 from hdf5_mutations import change_structures, write_of_every_kind
+from input_archives import (
+    change_npz,
+    change_tar,
+    dgrl_corpus,
+    ogbench_corpus,
+    pickle_corpus,
+    read_dgrl,
+    read_ogbench,
+    read_pickled,
+)
 from input_bombs import BOMBS, set_off
 from paths import DATA
 
@@ -702,6 +712,9 @@ READERS: dict[str, Reader] = {
     "minari-arrow": Reader(2, _MINARI["arrow"].corpus, _MINARI["arrow"].read, _change_a_file),
     "minari-parquet": Reader(2, _MINARI["parquet"].corpus, _MINARI["parquet"].read, _change_a_file),
     "rlds": Reader(5, _RLDS.corpus, _RLDS.read, _change_rlds),
+    "pickle": Reader(10, pickle_corpus, read_pickled),
+    "ogbench": Reader(5, ogbench_corpus, read_ogbench, change_npz),
+    "gen_dgrl": Reader(5, dgrl_corpus, read_dgrl, change_tar),
     "manifest": Reader(10, _manifest_corpus, _read_manifest),
     "episodes": Reader(10, _EPISODES.corpus, _EPISODES.read, _change_a_file),
     "rows": Reader(5, _ROWS.corpus, _ROWS.read, _change_a_file),

@@ -55,7 +55,9 @@ def read_pickle(
     machine = _Machine(reader, most_bytes, narrow)
     try:
         value = machine.run()
-    except (IndexError, TypeError, KeyError, struct.error, UnicodeDecodeError, AttributeError) as error:
+    except CorruptSourceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration, OverflowError, struct.error) as error:
         raise machine.error(f"is a damaged pickle: {error!r}") from error
     if any(len(piece) for piece in reader.rest()):
         raise machine.error("goes on after its end")

@@ -133,7 +133,8 @@ class ZipArchive:
         if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             how = "encrypted" if entry.flag_bits & _ENCRYPTED else f"packed by method {entry.compress_type}"
             raise CorruptSourceError(f"{where} is {how}; stored and deflated members are read")
-        head = self._bytes(entry.header_offset, _LOCAL.size)
+        # zipfile takes what a damaged end of the directory says of its place: offsets may be negative.
+        head = self._bytes(entry.header_offset, _LOCAL.size) if entry.header_offset >= 0 else b""
         signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
         if signature != b"PK\x03\x04":
             raise CorruptSourceError(f"{where} is not where the archive says", hint=_REFETCH)

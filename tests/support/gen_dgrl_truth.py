@@ -22,7 +22,8 @@ def episode(steps: int, seed: int = 0, side: int = 64) -> dict[str, np.ndarray]:
     """The arrays of a file as the project's writer makes them; the last frame is another episode's."""
     rng = np.random.default_rng(seed + 1000 * steps)
     frames = np.zeros((steps + 1, 3, side, side), np.float32)
-    frames[:, 0, :8, :8] = rng.integers(0, 256, (steps + 1, 8, 8))
+    drawn = min(8, side)
+    frames[:, 0, :drawn, :drawn] = rng.integers(0, 256, (steps + 1, drawn, drawn))
     rewards = np.zeros((steps, 1), np.float32)
     rewards[-1] = 10
     dones = np.zeros(steps, np.float32)

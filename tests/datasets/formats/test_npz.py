@@ -150,3 +150,12 @@ def test_a_size_that_is_too_large_or_too_small_is_noticed():
         struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, size)
         with ZipArchive(bytes(data), "x.zip") as archive, pytest.raises(CorruptSourceError, match="damaged"):
             archive.read("a")
+
+
+def test_a_directory_that_states_a_place_before_the_file_is_damage():
+    data = zipped(**{"a.npy": packed(a=np.zeros(3))})
+    end = data.rindex(b"PK\x05\x06")
+    (place,) = struct.unpack_from("<I", data, end + 16)
+    moved = data[: end + 16] + struct.pack("<I", place + 5) + data[end + 20 :]
+    with ZipArchive(moved, "x.zip") as archive, pytest.raises(CorruptSourceError, match=r"x\.zip: a\.npy"):
+        archive.read("a.npy")

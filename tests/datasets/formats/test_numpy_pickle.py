@@ -146,12 +146,15 @@ def program(*parts):
         program(b"cnumpy\ndtype\n(X\x02\x00\x00\x00f4\x89\x88tR"),
         program(b"c" + b"x" * 5000),
         program(b"\x8a\xff" + b"\x01" * 255),
+        program(b"e"),  # no mark
+        program(b"cnumpy.core.multiarray\nscalar\n(K\x01tR"),
+        program(b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01K\x02tb"),
         b"",
         b"\x80",
         pickle.dumps([1, 2], 4)[:-1],
         pickle.dumps([1, 2], 4) + b"more",
     ],
-    ids=range(19),
+    ids=range(22),
 )
 def test_damaged_and_endless_pickles(data):
     with pytest.raises(CorruptSourceError, match=r"^p "):
