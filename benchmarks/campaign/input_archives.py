@@ -250,8 +250,8 @@ def dgrl_long_episode(path: Path) -> str:
 
 
 def dgrl_skipped_file(path: Path) -> str:
-    """A file of 8 GiB that is no episode, before one that is."""
-    _packed(path / "chaser.tar.xz", _tar_of("chaser/zeros.bin", b"", 512 << 24, b""))
+    """A file of 1 GiB that is no episode."""
+    _packed(path / "chaser.tar.xz", _tar_of("chaser/zeros.bin", b"", 64 << 24, b""))
     return "gen_dgrl"
 
 

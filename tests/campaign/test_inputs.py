@@ -20,8 +20,21 @@ from hypothesis import strategies as st
 from input_readers import READERS, Reader, Wrong, apart
 from inputs import attack, try_input
 
-QUICK = ["npy", "gzip", "tfrecord", "png", "jpeg", "arff", "metadata", "api", "manifest", "episodes", "parquet", "rlds"]
-QUICK += ["pickle", "ogbench", "gen_dgrl"]
+QUICK = [
+    "npy",
+    "gzip",
+    "tfrecord",
+    "png",
+    "jpeg",
+    "arff",
+    "metadata",
+    "api",
+    "manifest",
+    "episodes",
+    "parquet",
+    "rlds",
+    "pickle",
+]
 #: A place in a file, what is put there, and how many bytes it replaces.
 EDITS = st.lists(st.tuples(st.integers(0, 1 << 15), st.binary(max_size=9), st.integers(0, 9)), min_size=1, max_size=4)
 
