@@ -314,17 +314,26 @@ class Values:
             return self.lengths
         return np.array([len(block) for block in self._tensors()], np.int64)
 
-    def padded(self, most: int) -> np.ndarray:
-        """Sequences as rows ``[count, most, *shape]``, with zeros behind each. Raises ValueError for a longer one."""
-        sizes = self.sizes()
+    def padded(self, most: int) -> Iterator[np.ndarray]:
+        """Sequences as blocks of rows ``[k, most, *shape]``, with zeros behind each. Raises ValueError for a longer one."""
+        sizes, elements = self.sizes(), self.elements()
         if len(sizes) and sizes.max() > most:
             raise ValueError(f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements")
-        rows = np.zeros((len(sizes), most, *self.shape), self.feature.dtype)
-        rows[np.arange(most) < sizes[:, None]] = self.elements()
-        return rows
+        ends = np.cumsum(sizes)
+        for low, high in row_blocks(len(sizes), most * self.feature.row_bytes):
+            rows = np.zeros((high - low, most, *self.shape), self.feature.dtype)
+            some = slice(int(ends[low] - sizes[low]), int(ends[high - 1]))
+            rows[np.arange(most) < sizes[low:high, None]] = elements[some]
+            yield rows
 
     def _tensors(self) -> Iterator[np.ndarray]:
         return (_tensor(one, self.feature, f"{self.where}: value {number}") for number, one in enumerate(self.strings))
+
+
+def row_blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """``count`` rows as runs (low, high) that take little memory."""
+    size = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    return ((low, min(low + size, count)) for low in range(0, count, size))
 
 
 def read_values(lists: Lists, feature: Feature, where: str) -> Values:

@@ -26,7 +26,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.schema import clean_keys
-from ...formats.tfds import STEPS, Feature, Values, read_values
+from ...formats.tfds import STEPS, Feature, Values, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
 from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
 from ...ingest.spaces import LossyCastError, cast, stored_dtype, text_rows
@@ -36,8 +36,6 @@ _ENDS = ("is_last", "is_terminal")
 _OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
     f"{STEPS}/{name}" for name in ("observation", "action", "reward", "discount")
 )
-#: Rows of at least this many bytes are decoded block by block.
-_LARGE = 1024
 
 
 def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
@@ -164,36 +162,38 @@ class RldsReader(EpisodeReader):
         """The first rows of a feature by their leaf; with ``blank``, one of zeros behind them. Of a feature of the episode, its
         value in each row."""
         feature, key = values.feature, self.keys[values.feature.name]
-        once = not feature.in_steps
-        if feature.kind == "picture":
-            yield key, _lazy(values.blocks(), values.shape, feature, rows, blank, values.where)
-            return
-        if feature.kind == "encoded" and feature.items is None and feature.row_bytes >= _LARGE and not once:
-            yield key, _lazy(values.blocks(), values.shape, feature, rows, blank, values.where)
-            return
+        shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
         if feature.kind == "text":
-            found = self._texts(values)
-        elif feature.items is None:
-            found = _stored(values.elements(), feature, values.where)
+            shape, blocks = (self.most,), self._texts(values)
         elif feature.items == -1:
-            try:
-                found = _stored(values.padded(self.most), feature, values.where)
-            except ValueError as error:
-                raise CorruptSourceError(str(error), hint=_LONGER.format(self.most)) from error
-            lengths = values.sizes().reshape(-1, *scalar)
-            yield self.keys[f"{feature.name}/length"], _of_steps(lengths, rows, blank, once)
-        else:
-            found = _stored(values.elements().reshape(-1, feature.items, *values.shape), feature, values.where)
-        if found.ndim == 1:
-            found = found.reshape(-1, *scalar)
-        yield key, _of_steps(found, rows, blank, once)
+            shape, blocks = (self.most, *shape), self._padded(values)
+            lengths = iter([values.sizes().reshape(-1, *scalar)])
+            yield self.keys[f"{feature.name}/length"], LazyRows("int64", scalar, _first(lengths, rows, blank))
+        elif feature.kind == "numbers":
+            shape = shape if feature.items is None else (feature.items, *shape)
+            shape = shape or scalar
+            blocks = iter([values.elements().reshape(-1, *shape)])
+        elif feature.items is not None or not shape:
+            shape = (feature.items, *shape) if feature.items is not None else scalar
+            blocks = iter([values.elements().reshape(-1, *shape)])
+        if not feature.in_steps:
+            blocks = _repeated(blocks, rows)
+        stored = (_stored(block, dtype, values.where) for block in blocks)
+        yield key, LazyRows(dtype, shape, _first(stored, rows, blank))
 
-    def _texts(self, values: Values) -> np.ndarray:
+    def _texts(self, values: Values) -> Iterator[np.ndarray]:
         longest = max(map(len, values.strings), default=0)
         if longest > self.most:
             message = f"{values.where}: a text of {longest} bytes, longer than a row holds"
             raise CorruptSourceError(message, hint=_LONGER.format(self.most))
-        return text_rows([bytes(text) for text in values.strings], self.most, values.where)
+        for low, high in row_blocks(len(values.strings), self.most):
+            yield text_rows([bytes(text) for text in values.strings[low:high]], self.most, values.where)
+
+    def _padded(self, values: Values) -> Iterator[np.ndarray]:
+        try:
+            yield from values.padded(self.most)
+        except ValueError as error:
+            raise CorruptSourceError(str(error), hint=_LONGER.format(self.most)) from error
 
 
 #: What is read whether or not it becomes a leaf.
@@ -259,10 +259,10 @@ def _ends_blank(row: Mapping[str, Values]) -> bool:
 # -- rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _stored(values: np.ndarray, feature: Feature, where: str) -> np.ndarray:
+def _stored(values: np.ndarray, dtype: str, where: str) -> np.ndarray:
     """Values in the dtype of their leaf."""
     try:
-        return cast(values, _leaf_dtype(feature))
+        return cast(values, dtype)
     except LossyCastError as error:
         raise CorruptSourceError(f"{where}: value {error.row}: {error}") from error
 
@@ -271,23 +271,20 @@ def _leaf_dtype(feature: Feature) -> str:
     return "int64" if feature.dtype == "uint64" else stored_dtype(feature.dtype, feature.name)
 
 
-def _of_steps(found: np.ndarray, rows: int, blank: bool, once: bool) -> np.ndarray:
-    if once:
-        return np.broadcast_to(found, (rows, *found.shape[1:]))
-    found = found[:rows]
-    return np.concatenate([found, np.zeros((1, *found.shape[1:]), found.dtype)]) if blank else found
+def _repeated(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
+    """The one value of an episode in each of its rows."""
+    value = np.concatenate(list(blocks))
+    for low, high in row_blocks(rows, value.nbytes):
+        yield np.broadcast_to(value, (high - low, *value.shape[1:]))
 
 
-def _lazy(
-    blocks: Iterator[np.ndarray], shape: tuple[int, ...], feature: Feature, rows: int, blank: bool, where: str
-) -> LazyRows:
-    def made() -> Iterator[np.ndarray]:
-        left = rows
-        for block in blocks:
-            if left:
-                yield _stored(block[:left], feature, where)
-            left -= min(left, len(block))
-        if blank:
-            yield np.zeros((1, *shape), _leaf_dtype(feature))
-
-    return LazyRows(_leaf_dtype(feature), shape, made())
+def _first(blocks: Iterator[np.ndarray], rows: int, blank: bool) -> Iterator[np.ndarray]:
+    """The first rows; with ``blank``, one of zeros behind them."""
+    left, like = rows, None
+    for block in blocks:
+        like = block[:1]
+        if left:
+            yield block[:left]
+        left -= min(left, len(block))
+    if blank and like is not None:
+        yield np.zeros_like(like)
