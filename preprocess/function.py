@@ -39,7 +39,7 @@ from ..datasets.user_code.identity import (
 )
 from ..datasets.user_code.identity import identify as identify_user_code
 from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import
-from ..datasets.user_code.opened_files import OpenedFiles
+from ..datasets.user_code.opened_files import OpenedFiles, note_named
 from ..datasets.user_code.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
 from . import functions
@@ -512,6 +512,10 @@ def load_chain(
     """
     with opened:
         chain = _load_chain(functions, statistics)
+        for one in functions:
+            for fn in (one, *one.named.values()):
+                args = [str(value) for value in fn.args.values() if isinstance(value, (str, Path))]
+                note_named([*fn.identity.named, *args], fn.folder)
         note_opened_at_import(files_of_chain(functions), set[str | None]().union(*(one.modules for one in chain)))
     return chain
 

@@ -27,12 +27,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...errors import UsageError
 from .loading import ContentLoader, edited_error, is_edited
+from .opened_files import is_read_unseen
 from .source_files import (
     code_digest,
     code_parts,
@@ -72,12 +73,14 @@ class Identity:
     - ``content``: sha256 of code, arguments and state (`Content`).
     - ``file``: sha256 of the file that defines it; None without one (a console, a notebook).
     - ``files``: sha256 of the other local files that it reaches by imports, by module: ``{"pkg/helpers.py": ...}``.
+    - ``named``: texts in it that may be names of files which are read unseen (`opened_files`).
     """
 
     name: str
     content: str
     file: str | None
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    named: tuple[str, ...] = ()
 
 
 def identify(value: Any, what: str = "the function") -> Identity:
@@ -90,7 +93,8 @@ def identify(value: Any, what: str = "the function") -> Identity:
     hashes = hash_files(content)
     own = defining_module(value)
     file = next((digest for name, digest in hashes.items() if name == own), None)
-    return Identity(qualified_name(value), content.sha256, file, labelled(hashes, content.files, own))
+    files, named = labelled(hashes, content.files, own), tuple(sorted(content.named))
+    return Identity(qualified_name(value), content.sha256, file, files, named)
 
 
 def hash_files(content: Content) -> dict[str, str]:
@@ -188,7 +192,7 @@ class Content:
     """Collects the content of values.
 
     ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
-    met, with their modules.
+    met, with their modules. ``named``: texts and paths that end as names of files which are read unseen (`opened_files`).
 
     With ``changing`` (the attributes that instances of a class change while they are used) the content is that of something
     as it was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and what is refused counts
@@ -200,6 +204,7 @@ class Content:
         self._changing = changing
         self.files: dict[str, Path] = {}
         self.functions: list[tuple[str, FunctionType]] = []
+        self.named: set[str] = set()
         self.untold: list[str] = []
         self._digest = hashlib.sha256()
         #: The numbers of objects that were met before; they are kept alive, so that no other one gets their id.
@@ -288,6 +293,8 @@ class Content:
 
     def _add(self, value: Any) -> None:
         kind = type(value)
+        if (kind is str or isinstance(value, PurePath)) and is_read_unseen(str(value)):
+            self.named.add(str(value))
         if kind in _ATOMS:
             self._put(kind.__name__, value if kind is bytes else value if kind is str else repr(value))
         elif kind is tuple:
@@ -380,6 +387,7 @@ class Content:
             alone.add(value)
             self.files |= alone.files
             self.functions += alone.functions
+            self.named |= alone.named
             self._tables |= alone._tables
             self.untold += alone.untold
             digests.append(alone.sha256)

@@ -2,8 +2,8 @@
 them.
 
 An audit hook of Python (PEP 578) sees what ``open``, ``os.open``, ``sqlite3.connect`` and listings of folders are given, and so
-what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV), what
-other processes open, and questions such as ``exists`` it does not see. An environment variable that code reads by name, but not
+what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV) it does not
+see: such files count where code names them (`note_named`). Nor does it see what other processes open, nor questions such as ``exists``. An environment variable that code reads by name, but not
 as one of all, is ``$NAME`` among the files.
 
 Each of them has a state, a text:
@@ -252,6 +252,10 @@ def _on_list(path: Any = None, *_: Any) -> None:
 _FINDERS = ("importlib", "_frozen_importlib_external", "pkgutil")
 
 
+def _on_change(path: Any, *_: Any) -> None:
+    _see(path, WRITTEN)
+
+
 def _on_rename(_: Any, target: Any, *__: Any) -> None:
     _see(target, WRITTEN)
 
@@ -267,6 +271,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     "os.listdir": _on_list,
     "os.scandir": _on_list,
     "os.rename": _on_rename,
+    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.truncate"), _on_change),
     "sqlite3.connect": _on_database,
 }
 
@@ -283,6 +288,9 @@ def _see(path: Any, how: str = "") -> None:
         return  # nor what tracebacks show
     state = WRITTEN if how == WRITTEN else state_of(found)
     note(found, how + state if state not in (ABSENT, WRITTEN) else state)
+    if found.endswith("meta.json") and how != WRITTEN:  # tensordict maps the leaves beside it in C
+        for leaf in Path(found).parent.glob("*.memmap"):
+            note(str(leaf), _OPEN + state_of(str(leaf)))
 
 
 def note(path: str, state: str) -> None:
@@ -293,6 +301,25 @@ def note(path: str, state: str) -> None:
         _last.pop(path, None)
     else:
         _last[path] = _content(state)
+
+
+def is_read_unseen(path: str) -> bool:
+    """Whether C libraries are likely to read a file of this name."""
+    return path.endswith(_UNSEEN)
+
+
+def note_named(names: Iterable[str], folder: Path) -> None:
+    """Note files that code names, relative to ``folder``, and that C libraries are likely to read, for all that collect."""
+    for name in names:
+        path = os.path.abspath(folder / name)  # noqa: PTH100
+        if is_read_unseen(path) and Path(path).is_file() and _counts(path):
+            note(path, _OPEN + state_of(path))
+
+
+_UNSEEN = (
+    *(".h5", ".hdf5", ".hdf", ".parquet", ".arrow", ".feather", ".safetensors", ".onnx", ".nc", ".pt", ".pth"),
+    *(".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".xml", ".memmap"),
+)
 
 
 @functools.lru_cache(maxsize=16384)

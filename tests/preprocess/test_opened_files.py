@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -410,3 +411,52 @@ def test_a_module_that_imports_another_one_where_it_is_asked(here):
     with pytest.raises(DatasetExistsError, match=r"differs in hidden.py"):
         run(here, "mine.py:fn")
     assert factor(here, "mine.py:fn", force=True) == 3
+
+
+def test_files_that_c_libraries_read(here):
+    """They are not seen when they are opened: where code, a variable or an argument names them, they count."""
+    import h5py
+    import pyarrow
+    import pyarrow.parquet
+    from tensordict import TensorDict
+
+    def hdf5(value):
+        with h5py.File("table.h5", "w") as file:
+            file["k"] = value
+
+    def parquet(value):
+        pyarrow.parquet.write_table(pyarrow.table({"k": [value]}), "table.parquet")
+
+    def memmap(value):
+        shutil.rmtree("table", ignore_errors=True)
+        TensorDict(k=torch.tensor([value]), batch_size=[1]).memmap("table")
+
+    path = Path("table.parquet")
+    functions = {
+        hdf5: (lambda td: times(float(h5py.File("table.h5")["k"][()]), td), {}),
+        parquet: (lambda td: times(pyarrow.parquet.read_table(path)["k"][0].as_py(), td), {}),
+        memmap: (lambda td: times(float(TensorDict.load_memmap("table")["k"]), td), {}),
+    }
+    functions[lambda value: hdf5(value)] = (lambda td, where: times(float(h5py.File(where)["k"][()]), td), "table.h5")
+    for number, (make, (fn, where)) in enumerate(functions.items()):
+        options: dict = {"dest": f"my/output{number}", "args": {"where": where} if where else {}}
+        make(2.0)
+        assert factor(here, fn, **options) == 2
+        assert factor(here, fn, **options) == 2
+        make(3.0)
+        with pytest.raises(DatasetExistsError, match=r"differs in table"):
+            run(here, fn, **options)
+        assert factor(here, fn, force=True, **options) == 3
+
+
+def test_folders_that_functions_make_do_not_count(here):
+    import tempfile
+
+    def fn(td):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "a").write_text("2")
+            return times(float(next(Path(folder).iterdir()).read_text()), td)
+
+    assert factor(here, fn, batch_size=200) == 2
+    assert factor(here, fn, batch_size=200) == 2
+    assert not opened(here)
