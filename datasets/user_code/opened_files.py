@@ -2,9 +2,9 @@
 them.
 
 An audit hook of Python (PEP 578) sees what ``open``, ``os.open``, ``sqlite3.connect`` and listings of folders are given, and so
-what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV) it does not
-see: such files count where code names them (`note_named`). Nor does it see what other processes open, nor questions such as ``exists``. An environment variable that code reads by name, but not
-as one of all, is ``$NAME`` among the files.
+what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV) it does
+not see: such files count where code names them (`note_named`). Nor does it see what other processes open, nor questions such as
+``exists``. An environment variable that code reads by name, but not as one of all, is ``$NAME`` among the files.
 
 Each of them has a state, a text:
 
