@@ -1,7 +1,7 @@
-"""The Python face: the commands as functions with the same names and defaults, and what a dataset is read with.
+"""The Python API: the commands as functions with the same names and defaults, and the functions that open and load datasets.
 
-Heavy packages are imported where they are used. Annotations name modules that are imported when they are first asked for
-(`LazyModule`), so that ``rbdata.search`` does not load torch.
+Heavy packages are imported where they are used. Annotations name modules that are imported on first use (`LazyModule`), so that
+``rbdata.search`` does not load torch.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def download(
 ) -> Path:
     """Download a dataset from its source (or a ``mirror``); returns its folder, for `load` and `open_dataset`.
 
-    A complete dataset is not downloaded again; an interrupted download continues. Where another process downloads it,
-    that one is waited for; ``wait=False`` raises DatasetBusyError. ``shards`` is a selection such as ``"0-4,7"``.
+    A complete dataset is not downloaded again; an interrupted download continues. If another process is downloading it, this
+    one waits; ``wait=False`` raises DatasetBusyError instead. ``shards`` is a selection such as ``"0-4,7"``.
     ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address`` may be
-    ``"auto"``. A bar is shown on a terminal (stderr) and in a notebook; ``progress=False`` hides it, True shows it in pipes
-    as well. ``listener`` has callbacks instead. For the rest see `datasets.ingest.request.Request` and
+    ``"auto"``. A progress bar is shown on a terminal (stderr) and in a notebook; ``progress=False`` hides it, True shows it in
+    pipes as well; a ``listener`` has callbacks instead. For the rest see `datasets.ingest.request.Request` and
     `datasets.ingest.job.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
@@ -79,7 +79,7 @@ def download(
       ``seed``, ``epsilon``, ``env_args``, ``text``.
     - sources of other packages: by name in ``options``.
 
-    Raises as `datasets.acquire.download`, and UsageError for options that the source does not have.
+    Raises as `datasets.acquire.download`, and UsageError for options that the source lacks.
     """
     extra = given_options(source_options)
     from .datasets.acquire import download as run
@@ -128,10 +128,10 @@ def convert(
 ) -> Path:
     """Convert the raw files of a source (a folder, or one file ``path``) to the dataset ``dataset_id``; returns its folder.
 
-    Without ``source``, the one whose data they plainly are; UsageError where that cannot be told. ``wait`` as in `download`.
+    Without ``source``, it is recognised from the files, or UsageError is raised. ``wait`` as in `download`.
 
-    Options of one source as in `download`; ``dataset`` is the D4RL id of the file, where its name does not tell. For arrays of
-    your own, ``map`` says which of them is what, as in `from_arrays`, and ``environment`` which Gymnasium id they come from.
+    Options of one source as in `download`; ``dataset`` is the D4RL id of the file, if its name does not state it. For arrays of
+    your own, ``map`` assigns them to keys, as in `from_arrays`, and ``environment`` is the Gymnasium id that they come from.
     """
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
@@ -165,10 +165,9 @@ def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
 
 @check_keywords
 def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Catalogue:
-    """The datasets that can be downloaded or recorded, of all sources or of one, with all that is known of each.
+    """The datasets that can be downloaded or recorded, of all sources or of one, with all known facts about each.
 
-    Nothing is asked of the network; counts that a server stated at the last `rbdata list --refresh` are included. Raises
-    UnknownDatasetError for an unknown source.
+    Works offline; counts from the last `rbdata list --refresh` are included. Raises UnknownDatasetError for an unknown source.
     """
     from .datasets.search import known
 
@@ -187,8 +186,8 @@ def search(
 ) -> Catalogue:
     """The datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
 
-    ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets whose size is not known are then left out. Raises
-    UsageError for an unknown kind or a malformed size, UnknownDatasetError for an unknown source.
+    ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets of unknown size are then left out. Raises UsageError
+    for an unknown kind or a malformed size, UnknownDatasetError for an unknown source.
     """
     from .datasets.search import find
 
@@ -198,9 +197,9 @@ def search(
 
 @check_keywords
 def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
-    """What is known of a dataset before it is downloaded, without the network.
+    """What is known about a dataset before it is downloaded, without the network.
 
-    Raises UnknownDatasetError, with the nearest ids, for one that no source has.
+    Raises UnknownDatasetError, with the nearest ids, for an unknown dataset.
     """
     from .datasets.search import describe
 
@@ -243,13 +242,12 @@ def open_dataset(
 ) -> dataset.Dataset:
     """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
 
-    One at a URL is read where it lies: what is read is kept in ``cache_dir`` (default: ``.remote`` under the root), at most
-    ``cache_limit`` bytes of it, such as ``"20GB"``. ``check=True`` compares what is read of a folder with its checksums, every
-    block of 4 MiB once, when it is first read: DamagedDatasetError names the file and the block. (What is fetched from a URL is
-    always checked.)
+    A dataset at a URL is read in place, through a cache in ``cache_dir`` (default: ``.remote`` under the root) of at most
+    ``cache_limit`` bytes, such as ``"20GB"``. ``check=True`` compares every block of 4 MiB of a local dataset with its checksum
+    when it is first read: DamagedDatasetError names the file and the block. (Blocks from a URL are always checked.)
 
-    ``partial=True``: what is finished of a dataset that is still being downloaded, by this or another process; it grows with
-    ``dataset.refresh()``: see `PartialDataset`. ``wait``: the seconds that may pass until there is something.
+    ``partial=True``: the finished part of a dataset that is still being downloaded, by this or another process; it grows with
+    ``dataset.refresh()``: see `PartialDataset`. ``wait``: seconds to wait for a first episode.
 
     Raises as `datasets.local.find`, `datasets.local.open_unfinished` and `datasets.remote.open_remote` do.
     """
@@ -261,7 +259,7 @@ def open_dataset(
         _check_is_here("partial=True is for datasets on this machine", id_or_path, check, cache_dir, cache_limit)
         return local.open_unfinished(id_or_path, root, wait=wait)
     if wait:
-        raise UsageError("wait goes with partial=True")
+        raise UsageError("wait is only for partial=True")
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     if cache_dir is not None or cache_limit is not None:
@@ -325,53 +323,53 @@ def load(
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
-    Of several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf ``dataset``
-    (int64) says which of them a row is from.
+    For several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf
+    ``dataset`` (int64) is the number of the dataset that a row is from.
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
-    - ``frame_stack``: the last k states, stacked in a new dimension behind the batch; ``stack_keys`` limits it to some leaves.
-    - ``keys``: the leaves to read, such as ``["observation", "action"]``, with those below them and their successors; flags and
-      the reward always come with them. Nothing else is read (or fetched).
+    - ``frame_stack``: the last k states, stacked in a new dimension after the batch; ``stack_keys`` selects leaves to stack.
+    - ``keys``: the leaves to read, such as ``["observation", "action"]``, with leaves below them and their successors; flags
+      and the reward are always included. Nothing else is read (or fetched).
     - ``windows``: for each key the offsets of the first and the last row around a step, as in
       ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
-      ``padding`` stands where the episode has no row ("repeat": its nearest one, or "zero"); ``batch["mask", key]`` is False
+      ``padding`` fills rows outside the episode ("repeat": with its nearest row, or "zero"); ``batch["mask", key]`` is False
       there. See docs/windows.md.
     - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
     - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
-      ``strict_length=False`` includes episodes that are shorter, ``pad_output`` pads them; ``span`` lets slices reach over the
-      ends of episodes; ``uniform_over`` "trajectories" or "transitions" says what is drawn uniformly.
+      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``span`` lets slices cross the ends of
+      episodes; ``uniform_over`` "trajectories" or "transitions": what is drawn uniformly.
     - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
       leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
-    - ``shuffle="blocks"``: every step once a pass, from a few stretches of the data at a time, in an order by the seed: for
-      datasets at a URL, of which the stretches are fetched ahead. ``"global"`` is the same as True.
-    - ``cache_dir``, ``cache_limit``: of a dataset at a URL, see `open_dataset`.
+    - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
+      by the seed; for datasets at a URL, as groups are prefetched. ``"global"`` is the same as True.
+    - ``cache_dir``, ``cache_limit``: for a dataset at a URL, see `open_dataset`.
     - ``check=True``: every block of the files is compared with its checksum when it is first read, see `open_dataset`.
-    - ``download=True``: a dataset that is not there is downloaded by another process, and sampled from as soon as there is an
-      episode; what is finished is added between batches, see docs/remote.md. ``download={"mirror": ...}``: with arguments of
+    - ``download=True``: a missing dataset is downloaded by a background process, and sampled as soon as it has an episode;
+      finished parts are added between batches, see docs/remote.md. ``download={"mirror": ...}``: with arguments of
       `rbdata.download`.
-    - ``growth``: the batches that there were while the dataset was downloaded, again: for each, no more of it is shown than was
-      there. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
+    - ``growth``: repeats batches that were drawn during a download, by showing each batch only as much of the dataset as it saw
+      then. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / std`` of these leaves and their successors, before
-      transforms; mean and std (with 1e-3 added) over the whole dataset, computed once and kept beside its folder, or given as
-      ``{"observation": {"mean": ..., "std": ...}}``. ``buffer.statistics`` has what was used.
+      transforms; mean and std (with 1e-3 added) over the whole dataset are computed once and stored beside its folder, or given
+      as ``{"observation": {"mean": ..., "std": ...}}``. ``buffer.statistics`` has the values used.
     - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
-    - ``weights``: the share that each of several datasets has in a batch; without, all steps are alike. ``shares``: "random"
-      (counts are multinomial) or "exact", see `MixtureSampler`.
+    - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
+      "random" (counts are multinomial) or "exact", see `MixtureSampler`.
     - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
       ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, sample_unit, windows.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
-    - ``sampler``: one of your own instead of all these. ``sample_unit``: what is read for each step drawn
+    - ``sampler``: your own sampler instead of these options. ``sample_unit``: which records are read for each step drawn
       (``rbdata.Sequence(80, burn_in=40)``).
-    - ``transform``: a function or module that changes batches (``transform_factory``: makes it); ``collate_fn``.
-    - ``prefetch``: batches made ahead, in as many threads. ``pin_memory``, ``device``: where batches are put.
+    - ``transform``: a function or module that changes batches (``transform_factory``: returns it); ``collate_fn``.
+    - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
     - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.
     - ``shared``, ``delayed_init``, ``checkpointer``, ``end_key``, ``traj_key``: see `ReplayBuffer`.
 
-    Raises UsageError for options that make no sense together, and as `open_dataset` does.
+    Raises UsageError for options that contradict each other, and as `open_dataset` does.
     """
     if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
         id_or_path = _open_several(
@@ -404,10 +402,10 @@ def concat(
     keys: Literal["all", "common"] = "all",
     root: PathLike | None = None,
 ) -> dataset.DatasetView:
-    """A view of all episodes of several datasets, one after the other, given as `open_dataset` takes them, or open.
+    """A view of all episodes of several datasets, one after the other, given as for `open_dataset` or already open.
 
-    It reads as a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members`` are the
-    datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.
+    It can be used like a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members``
+    are the datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.
     """
     return dataset.concat(_opened(datasets, root=root), keys)
 
@@ -434,12 +432,12 @@ def _check_is_here(what: str, id_or_path: PathLike, check: bool, *cache: object)
 def _open_downloading(
     dataset_id: PathLike, root: PathLike | None, options: bool | Mapping[str, Any]
 ) -> dataset.Dataset:
-    """The dataset if it is complete, otherwise its first episodes as soon as one is finished."""
+    """The dataset if it is complete, otherwise its first episodes as soon as there is one."""
     from .datasets import local
     from .datasets.background_download import open_when_begun
 
     if options is True:
-        with suppress(UnknownDatasetError, NotADatasetError):  # by its mirror alone
+        with suppress(UnknownDatasetError, NotADatasetError):  # known only to its mirror
             if (place := local.find_place(dataset_id, root)).exists():
                 return local.open_unfinished(place.path)
     arguments = {} if options is True else dict(options)  # type: ignore[arg-type]
@@ -450,9 +448,8 @@ def _open_downloading(
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
     """Check a dataset against its checksums and the rules of TED: ``report.ok``, ``report.problems``.
 
-    ``quick`` compares the sizes of files only. Of a dataset at a URL all files are read there and compared with its manifest;
-    nothing is kept. Raises as `storage.integrity.verify` for a folder that cannot be checked, and
-    as `open_dataset` does.
+    ``quick`` compares only the sizes of files. For a dataset at a URL, all files are read and compared with its manifest;
+    nothing is cached. Raises as `storage.integrity.verify` for a folder that cannot be checked, and as `open_dataset`.
     """
     from .datasets.fetch.location import is_remote
     from .datasets.local import find
@@ -474,8 +471,8 @@ def inspect(
 ) -> Overview:
     """How the episodes of a dataset ended, and its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
 
-    Above 65,536 steps the distributions are those of a sample, so that it is quick for a dataset of any size. Datasets at a
-    URL, ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. An open dataset (a view) is taken too.
+    Beyond 65,536 steps, distributions are computed from a sample, so that it is quick for datasets of any size. URLs,
+    ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. Also takes an open dataset or view.
     """
     from .datasets.card.overview import overview
     from .datasets.fetch.location import is_remote
@@ -506,8 +503,9 @@ def export(
 
     ``to`` is the format: ``"npz"`` flat arrays, ``"d4rl"`` HDF5, ``"minari"`` a folder for `minari.load_dataset` (its name ends
     with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`,
-    ``"rlds"`` one for `tfds.builder_from_directory`. An `ExportWarning` says what the format does not hold. Raises UsageError
-    for a dataset that the format cannot hold, DatasetExistsError unless ``force``, and as `open_dataset`.
+    ``"rlds"`` one for `tfds.builder_from_directory`. An `ExportWarning` says what the format leaves out. Raises UsageError
+    for a dataset that the format cannot hold, DatasetExistsError for an existing
+    target unless ``force``, and as `open_dataset`.
     """
     import warnings
 

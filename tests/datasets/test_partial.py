@@ -221,7 +221,7 @@ def test_nothing_to_read(tmp_path, mirror):
         rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True)
     with pytest.raises(DatasetNotFoundError, match="can be read yet: none of its parts"):
         rbdata.open_dataset("Qbert/2", root=tmp_path, partial=True, wait=0.01)
-    with pytest.raises(UsageError, match="wait goes with partial"):
+    with pytest.raises(UsageError, match="wait is only for partial"):
         rbdata.open_dataset("Qbert/2", root=tmp_path, wait=1)
     with pytest.raises(UsageError, match="on this machine"):
         rbdata.open_dataset("s3://bucket/x", partial=True)
