@@ -491,6 +491,54 @@ class MinariFile:
         convert("minari", home)
 
 
+class LerobotFile:
+    """One file of a LeRobotDataset at a time (metadata, rows, a video), in the folder that the first byte of an input names."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[Path, Path]] = []
+
+    def corpus(self, folder: Path) -> Corpus:
+        homes = [folder / name for name in ("v3_plain", "v3_done", "v21_plain")]
+        for home in homes:
+            shutil.copytree(DATA / "lerobot" / home.name, home)
+        every = [(home, file) for home in homes for file in sorted(home.rglob("*")) if file.is_file()]
+        unread = ("stats.json", "episodes_stats.jsonl")
+        self._files = [(home, file) for home, file in every if file.name not in unread]
+        return [bytes([number]) + file.read_bytes() for number, (_, file) in enumerate(self._files)]
+
+    def read(self, data: bytes, _: Path) -> None:
+        home, file = self._files[data[0] % len(self._files)]
+        whole = file.read_bytes()
+        try:
+            file.write_bytes(data[1:])
+            self._convert(home)
+        finally:
+            file.write_bytes(whole)
+
+    def _convert(self, home: Path) -> None:
+        from rbdata.datasets.catalogue import load_source
+        from rbdata.datasets.fetch.transports import open_raw
+        from rbdata.datasets.ingest.job import ConvertOptions
+        from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
+
+        job = load_source("lerobot").open_folder(open_raw(home), ConvertOptions())
+        json.dumps([job.describe(), vars(job.expect())])
+        for unit in job.units:
+            with Sandbox(unit, RawFiles(unit.name, unit.size), ["av", "pyarrow.parquet"]) as sandbox:
+                sandbox.call(_read_unit)
+
+
+def _read_unit(unit: Any, _: Any) -> None:
+    from rbdata.datasets.ingest.episode_files import LazyRows, RawInput
+
+    raws = [RawInput(raw.path, Path(raw.item.url), None) for raw in unit.objects]
+    for _, episode in unit.reader.unit_episodes(raws):
+        for key, rows, is_state in episode.rows():
+            found = sum(map(len, rows.blocks)) if isinstance(rows, LazyRows) else len(rows)
+            if len(episode.rewards) and found != len(episode.rewards) + is_state:
+                raise Wrong(f"{key} has {found} rows in an episode of {len(episode.rewards)} steps")
+
+
 def _parquet_corpus(folder: Path) -> Corpus:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -678,6 +726,7 @@ def _use_checkpoint(folder: Path) -> None:
     buffer.sample()
 
 
+_LEROBOT = LerobotFile()
 _MINARI = {data_format: MinariFile(data_format) for data_format in ("hdf5", "arrow", "parquet")}
 _ROWS = FolderFile(_copy_of("frames"), _use_rows, ("blob", "offsets", "dictionary"))
 _EPISODES = FolderFile(
@@ -715,6 +764,7 @@ READERS: dict[str, Reader] = {
     "pickle": Reader(10, pickle_corpus, read_pickled),
     "ogbench": Reader(5, ogbench_corpus, read_ogbench, change_npz),
     "gen_dgrl": Reader(5, dgrl_corpus, read_dgrl, change_tar),
+    "lerobot": Reader(1, _LEROBOT.corpus, _LEROBOT.read, _change_a_file),
     "manifest": Reader(10, _manifest_corpus, _read_manifest),
     "episodes": Reader(10, _EPISODES.corpus, _EPISODES.read, _change_a_file),
     "rows": Reader(5, _ROWS.corpus, _ROWS.read, _change_a_file),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import sandbox_readers
 from rbdata.datasets.workers import sandbox
 from rbdata.datasets.workers.local_engine import WorkerFaultError, run_tasks
 from rbdata.datasets.workers.sandbox import RawFiles, Sandbox, limited
@@ -50,6 +54,29 @@ def test_calls_answer_and_report(start):
         assert box.call(add, 2, on_progress=lambda *numbers: seen.append(numbers)) == 7
         assert box.call(add, 3) == 8
     assert seen == [(2, 10)]
+
+
+def test_a_process_that_has_loaded_pyarrow_reads_small_files(tmp_path):
+    """What Arrow reserves at its first allocation is not counted as memory of the file."""
+    program = f"""
+import pyarrow, pyarrow.parquet as parquet
+from pathlib import Path
+from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
+from sandbox_readers import read_parquet
+path = Path({str(tmp_path / "x.parquet")!r})
+with Sandbox(path, RawFiles("x.parquet", 1000)) as box:
+    print(box.call(read_parquet))
+"""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"a": list(range(25))}), tmp_path / "x.parquet")
+    support = str(Path(sandbox_readers.__file__).parent)
+    paths = os.pathsep.join([support, *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "25", done.stderr
 
 
 @pytest.mark.parametrize(("reader", "how"), [(crash, "SIGSEGV"), (abort, "SIGABRT"), (leave, "exit status 3")])
