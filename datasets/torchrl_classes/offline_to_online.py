@@ -14,6 +14,7 @@ from ...errors import SamplingError, UsageError
 from ...storage.dataset import Dataset
 from ...storage.replay import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler, Storage
 from ...storage.replay.arguments import check_batch_size, check_seed
+from ...storage.replay.goals import GoalRelabeling
 from ...storage.replay.loading import load_buffer
 from ..local import open_dataset
 from .dataset_classes import load_dataset
@@ -30,7 +31,8 @@ class OfflineToOnlineReplayBuffer:
     - ``dataset_kwargs``: options of the buffer over the dataset, where that is named.
 
     Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
-    Raises UsageError where the dataset's batches are slices, or windows of a ``sample_unit``. A batch has the keys that both
+    Raises UsageError where the dataset's batches are slices or windows of a ``sample_unit``, and for ``normalize``, ``reward_scale``
+    and ``goals``, which would change one part of a batch alone. A batch has the keys that both
     parts have: rows and weights of a sampler, for example, only where both buffers give them. Numbers of different precision
     get the higher one, as in TorchRL; raises SamplingError where a leaf has whole numbers in one and fractions in the other.
     """
@@ -149,6 +151,9 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
     if isinstance(source, ReplayBufferEnsemble):
         raise UsageError("an ensemble has no order of records", hint="prefill from its members: ensemble.buffers")
+    if _has_goals(source):
+        message = "goals are drawn with each batch, and not a part of the records that are copied"
+        raise UsageError(message, hint="leave out goals=")
     total = len(source) if n_samples is None else min(n_samples, len(source))
     copied = 0
     while copied < total:
@@ -188,12 +193,27 @@ def _has_windows(buffer: Any) -> bool:
     return spec is not None and any(window is not None for window in _ways(spec))
 
 
+def _has_goals(buffer: Any) -> bool:
+    return isinstance(getattr(getattr(buffer, "_spec", None), "relabeling", None), GoalRelabeling)
+
+
+def _check_values(buffer: Any) -> None:
+    """Raise UsageError where the values of a dataset are changed as the online records are not."""
+    changed = ["goals"] if _has_goals(buffer) else []
+    statistics = getattr(buffer, "statistics", None) or {}
+    changed += sorted({"reward_scale" if "scale" in values else "normalize" for values in statistics.values()})
+    if changed:
+        message = f"{' and '.join(changed)} would change the dataset's half of every batch, and not the online one"
+        raise UsageError(message, hint="give OfflineToOnlineReplayBuffer a transform, which changes both")
+
+
 def _ways(spec: Any) -> tuple[Any, ...]:
     return spec.frame_stack, spec.n_step, spec.key_windows, spec.expand
 
 
 def _windows(buffer: Any) -> dict[str, Any]:
     """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError where a record gives several of a batch."""
+    _check_values(buffer)
     spec = getattr(buffer, "_spec", None)
     if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.expand is not None):
         message = "half of every batch would be slices or windows, and half single records of the online buffer"

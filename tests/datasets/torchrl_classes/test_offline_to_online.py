@@ -203,3 +203,25 @@ def test_a_ring_that_has_wrapped_is_copied_in_order():
     target = TensorDictReplayBuffer(storage=LazyTensorStorage(64))
     rbdata.prefill_replay_buffer(target, ring, chunk_size=7)
     assert target[:]["a"].tolist() == list(range(10, 30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"normalize": "observation"}, {"reward_scale": 0.1}, {"goals": rbdata.Goals()}],
+    ids=lambda one: next(iter(one)),
+)
+def test_what_changes_the_values_of_one_part_is_refused(folder, options):
+    """Half of a batch would be normalised observations, and half as they are collected."""
+    for dataset, more in ((rbdata.load(folder, **options), {}), (folder, options)):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            rbdata.OfflineToOnlineReplayBuffer(dataset, online_capacity=20, batch_size=8, **more)
+    plain = rbdata.load(folder, extra=["step"])  # adds a leaf, which the online part has not
+    both = rbdata.OfflineToOnlineReplayBuffer(plain, online_capacity=20, batch_size=8)
+    both.extend(rbdata.open_dataset(folder)[:10])
+    assert "step" not in both.sample().keys()
+
+
+def test_goals_are_not_lost_on_the_way_into_a_buffer(folder):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+    with pytest.raises(UsageError, match="goals"):
+        rbdata.prefill_replay_buffer(buffer, rbdata.load(folder, goals=rbdata.Goals()))
