@@ -32,9 +32,9 @@ class OfflineToOnlineReplayBuffer:
 
     Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
     Raises UsageError where the dataset's batches are slices or windows of a ``sample_unit``, and for ``normalize``,
-    ``reward_scale`` and ``goals``, which would change one part of a batch alone. A batch has the keys that both parts have: rows
-    and weights of a sampler, for example, only where both buffers give them. Numbers of different precision get the higher
-    one, as in TorchRL; raises SamplingError where a leaf has whole numbers in one and fractions in the other.
+    ``reward_scale`` and ``goals``, which would change one part of a batch alone. A batch has the keys that both parts have:
+    rows and weights of a sampler, for example, only where both buffers give them. Numbers of different precision get the
+    higher one, as in TorchRL; raises SamplingError where a leaf has whole numbers in one and fractions in the other.
     """
 
     def __init__(
