@@ -10,6 +10,7 @@ import multiprocessing
 import random
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -356,6 +357,26 @@ def _file(source: str, name: str, **extra: Any) -> Callable[[bytes, Path], None]
     return read
 
 
+def _converted(source: str, name: str) -> Callable[[bytes, Path], None]:
+    """Converts one file whole: for sources whose jobs are staged."""
+
+    def read(data: bytes, folder: Path) -> None:
+        import rbdata
+        from rbdata.storage.integrity import verify
+
+        path, root = folder / "one" / name, folder / "root"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        try:
+            made = rbdata.convert(path, "my/x", root=root, source=source, procs=1, progress=False)
+            if not verify(made).ok:
+                raise Wrong("the dataset is not what its manifest states")
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    return read
+
+
 def apart(make: Callable[..., Any], *given: Any) -> Any:
     """What a function returns, called in a process of its own: what it imports is not part of what a reader takes."""
     receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
@@ -574,6 +595,69 @@ def _read_table(path: Path, _: Any) -> None:
         _check_codes(reader.attributes, block)
 
 
+def _npz_corpus(_: Path) -> Corpus:
+    made = []
+    for save in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        save(file, a=np.arange(40, dtype="f4").reshape(20, 2), b=np.ones(9, bool), c=np.zeros((2, 30, 30), ">i2"))
+        made.append(file.getvalue())
+    return made
+
+
+def _read_npz(data: bytes, _: Path) -> None:
+    from rbdata.datasets.formats.npz import NpzArchive
+
+    with NpzArchive(data, "x") as archive:
+        found = {key: archive.array(key) for key in archive.keys}
+        for key, values in found.items():
+            rows = np.concatenate(list(archive.blocks(key))) if values.ndim else values
+            if not np.array_equal(rows, values, equal_nan=values.dtype.kind == "f"):
+                raise Wrong("blocks of other values")
+    with contextlib.suppress(Exception):  # NumPy checks other things
+        truth = dict(np.load(io.BytesIO(data), allow_pickle=False))
+        same = (
+            np.array_equal(truth[key], one, equal_nan=one.dtype.kind == "f")
+            for key, one in found.items()
+            if key in truth
+        )
+        if not all(same):
+            raise Wrong("NumPy reads other values")
+
+
+def _change_zip(corpus: Corpus, rng: random.Random, _: int) -> bytes:
+    """Bytes anywhere, or inside a member, of an archive in it too; then with the right checksums."""
+    from inputs import mutate
+
+    data = rng.choice(corpus)
+    return mutate(rng, data, corpus) if rng.random() < 0.3 else _change_member(rng, data, corpus)
+
+
+def _change_member(rng: random.Random, data: bytes, corpus: Corpus) -> bytes:
+    from inputs import mutate
+
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    chosen = rng.randrange(len(members))
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+        for number, (name, content) in enumerate(members):
+            if number == chosen:
+                inside = content.startswith(b"PK") and rng.random() < 0.8
+                content = _change_member(rng, content, corpus) if inside else mutate(rng, content, corpus)
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def _files_of(*names: str) -> Callable[[Path], Corpus]:
+    """Files of tests/data below 100 kB that a pattern names."""
+
+    def corpus(_: Path) -> Corpus:
+        files = sorted(file for name in names for file in DATA.glob(name))
+        return [file.read_bytes() for file in files if file.stat().st_size < 100_000]
+
+    return corpus
+
+
 # -- datasets and buffers ----------------------------------------------------------------------------------------------
 
 
@@ -765,6 +849,11 @@ READERS: dict[str, Reader] = {
     "ogbench": Reader(5, ogbench_corpus, read_ogbench, change_npz),
     "gen_dgrl": Reader(5, dgrl_corpus, read_dgrl, change_tar),
     "lerobot": Reader(1, _LEROBOT.corpus, _LEROBOT.read, _change_a_file),
+    "npz": Reader(10, _npz_corpus, _read_npz, _change_zip),
+    "vd4rl-64px": Reader(1, _files_of("vd4rl/**/medium_replay/64px/*.npz"), _converted("vd4rl", "x.npz"), _change_zip),
+    "vd4rl-84px": Reader(1, _files_of("vd4rl/**/*.hdf5"), _converted("vd4rl", "x.hdf5"), _change_hdf5(0)),
+    "exorl": Reader(1, _files_of("exorl/jaco/*.zip"), _converted("exorl", "x.zip"), _change_zip),
+    "roboset": Reader(1, _files_of("roboset/**/*.h5"), _converted("roboset", "x.h5"), _change_hdf5(0)),
     "manifest": Reader(10, _manifest_corpus, _read_manifest),
     "episodes": Reader(10, _EPISODES.corpus, _EPISODES.read, _change_a_file),
     "rows": Reader(5, _ROWS.corpus, _ROWS.read, _change_a_file),

@@ -159,3 +159,11 @@ def test_a_directory_that_states_a_place_before_the_file_is_damage():
     moved = data[: end + 16] + struct.pack("<I", place + 5) + data[end + 20 :]
     with ZipArchive(moved, "x.zip") as archive, pytest.raises(CorruptSourceError, match=r"x\.zip: a\.npy"):
         archive.read("a.npy")
+
+
+def test_an_archive_without_its_beginning_is_refused(tmp_path):
+    data = packed(a=np.arange(60, dtype=np.float32), b=np.arange(3))
+    (tmp_path / "x.npz").write_bytes(data[10:])
+    for source in (data[10:], tmp_path / "x.npz"):
+        with pytest.raises(CorruptSourceError, match=r"x\.npz"), NpzArchive(source, "x.npz") as archive:
+            archive.array("a")
