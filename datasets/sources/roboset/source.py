@@ -36,7 +36,7 @@ NAMES = (
     f"{_BY_TASK}/human_demo_singleTask_Fixed-v4",
     *(f"{_BY_TASK}/FK1_{skill}Random_v2d-v4" for skill in _SKILLS),
 )
-_NAME = re.compile(r"[\w.()+-]+(/[\w.()+-]+)+")
+_NAME = re.compile(r"[\w(][\w.()+-]*(/[\w(][\w.()+-]*)+")
 _ENVIRONMENT = re.compile(r"\w+_v2d-v\d+")
 _SUFFIX = ".h5"
 

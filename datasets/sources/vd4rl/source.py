@@ -25,7 +25,7 @@ LEVELS = ("random", "medium_replay", "medium", "medium_expert", "expert")
 SIZES = ("64px", "84px")
 _NAME = re.compile(rf"({'|'.join(ENVIRONMENTS)})-({'|'.join(LEVELS)})(?:-({'|'.join(SIZES)}))?")
 #: The provider's own path of a dataset, as TorchRL names it.
-_PATH = re.compile(r"(main|distracting|multitask)(/[\w.-]+){1,6}/(64px|84px)")
+_PATH = re.compile(r"(main|distracting|multitask)(/[\w-][\w.-]*){1,6}/(64px|84px)")
 _TOP = "vd4rl"
 _SUFFIXES = (".npz", ".hdf5")
 
