@@ -188,6 +188,9 @@ class _UnitWriter:
             self._begin(columns, where)
         elif columns != self.columns:
             raise CorruptSourceError(f"{where} is unlike the first: {column_difference(columns, self.columns)}")
+        if episode.rewards.size != steps:
+            message = f"{where} has rewards of {list(episode.rewards.shape)}, not one number a step"
+            raise CorruptSourceError(message)
         rewards = to_rewards(episode.rewards, where)
         if not steps:
             self.counts["empty_episodes"] += 1
