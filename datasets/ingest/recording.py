@@ -283,6 +283,9 @@ class RecordedJob(StagedJob):
     def parts(self) -> int:
         return 1
 
+    def staged_parts(self, folder: Path) -> int:
+        return int((folder / RECORDING).is_dir())
+
     def ratio(self) -> float:
         """What large rows are expected to shrink to."""
         return GUESSED_RATIO

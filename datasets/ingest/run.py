@@ -274,8 +274,9 @@ def stage_all(
     folder, place, finished = writer.folder / RAW, writer.place, 0
     try:
         listener.on_stage(job.staging)
-        left = len(job.staging_tasks(folder, 1))
-        finished = job.parts() - left
+        job.staging_tasks(folder, 1)  # makes what the estimate needs, such as a dictionary
+        finished = job.staged_parts(folder)
+        left = job.parts() - finished
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
         check_space(place.path, certain_bytes(job, finished), place.id)

@@ -408,9 +408,6 @@ class RecordingJob(EnvironmentJob):
         stored = int(codec.encoded_lengths(rows[1::2] or rows, dictionary).sum())
         return stored / max(1, sum(map(len, rows[1::2] or rows)))
 
-    def staged_parts(self, folder: Path) -> int:
-        return int((folder / RECORDING).is_dir())
-
     def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder

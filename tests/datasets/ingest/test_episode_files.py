@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from episode_lines import (
+    ChangedReader,
+    CrashingReader,
+    LinesReader,
+    SandboxedReader,
+    StreamReader,
+    episode_line,
+    expected,
+)
 from rbdata.datasets.fetch import open_location
 from rbdata.datasets.ingest.episode_files import (
-    Episode,
     EpisodeFilesJob,
     EpisodeReader,
-    LazyRows,
-    RawInput,
     Unit,
     raw_object,
     units_of_files,
@@ -32,65 +35,6 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.testing import SourceTests, dataset_content
 from servers import http_server
-
-#: Frames that compress, and are large enough to be filled part by part.
-SIDE = 40
-
-
-def episode_line(number: int, steps: int) -> dict[str, Any]:
-    """One episode of the format, a line of JSON; its frames follow from its number."""
-    rewards = [float(number + step) for step in range(steps)]
-    return {"number": number, "steps": steps, "rewards": rewards, "end": ("goal", "clock", "")[number % 3]}
-
-
-def frames(number: int, steps: int) -> np.ndarray:
-    rows = np.zeros((steps + 1, SIDE, SIDE), np.uint8)
-    rows[:, number % SIDE] = np.arange(steps + 1)[:, None]
-    return rows
-
-
-def expected(line: dict[str, Any]) -> Episode:
-    number, steps = int(line["number"]), int(line["steps"])
-    states = {"observation/image": frames(number, steps), "observation/position": np.arange(steps + 1.0)}
-    rewards = np.array(line["rewards"])
-    return Episode(
-        states, {"action": np.arange(steps) + number}, rewards, line["end"] == "goal", line["end"] == "clock"
-    )
-
-
-@dataclass(frozen=True)
-class LinesReader(EpisodeReader):
-    """Reads the format; ``lazy`` decodes frames in blocks of three."""
-
-    lazy: bool = False
-
-    def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        data = b"".join(raw.stream) if raw.stream is not None else raw.path.read_bytes()
-        if not data.endswith(b"end\n"):
-            raise CorruptSourceError(f"{raw.name} is cut")
-        for text in data.splitlines()[:-1]:
-            line = json.loads(text)
-            episode = expected(line)
-            if self.lazy:
-                image = episode.states["observation/image"]
-                blocks = (image[low : low + 3] for low in range(0, len(image), 3))
-                episode.states["observation/image"] = LazyRows("uint8", (SIDE, SIDE), blocks)
-            yield episode
-
-
-class StreamReader(LinesReader):
-    whole = False
-
-
-class SandboxedReader(LinesReader):
-    native_libraries = ("h5py",)
-
-
-class CrashingReader(SandboxedReader):
-    def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        if raw.name == "2.lines":
-            ctypes.string_at(0)
-        yield from super().episodes(raw)
 
 
 class LinesJob(EpisodeFilesJob):
@@ -173,11 +117,13 @@ class TestSmallFilesTogether(LinesTests):
     source = LinesSource(LinesReader(lazy=True), together=400)
 
 
-def make(raw: Path, root: Path, reader: EpisodeReader | None = None, **options) -> Path:
+def make(
+    raw: Path, root: Path, reader: EpisodeReader | None = None, listener: Listener | None = None, **options
+) -> Path:
     source = LinesSource(reader or LinesReader())
     job = source.open("some", open_location(os.fspath(raw)), ConvertOptions(**options))
     request = Request("lines/some", root=root, options=job.options, procs=1)
-    return run(job, DatasetPlace(root, "lines/some"), request, Listener(), os.fspath(raw)).path
+    return run(job, DatasetPlace(root, "lines/some"), request, listener or Listener(), os.fspath(raw)).path
 
 
 def test_readers_and_layouts_give_the_same_values(tmp_path):
@@ -187,6 +133,13 @@ def test_readers_and_layouts_give_the_same_values(tmp_path):
     for options in ({"codec": "raw"}, {"layout": "ted"}):
         other = Dataset(make(tmp_path / "raw", tmp_path / str(options), **options))
         assert all((other[index] == Dataset(whole)[index]).all() for index in (0, 6, 41))
+
+
+def test_a_first_run_continues_nothing(tmp_path):
+    write_files(tmp_path / "raw", [[7], [5], [3]])
+    estimates = []
+    make(tmp_path / "raw", tmp_path, listener=Listener(on_estimate=estimates.append))
+    assert [(estimate.done_parts, estimate.parts) for estimate in estimates] == [(0, 3)]
 
 
 def test_shards_choose_units(tmp_path):
@@ -199,28 +152,6 @@ def test_a_crash_of_a_library_names_the_file(tmp_path):
     write_files(tmp_path / "raw", [[7], [5], [3]])
     with pytest.raises(CorruptSourceError, match=r"2\.lines"):
         make(tmp_path / "raw", tmp_path, CrashingReader())
-
-
-@dataclass(frozen=True)
-class ChangedReader(LinesReader):
-    """Spoils the second episode."""
-
-    change: str = ""
-
-    def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        for number, episode in enumerate(super().episodes(raw)):
-            states, steps, rewards = dict(episode.states), dict(episode.steps), episode.rewards
-            if number == 1 and self.change == "key":
-                steps["more"] = rewards
-            elif number == 1 and self.change == "dtype":
-                steps["action"] = steps["action"] + 0.5
-            elif number == 1 and self.change == "rows":
-                states["observation/position"] = states["observation/position"][:-1]
-            elif number == 1 and self.change == "lazy rows":
-                states["observation/image"] = LazyRows("uint8", (SIDE, SIDE), [np.zeros((99, SIDE, SIDE), np.uint8)])
-            elif number == 1 and self.change == "reward":
-                rewards = rewards * np.inf
-            yield Episode(states, steps, rewards, episode.terminated, episode.truncated)
 
 
 @pytest.mark.parametrize("change", ["key", "dtype", "rows", "lazy rows", "reward"])
