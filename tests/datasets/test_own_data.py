@@ -480,3 +480,26 @@ def test_a_function_that_cannot_be_identified_states_its_identity(tmp_path: Path
 def test_a_function_that_gives_no_episodes() -> None:
     with pytest.raises(UsageError, match="returned a NoneType"):
         rbdata.from_episodes(lambda first: None, "my/x", identity="v1")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"observation": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"},
+        {"observation": "image", "action": "action", "reward": "reward", "terminated": "done"},
+        {"observation": "observation", "action": "action", "reward": "reward", "terminated": "is_terminal"},
+    ],
+)
+def test_own_files_are_not_taken_for_those_of_a_provider(tmp_path: Path, root: Path, names: dict[str, str]) -> None:
+    """Keys that providers use too: they mean something else by an episode's last row."""
+    rows = 6
+    arrays = {
+        "observation": np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2),
+        "action": np.zeros((rows, 1), np.float32),
+        "reward": np.arange(rows, dtype=np.float32),
+        "terminated": np.arange(rows) % 3 == 2,
+    }
+    np.savez(tmp_path / "own.npz", **{names[key]: values for key, values in arrays.items()})
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "own.npz", "my/own", map=names))
+    assert dataset.manifest.source["name"] == "arrays"
+    assert len(dataset) == rows and dataset["next", "terminated"].sum() == 2

@@ -101,9 +101,12 @@ class OgbenchSource(Source):
             return path.is_dir() and any(parse_file(one.name) for one in path.glob("*-v0*.npz"))
         try:
             with NpzArchive(file, file.name) as archive:
-                return {"observations", "actions", "terminals"} <= set(archive.keys)
+                keys = set(archive.keys)
         except (CorruptSourceError, OSError):
             return False
+        # A user's own file may have the same three keys, and mean something else by the last row of an episode.
+        named = parse_file(file.name) is not None or {"qpos", "qvel"} <= keys
+        return named and {"observations", "actions", "terminals"} <= keys and not keys & {"rewards", "timeouts"}
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> OgbenchJob:
         """One file, or a folder with the files of one set; beside those of training, those of validation are left out."""

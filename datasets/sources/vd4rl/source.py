@@ -96,7 +96,7 @@ class VD4RLSource(Source):
             return {"observation", "action", "reward", "step_type"} <= hdf5_names(file)
         try:
             with NpzArchive(file, file.name) as archive:
-                return {"image", "action", "reward"} <= set(archive.keys)
+                return {"image", "action", "reward", "is_first"} <= set(archive.keys)
         except (CorruptSourceError, OSError):
             return False
 
