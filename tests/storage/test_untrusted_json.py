@@ -15,6 +15,7 @@ PACKAGE = Path(untrusted_json.__file__).parents[1]
 OWN = {
     "cli/options.py": "an option that is typed",
     "preprocess/function_chain.py": "an argument that is typed",
+    "preprocess/planning.py": "what a worker wrote",
     "datasets/background_download.py": "pipes between own processes",
     "datasets/sources/atari/rl_unplugged.py": "what a worker wrote",
     "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
