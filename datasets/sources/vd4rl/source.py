@@ -28,6 +28,8 @@ _NAME = re.compile(rf"({'|'.join(ENVIRONMENTS)})-({'|'.join(LEVELS)})(?:-({'|'.j
 _PATH = re.compile(r"(main|distracting|multitask)(/[\w-][\w.-]*){1,6}/(64px|84px)")
 _TOP = "vd4rl"
 _SUFFIXES = (".npz", ".hdf5")
+#: How DreamerV2 names the file of an episode: time, number, rows.
+_EPISODE_FILE = re.compile(r"\d{8}T\d{6}-\w+-\d+\.npz")
 
 
 def folder_of(name: str) -> str:
@@ -96,7 +98,8 @@ class VD4RLSource(Source):
             return {"observation", "action", "reward", "step_type"} <= hdf5_names(file)
         try:
             with NpzArchive(file, file.name) as archive:
-                return {"image", "action", "reward", "is_first"} <= set(archive.keys)
+                named = _EPISODE_FILE.match(file.name) is not None  # a user's own file may have these keys
+                return {"image", "action", "reward"} <= set(archive.keys) and (named or "is_first" in archive.keys)
         except (CorruptSourceError, OSError):
             return False
 
