@@ -542,7 +542,7 @@ class LerobotFile:
         from rbdata.datasets.ingest.job import ConvertOptions
         from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 
-        job = load_source("lerobot").open_folder(open_raw(home), ConvertOptions())
+        job: Any = load_source("lerobot").open_folder(open_raw(home), ConvertOptions())
         json.dumps([job.describe(), vars(job.expect())])
         for unit in job.units:
             with Sandbox(unit, RawFiles(unit.name, unit.size), ["av", "pyarrow.parquet"]) as sandbox:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -432,7 +433,7 @@ def test_files_that_c_libraries_read(here):
         TensorDict(k=torch.tensor([value]), batch_size=[1]).memmap("table")
 
     path = Path("table.parquet")
-    functions = {
+    functions: dict[Any, Any] = {
         hdf5: (lambda td: times(float(h5py.File("table.h5")["k"][()]), td), {}),
         parquet: (lambda td: times(pyarrow.parquet.read_table(path)["k"][0].as_py(), td), {}),
         memmap: (lambda td: times(float(TensorDict.load_memmap("table")["k"]), td), {}),

@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ def frames(number: int, steps: int) -> np.ndarray:
     return rows
 
 
-def expected(line: dict[str, Any]) -> Episode:
+def expected(line: dict[str, Any]) -> Any:
+    """An `Episode` whose rows are all arrays."""
     number, steps = int(line["number"]), int(line["steps"])
     states = {"observation/image": frames(number, steps), "observation/position": np.arange(steps + 1.0)}
     rewards = np.array(line["rewards"])
@@ -43,8 +45,8 @@ class LinesReader(EpisodeReader):
 
     lazy: bool = False
 
-    def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        data = b"".join(raw.stream) if raw.stream is not None else raw.path.read_bytes()
+    def episodes(self, raw: RawInput) -> Iterator[Any]:
+        data = b"".join(raw.stream) if raw.stream is not None else Path(str(raw.path)).read_bytes()
         if not data.endswith(b"end\n"):
             raise CorruptSourceError(f"{raw.name} is cut")
         for text in data.splitlines()[:-1]:

@@ -80,7 +80,7 @@ class ReadingTask:
             return {"found": self.how()}
 
 
-def read_parquet(path, _):
+def read_parquet(path: Any, _: Any) -> Any:
     from rbdata.datasets.formats.arrow import ParquetRows
 
     rows = ParquetRows(path, "x.parquet")
