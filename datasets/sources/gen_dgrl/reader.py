@@ -1,4 +1,4 @@
-"""Gen-DGRL's archives: a tar (mostly ``.tar.xz``) of episodes, one file each, read as a stream.
+"""Gen-DGRL's archives: a tar (mostly ``.tar.xz``) of episodes, one file each, read in order without unpacking it to a disk.
 
 A file ``<game>/<time>_<n>_<steps>_<level seed>_<return>.npy`` is a pickled dictionary, or an ``.npz`` of the same arrays (the
 project's writer makes these): what it is, its first bytes tell.
@@ -17,30 +17,29 @@ Source: facebookresearch/gen_dgrl, procgen/online/datasets/storage.py, procgen/o
 
 from __future__ import annotations
 
+import io
+import lzma
 import re
-from collections.abc import Iterable, Iterator
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from typing import ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.byte_reader import ByteReader
 from ...formats.npz import NpzArchive
-from ...formats.numpy_pickle import read_pickle, to_bytes
-from ...formats.tar import TarMember, tar_members
-from ...formats.xz import MAGIC as XZ
-from ...formats.xz import unxz
+from ...formats.numpy_pickle import read_pickle
 from ...ingest.episode_files import Episode, EpisodeReader, RawInput, Rows
 from ...ingest.spaces import LossyCastError, cast
 from .names import GAMES, time_limit
 
 _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})_(?P<total>-?\d+\.\d+)\.np[yz]")
 _KEYS = ("observations", "actions", "rewards", "dones")
-#: Bytes of an episode in memory (the longest one of Procgen takes 74 MB), and of an ``.npz`` in the archive.
-_MOST_BYTES, _MOST_PACKED = 256 << 20, 64 << 20
-_ZIP, _NPY = b"PK\x03\x04", b"\x93NUMPY"
+#: Bytes of an episode's file (the longest episode of Procgen takes 295 MB as float32), and of an ``.npz`` in the archive.
+_MOST_BYTES, _MOST_PACKED = 512 << 20, 64 << 20
+_XZ, _ZIP, _NPY = b"\xfd7zXZ\0", b"PK\x03\x04", b"\x93NUMPY"
 #: How far a return may be from what a file's name states: two decimals, of a sum of float32.
 _ROUNDING = 0.02
 
@@ -55,24 +54,28 @@ class GenDgrlReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         assert raw.stream is not None
+        with _opened(raw.stream, raw.name) as archive:
+            yield from self._episodes_of(archive, raw)
+
+    def _episodes_of(self, archive: tarfile.TarFile, raw: RawInput) -> Iterator[Episode]:
         found: str | None = None
-        for member in tar_members(_unpacked(raw.stream, raw.name), raw.name):
-            match = _NAME.fullmatch(member.path)
+        for member in _files(archive, raw.name):
+            match = _NAME.fullmatch(member.name)
             if match is None:
                 raw.counts["other_files"] += 1
                 continue
-            game = _game_of(member.path)
+            game = _game_of(member.name)
             if self.game is None:
                 found = found or game
                 if game is None or game != found:
                     message = (
-                        f"{raw.name}: {member.path} is of {game or 'an unknown game'}, not of {found or 'a known one'}"
+                        f"{raw.name}: {member.name} is of {game or 'an unknown game'}, not of {found or 'a known one'}"
                     )
                     raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
             elif game not in (None, self.game):
                 continue
-            where = f"{raw.name}: {member.path}"
-            arrays = _check(_arrays(member, where), where)
+            where = f"{raw.name}: {member.name}"
+            arrays = _check(_arrays(archive.extractfile(member), member.size, where), where)
             if (
                 len(arrays["actions"]) != int(match["steps"])
                 or abs(arrays["rewards"].sum() - float(match["total"])) > _ROUNDING
@@ -103,14 +106,71 @@ class GenDgrlReader(EpisodeReader):
         )
 
 
-def _unpacked(stream: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The bytes of the tar, whether it is packed or not."""
-    pieces = iter(stream)
-    head = b""
-    while len(head) < len(XZ) and (piece := next(pieces, b"")):
-        head += piece
-    whole = chain([head], pieces)
-    return unxz(whole, name) if head.startswith(XZ) else whole
+class _StreamFile(io.RawIOBase):
+    """A stream of pieces as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest and (piece := next(self._pieces, None)) is not None:
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+class _UnpackedFile:
+    """What `tarfile` reads: the bytes of the tar, which may be packed. What is wrong with them is a CorruptSourceError."""
+
+    def __init__(self, stream: Iterator[bytes], name: str) -> None:
+        file = io.BufferedReader(_StreamFile(stream), 1 << 20)
+        is_packed = file.peek(len(_XZ)).startswith(_XZ)
+        self._file = lzma.LZMAFile(file) if is_packed else file  # noqa: SIM115  # it holds nothing to be closed
+        self._name = name
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except EOFError as error:
+            raise CorruptSourceError(f"{self._name} is cut short", hint=_REFETCH) from error
+        except lzma.LZMAError as error:
+            raise CorruptSourceError(f"{self._name} is damaged: {error}", hint=_REFETCH) from error
+
+
+@contextmanager
+def _opened(stream: Iterator[bytes], name: str) -> Iterator[tarfile.TarFile]:
+    """The archive; what is wrong with it is a CorruptSourceError, also later in the block."""
+    file: Any = _UnpackedFile(stream, name)
+    try:
+        with tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
+            yield archive
+    except tarfile.TarError as error:
+        raise CorruptSourceError(f"{name} is a damaged archive: {error}", hint=_REFETCH) from error
+
+
+def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
+    """The files of an archive. Raises CorruptSourceError for anything but files and folders, for names that lead out of the
+    archive, and where it has no end."""
+    for member in archive:
+        if member.name.startswith("/") or ".." in member.name.split("/"):
+            raise CorruptSourceError(f"{name} has a member whose path leads out of it: {member.name[:200]!r}")
+        if member.isreg() and not member.issparse():
+            yield member
+        elif not member.isdir():
+            raise CorruptSourceError(f"{name}: {member.name} is neither a file nor a folder")
+        archive.members = []  # type: ignore[attr-defined]  # it keeps every one
+    stream: Any = archive.fileobj
+    rest = stream.read(
+        1 << 20
+    )  # a tar ends with two blocks of zeros; tarfile takes the end of the file for its end as well
+    if not rest or rest.strip(b"\0"):
+        raise CorruptSourceError(f"{name} is cut short, or goes on after its end", hint=_REFETCH)
+    while stream.read(1 << 20):
+        pass  # the checksums of xz are at its end
 
 
 def _game_of(path: str) -> str | None:
@@ -118,26 +178,27 @@ def _game_of(path: str) -> str | None:
     return next((folder for folder in reversed(path.split("/")[:-1]) if folder in GAMES), None)
 
 
-def _arrays(member: TarMember, where: str) -> dict[str, np.ndarray]:
+def _arrays(file: IO[bytes] | None, size: int, where: str) -> dict[str, np.ndarray]:
     """The arrays of a file by name; observations are uint8."""
-    reader = ByteReader((bytes(piece) for piece in member), where)
-    head = reader.take(min(member.size, 12))
+    assert file is not None
+    if size > _MOST_BYTES:
+        raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
+    head = file.read(len(_NPY))
     if head.startswith(_ZIP):
-        if member.size > _MOST_PACKED:
-            raise CorruptSourceError(f"{where} has {member.size} bytes: too many for one episode")
-        return _unzipped(head + reader.take(member.size - len(head)), where)
-    if not head.startswith(_NPY) or len(head) < 12:
-        raise CorruptSourceError(
-            f"{where} is neither a pickled dictionary (.npy) nor an .npz: it begins with {head[:8]!r}"
-        )
-    length = int.from_bytes(head[8:10], "little") if head[6] == 1 else int.from_bytes(head[8:12], "little")
-    header = head[10:] + reader.take(min(length, 1 << 12) - 2) if head[6] == 1 else reader.take(min(length, 1 << 12))
-    if b"'|O'" not in header:
+        if size > _MOST_PACKED:
+            raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
+        return _unzipped(head + file.read(), where)
+    if head != _NPY:
+        message = f"{where} is neither a pickled dictionary (.npy) nor an .npz: it begins with {head!r}"
+        raise CorruptSourceError(message)
+    version, _ = file.read(2) or b"\0\0"
+    length = int.from_bytes(file.read(2 if version == 1 else 4), "little")
+    if b"'|O'" not in file.read(min(length, 1 << 12)):
         raise CorruptSourceError(f"{where} holds one array, not a dictionary of them")
-    found = read_pickle(reader.rest(), where, _MOST_BYTES, _is_frames)
+    found = read_pickle(file, where)
     if not isinstance(found, dict):
         raise CorruptSourceError(f"{where} holds a {type(found).__name__}, not a dictionary of arrays")
-    return {key: value for key, value in found.items() if isinstance(value, np.ndarray)}
+    return {key: array for key, array in found.items() if isinstance(array, np.ndarray)}
 
 
 def _unzipped(data: bytes, where: str) -> dict[str, np.ndarray]:
@@ -150,8 +211,19 @@ def _unzipped(data: bytes, where: str) -> dict[str, np.ndarray]:
                 raise CorruptSourceError(f"{where}: {key} has the shape {list(shape)}: too much for one episode")
             blocks = archive.blocks(key)
             found[key] = np.concatenate(
-                [to_bytes(block, where) if _is_frames(dtype, shape) else block for block in blocks]
+                [_to_bytes(block, where) if _is_frames(dtype, shape) else block for block in blocks]
             )
+    return found
+
+
+def _to_bytes(frames: np.ndarray, where: str) -> np.ndarray:
+    """Whole numbers from 0 to 255 as uint8. Raises CorruptSourceError for others."""
+    with np.errstate(invalid="ignore"):
+        found = frames.astype(np.uint8)
+    if (found != frames).any():
+        odd = frames[found != frames][0]
+        message = f"{where} has {odd} among the values of frames, which are whole numbers from 0 to 255"
+        raise CorruptSourceError(message, hint=_REFETCH)
     return found
 
 
@@ -167,8 +239,8 @@ def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     shapes = {key: arrays[key].shape for key in _KEYS}
     steps = arrays["actions"].size
     observations = arrays["observations"]
-    if _is_frames(observations.dtype, observations.shape):  # a pickle that has the bytes before it says what they are
-        observations = to_bytes(observations, where)
+    if _is_frames(observations.dtype, observations.shape):
+        observations = _to_bytes(observations, where)
     lengths = [shapes["observations"][:1] == (steps + 1,)]
     lengths += [shapes[key] in ((steps,), (steps, 1)) for key in _KEYS[1:]]
     if not steps or not all(lengths) or observations.ndim != 4:
@@ -189,3 +261,6 @@ def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     rewards = arrays["rewards"].reshape(-1)
     writable = observations if observations.flags.writeable else observations.copy()
     return {"observations": writable, "actions": actions, "rewards": rewards, "dones": dones}
+
+
+_REFETCH = "the copy at the source or mirror is damaged; try another mirror"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import io
 import os
 import pickle
 import struct
@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rbdata.datasets.formats.numpy_pickle import read_pickle
 from rbdata.errors import CorruptSourceError
-
-MOST = 1 << 24
 
 _DTYPES = st.one_of(
     arrays.boolean_dtypes(),
@@ -46,10 +44,7 @@ _VALUES = st.recursive(
 def same(found, wanted):
     """Whether two values are the same to the last bit, with the same types."""
     if isinstance(wanted, np.ndarray):
-        native = wanted.dtype.newbyteorder("=")
-        return (
-            found.dtype == native and found.shape == wanted.shape and found.tobytes() == wanted.astype(native).tobytes()
-        )
+        return found.dtype == wanted.dtype and found.shape == wanted.shape and found.tobytes() == wanted.tobytes()
     if isinstance(wanted, dict):
         return found.keys() == wanted.keys() and all(same(found[key], wanted[key]) for key in wanted)
     if isinstance(wanted, (list, tuple)):
@@ -57,30 +52,19 @@ def same(found, wanted):
     return type(found) is type(wanted) and (found == wanted or (found != found and wanted != wanted))
 
 
-@given(_VALUES, st.sampled_from([3, 4, 5]), st.integers(1, 300))
-def test_what_python_reads(value, protocol, size):
-    data = pickle.dumps(value, protocol)
-    pieces = [data[low : low + size] for low in range(0, len(data), size)]
-    assert same(read_pickle(pieces, "p", MOST), value)
+def read(data):
+    return read_pickle(io.BytesIO(data), "p")
 
 
-@given(
-    arrays.arrays(np.float32, (3, 2, 2), elements=st.sampled_from([0, 1, 254, 255])),
-    st.sampled_from("CF"),
-    st.sampled_from("<>"),
-)
-def test_frames_become_bytes(frames, order, endian):
-    given_frames = np.array(frames, f"{endian}f4", order=order)
-    found = read_pickle([pickle.dumps({"f": given_frames, "g": 1.5}, 4)], "p", 64, lambda dtype, shape: len(shape) == 3)
-    assert found["f"].dtype == np.uint8 and np.array_equal(found["f"], frames)
+@given(_VALUES, st.sampled_from([3, 4, 5]))
+def test_what_python_reads(value, protocol):
+    assert same(read(pickle.dumps(value, protocol)), value)
 
 
-@pytest.mark.parametrize("wrong", [0.5, -1, 256, math.nan, math.inf])
-def test_frames_that_are_no_bytes_are_refused(wrong):
-    data = pickle.dumps(np.array([[1, wrong]], np.float32), 4)
-    with pytest.raises(CorruptSourceError, match=r"p has .* among the values of frames") as caught:
-        read_pickle([data], "p", MOST, lambda dtype, shape: True)
-    assert caught.value.code == CorruptSourceError.code
+def test_an_object_array_of_one_value_is_that_value():
+    """As ``numpy.save`` pickles a dictionary."""
+    found = read(pickle.dumps(np.array({"a": np.arange(3), "f": np.asfortranarray(np.eye(3, 2))}), 4))
+    assert np.array_equal(found["a"], np.arange(3)) and np.array_equal(found["f"], np.eye(3, 2))
 
 
 class Hostile:
@@ -113,13 +97,13 @@ class Hostile:
 def test_what_is_no_array_and_no_plain_value_is_refused(value, protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorruptSourceError, match=r"^hostile\.npy "):
-        read_pickle([pickle.dumps({"observations": value}, protocol)], "hostile.npy", MOST)
+        read_pickle(io.BytesIO(pickle.dumps({"observations": value}, protocol)), "hostile.npy")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_asked_for_is_in_the_message():
     with pytest.raises(CorruptSourceError, match=r"asks for posix\.system, which is never called"):
-        read_pickle([pickle.dumps(Hostile(os.system, "true"), 4)], "p", MOST)
+        read(pickle.dumps(Hostile(os.system, "true"), 4))
 
 
 def program(*parts):
@@ -136,7 +120,6 @@ def program(*parts):
         program(
             b"]\x94", *(b"](" + b"h" + bytes([depth]) + b"h" + bytes([depth]) + b"e\x94" for depth in range(40))
         ),  # 2**40 lists
-        program(b"]" * 30_000),
         program(b"}]Ns"),  # a list as a key
         program(b"a"),
         program(b"\x87"),
@@ -145,20 +128,18 @@ def program(*parts):
         program(b"cnumpy\nndarray\n"),  # a name alone
         program(b"cnumpy\ndtype\n(X\x02\x00\x00\x00f4\x89\x88tR"),
         program(b"c" + b"x" * 5000),
-        program(b"\x8a\xff" + b"\x01" * 255),
         program(b"e"),  # no mark
         program(b"cnumpy.core.multiarray\nscalar\n(K\x01tR"),
         program(b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01K\x02tb"),
         b"",
         b"\x80",
         pickle.dumps([1, 2], 4)[:-1],
-        pickle.dumps([1, 2], 4) + b"more",
     ],
-    ids=range(22),
+    ids=range(19),
 )
 def test_damaged_and_endless_pickles(data):
     with pytest.raises(CorruptSourceError, match=r"^p "):
-        read_pickle([data], "p", MOST)
+        read(data)
 
 
 @given(st.data(), st.sampled_from([3, 4, 5]))
@@ -167,16 +148,9 @@ def test_damage_is_an_error_or_another_value(data, protocol):
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        read_pickle([bytes(whole)], "p", MOST)
+        read(bytes(whole))
     except CorruptSourceError as error:
         assert str(error).startswith("p ")
-
-
-def test_more_than_may_be_held_is_refused():
-    data = pickle.dumps({"a": np.zeros(1000, np.uint8), "b": np.zeros(1000, np.uint8)}, 4)
-    assert len(read_pickle([data], "p", 2100)["a"]) == 1000
-    with pytest.raises(CorruptSourceError, match="more than can be read at once"):
-        read_pickle([data], "p", 1900)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4), (-1, 3), ("x",), 6, (True, 6), (1 << 70,)])
@@ -185,4 +159,4 @@ def test_arrays_whose_bytes_and_shape_disagree(shape):
     changed = data.replace(b"K\x06\x85\x94", pickle.dumps(shape, 2)[2:-1])
     assert changed != data
     with pytest.raises(CorruptSourceError, match=r"^p "):
-        read_pickle([changed], "p", MOST)
+        read(changed)
