@@ -146,14 +146,13 @@ def selected_options(ctx: Context) -> dict[str, Any]:
 def source_parameters(command: str, taken: Collection[str]) -> list[Any]:
     """The parameters that sources declare for a command (``download`` or ``convert``).
 
-    Sources that declare an option of the same flag and kind share it; whole numbers and text are one kind, text. If the kinds
-    differ, or the command itself has the flag (``taken``), the later source's flag is prefixed with the name of the source:
-    ``--csvlog-steps``.
+    Sources that declare an option of the same flag and kind share it. If the kinds differ, or the command itself has the flag
+    (``taken``), the later source's flag is prefixed with the name of the source: ``--csvlog-steps``.
     """
     from ..datasets import catalogue
 
     def kind(option: Any) -> tuple[Any, ...]:
-        return option.name, str if option.type is int else option.type, bool(option.choices)
+        return option.name, str if option.flag_is_text else option.type, bool(option.choices)
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for source_name, source in catalogue.sources().items():

@@ -53,6 +53,8 @@ class SourceOption:
     flag: str = ""
     commands: tuple[str, ...] = ("download", "convert")
     setting: bool = False
+    #: A whole number whose flag is text, because another source has the flag for text.
+    flag_is_text: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in RESERVED:
@@ -63,8 +65,8 @@ class SourceOption:
 
     def check(self, value: Any, origin: str = "") -> Any:
         """The value as the source gets it. Raises UsageError for one that is not allowed, naming its ``origin``."""
-        if self.type is int and isinstance(value, str) and value.isdecimal():
-            value = int(value)  # of a flag that is text for another source
+        if self.type is int and self.flag_is_text and isinstance(value, str) and value.isdecimal():
+            value = int(value)
         problem = self._problem(value)
         if problem:
             message = f"{origin}{': ' * bool(origin)}{self.name} is {value!r}, {problem}"

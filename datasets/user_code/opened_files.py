@@ -78,9 +78,13 @@ class OpenedFiles:
     def __exit__(self, *_: object) -> None:
         _active.remove(self)
 
+    def ignores(self, path: str) -> bool:
+        """Whether a path lies in a folder that does not count."""
+        return path.startswith(self._ignored)
+
     def note(self, path: str, state: str) -> None:
         """A file that was opened."""
-        if path.startswith(self._ignored):
+        if self.ignores(path):
             return
         joined = _joined(self.found.get(path, state), state)
         if joined is None:
@@ -295,8 +299,11 @@ def _see(path: Any, how: str = "") -> None:
 
 def note(path: str, state: str) -> None:
     """A file that the code that runs depends on, for all that collect."""
-    for one in [*_active]:
+    collecting = [*_active]
+    for one in collecting:
         one.note(path, state)
+    if collecting and all(one.ignores(path) for one in collecting):
+        return  # rbdata's own, such as the working folder of a recording
     if state == WRITTEN:
         _last.pop(path, None)
     else:

@@ -292,7 +292,7 @@ class TestCommands:
         assert (record["url"], record["steps"], record["unverified"]) == (url, 100, ["observation.memmap"])
         assert 0 < record["cached_bytes"] < record["bytes"] / 4
         assert run(["inspect", url]) == 0
-        assert "no checksums of blocks" in capsys.readouterr().out
+        assert "no block checksums" in capsys.readouterr().out
         assert run(["inspect", url, "--plot", "out.png"]) == 2
         assert rbdata.inspect(url) == rbdata.inspect(mirror / "my/raw")
 

@@ -97,7 +97,12 @@ class GymnasiumSource(Source):
             least=1,
             metavar="N",
         ),
-        SourceOption("episodes", "whole episodes to record, of all environments together", int, least=1, metavar="N"),
+        SourceOption(
+            *("episodes", "whole episodes to record, of all environments together", int),
+            least=1,
+            metavar="N",
+            flag_is_text=True,  # lerobot's is a list
+        ),
         SourceOption("policy", "random, or yours: pkg.mod:name or file.py:name, a function or a class", str, "random"),
         SourceOption("num_envs", "environments stepped together", int, 1, least=1, metavar="N"),
         SourceOption("seed", "the same seed gives the same recording", int, 0, least=0, metavar="S"),

@@ -100,7 +100,7 @@ def test_declarations_that_are_refused(name, more):
 
 def table(source: Source) -> str:
     """The options of a source as its document shows them."""
-    lines = ["| option | default | |", "| --- | --- | --- |"]
+    lines = ["| option | default | |", "| --- | --- | --- |"] if source.options else []
     for option in source.options:
         choices = f": {', '.join(f'`{choice}`' for choice in option.choices)}" if option.choices else ""
         flag = f" (`{option.flag} {option.metavar}`)" if option.flag != "--" + option.name.replace("_", "-") else ""
@@ -109,7 +109,7 @@ def table(source: Source) -> str:
         lines.append(f"| `{option.name}` | {default} | {option.help}{choices}{flag}{only} |".replace("|  |", "| |"))
     general = ", ".join(f"`{'shards' if name == 'parts' else name}`" for name in sorted(source.supports))
     lines += ["", f"General options that apply: {general or 'none'}."]
-    return "\n".join(lines)
+    return "\n".join(lines).strip()
 
 
 @pytest.mark.parametrize("name", plugins.BUILT_IN)

@@ -33,7 +33,10 @@ def test_refused_registrations(prefix, dataset):
 def test_unknown_prefixes(name):
     with pytest.raises(UnknownDatasetError) as caught:
         load_dataset(name)
-    assert caught.value.hint == "prefixes: atari, atari_dqn, d4rl, gen_dgrl, lerobot, minari, openml, openx"
+    assert (
+        caught.value.hint
+        == "prefixes: atari, atari_dqn, d4rl, gen_dgrl, lerobot, minari, openml, openx, roboset, vd4rl"
+    )
 
 
 def test_names_are_the_same_at_the_root():

@@ -233,8 +233,8 @@ def test_pictures_that_are_damaged_or_elsewhere_are_refused(tmp_path):
     table = pq.read_table(file)
     kind, rows = table.schema.field(FRONT).type, table[FRONT].to_pylist()
     for data, message in (
-        (b"no picture", "is no sound picture"),
-        (rows[0]["bytes"][:60], "is no sound picture"),
+        (b"no picture", "is no sound PNG or JPEG or TIFF"),
+        (rows[0]["bytes"][:60], "is no sound PNG or JPEG or TIFF"),
         (None, "a picture is not in the file"),
     ):
         broken = pa.array([*rows[:2], {"bytes": data, "path": "x.png"}, rows[3]], kind)
