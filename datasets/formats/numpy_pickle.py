@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import pickle
 import re
-from typing import IO, Any
+import struct
+from collections.abc import Callable
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -75,18 +77,29 @@ _NAMES: dict[str, Any] = {
 }
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class _ArrayUnpickler(pickle._Unpickler):
+    """The one in Python: that in C allocates as many places for values as a damaged pickle numbers."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**pickle._Unpickler.dispatch}
+
     def find_class(self, module: str, name: str) -> Any:
         if _MODULE.fullmatch(module) is None or name not in _NAMES:
             raise pickle.UnpicklingError(f"asks for {module}.{name}, which is never called")
         return _NAMES[name]
+
+    def load_bytearray8(self) -> None:
+        """Reads what there is, where the original allocates what is stated."""
+        (length,) = struct.unpack("<Q", self.read(8))  # type: ignore[attr-defined]
+        self.append(bytearray(self.read(length)))  # type: ignore[attr-defined]
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
 
 def read_pickle(file: IO[bytes], name: str) -> Any:
     """The value that a pickle holds: arrays of numbers, numbers, texts, None, and lists, tuples and dictionaries of these.
 
     Arrays are read-only. Raises CorruptSourceError naming ``name`` for anything else, and for damaged pickles. Memory follows
-    what the pickle states: the caller bounds the bytes of ``file``.
+    the bytes of ``file``, which the caller bounds.
     """
     try:
         return _plain(_ArrayUnpickler(file).load(), _DEEPEST)
