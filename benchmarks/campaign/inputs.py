@@ -6,7 +6,8 @@
 
 An input is a valid file (of tests/data, or written by the provider's own library) that was changed as its seed says. It is
 read in a warm forked process. What must come out: the right values, as far as the format proves them or another reader knows
-them, or an RbdataError; never another exception, a crash, more than `LIMIT_SECONDS`, or a process of more than `LIMIT_BYTES`.
+them, or an RbdataError; never another exception, a crash, more than `LIMIT_SECONDS`, or more than `LIMIT_BYTES`
+beyond what the process held before.
 A fault names the reader, the seed and the number of the input: ``--reader NAME --seed SEED --from NUMBER --rounds 1``.
 """
 
@@ -37,7 +38,7 @@ from guided import fuzz, fuzz_all
 from input_readers import READERS, Wrong
 from report import Report, reset_peak
 
-LIMIT_SECONDS, LIMIT_BYTES, LARGEST_INPUT = 60.0, 600_000_000, 10_000_000
+LIMIT_SECONDS, LIMIT_BYTES, LARGEST_INPUT = 60.0, 500_000_000, 10_000_000
 #: Inputs between two messages to the parent.
 _REPORTED = 64
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 31, (1 << 63) - 1, (1 << 64) - 1)
@@ -136,6 +137,7 @@ def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Con
     outcomes, faults, peak = Counter[str](), list[str](), 0
     gc.freeze()  # modules and corpus are not looked through again and again
     reset_peak()
+    held = own_peak()
     for number in range(first, last):
         current.value = number
         rng = random.Random(f"{seed} {name} {number}")
@@ -144,8 +146,8 @@ def _work(name: str, seed: int, first: int, last: int, current: Any, answer: Con
         outcome, fault = try_input(reader.read, data, folder)
         used = own_peak()
         peak = max(peak, used)
-        if used > LIMIT_BYTES and not fault:
-            outcome, fault = "too large", f"took {used >> 20} MiB"
+        if used - held > LIMIT_BYTES and not fault:
+            outcome, fault = "too large", f"took {used - held >> 20} MiB"
             reset_peak()
         outcomes[outcome] += 1
         if fault:

@@ -49,12 +49,13 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 _children_before = 0
 
 
-def reset_peak() -> None:
-    """Reset the peak: imports, and children that have ended, do not count."""
+def reset_peak() -> int:
+    """Reset the peak: imports, and children that have ended, do not count. Returns the bytes that this process holds."""
     global _children_before
     _children_before = _of_children()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory()
 
 
 def peak_memory() -> int:

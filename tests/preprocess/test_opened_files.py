@@ -159,11 +159,29 @@ def test_a_file_that_changes_meanwhile(here):
 
 
 def test_workers_that_read_other_contents(here):
-    write("mine.py", IMPORTS + "def fn(td):\n    td['next', 'reward'] *= float(np.load('table.npy'))\n    return td\n")
+    code = """
+        import os, time
+        import numpy as np
+
+        def fn(td):
+            fn.calls += 1
+            while fn.calls > 25 and not os.path.exists("edited"):  # a part is at most 18 calls: one is finished here
+                time.sleep(0.01)
+            td["next", "reward"] *= float(np.load("table.npy"))
+            return td
+
+        fn.calls = 0
+    """
+    write("mine.py", code)
     np.save("table.npy", 2.0)
     request = Request("my/input", ["mine.py:fn"], "my/output", root=here, batch_size=7, procs=2)
+
+    def edit(index):
+        np.save("table.npy", 3.0)
+        Path("edited").touch()
+
     with pytest.raises(FunctionError, match=r"table.npy was changed while your code read it"):
-        preprocess(request, Listener(on_part_done=lambda index: np.save("table.npy", 3.0 + index)))
+        preprocess(request, Listener(on_part_done=edit))
 
 
 def test_files_that_are_not_there_and_listings(here):
