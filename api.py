@@ -43,7 +43,7 @@ def download(
     dataset_id: str,
     *,
     root: PathLike | None = None,
-    mirror: str | None = None,
+    mirror: PathLike | None = None,
     procs: int | None = None,
     shards: str | Sequence[int] | None = None,
     codec: Literal["auto", "raw", "zstd"] = "auto",

@@ -58,12 +58,16 @@ def make_request(
     unknown_next: Literal["truncate", "zero"] = "truncate",
     shards: str | Sequence[int] | None = None,
     user_project: str | None = None,
+    mirror: str | os.PathLike[str] | None = None,
     **fields: Any,
 ) -> Request:
     """A request from arguments as users give them; ``extra`` are options of the source, ``fields`` others of `Request`."""
     options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
     fetch = FetchOptions(user_project=user_project)
-    return Request(dataset_id, None if root is None else Path(root), options=options, fetch=fetch, **fields)
+    if not isinstance(mirror, (str, os.PathLike)) and mirror is not None:
+        raise UsageError(f"mirror is a path or URL, not {mirror!r}")
+    place = None if mirror is None else os.fspath(mirror)
+    return Request(dataset_id, None if root is None else Path(root), place, options=options, fetch=fetch, **fields)
 
 
 @dataclass(frozen=True)

@@ -328,8 +328,10 @@ class ReplayBuffer:
             if self._dim_extend == before.ndim - 1:
                 self.__dict__.update(_dim_extend=storage.ndim - 1)
             self.__dict__.update(_storage=storage, _spec=replace(self._spec, collate=collate_fn))
-            if storage is not before and self._sampler.values_per_row:
-                self._sampler.empty()  # of what it keeps for each row of the storage before
+            if storage is not before:
+                self._sampler._leave()
+                if self._sampler.values_per_row:
+                    self._sampler.empty()  # of what it keeps for each row of the storage before
             self._make_pipeline(self._rng)
             return before
 
@@ -338,6 +340,8 @@ class ReplayBuffer:
         with self._exclusive():
             self._check_parts(sampler, self._storage, self._writer)
             before = self._sampler
+            if sampler is not before:
+                before._leave()
             self.__dict__.update(_sampler=sampler)
             self._make_pipeline(self._rng)
             return before

@@ -179,6 +179,9 @@ class Sampler(metaclass=_Replacement):
 
     _empty = empty
 
+    def _leave(self) -> None:
+        """Its buffer has another storage, or another sampler, from now on."""
+
     def position(self) -> Any:
         """What drawing changes, besides the generator."""
         return None

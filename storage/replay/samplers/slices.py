@@ -255,7 +255,11 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
         self._configure()
 
     arguments = SliceSampler.arguments | SamplerWithoutReplacement.arguments
-    draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
+    sampleable = SliceSampler.sampleable
+
+    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self._walk(storage)
+        return SliceSampler.draw(self, storage, batch_size, generator)
 
     def _configure(self) -> None:
         SliceSampler._configure(self)

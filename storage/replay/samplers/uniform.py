@@ -29,9 +29,12 @@ no difference. Where a step stands is computed, as in `Permutation`, so nothing 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -210,6 +213,11 @@ class Passes:
         """The order of the pass under way (or next), and how many of this process's places are behind."""
         return self._current_order() if self._size else None, self._next
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a part of a pass was taken."""
+        return self._next > 0
+
     def rest(self) -> torch.Tensor | None:
         """What is left of the pass under way, in order, int64 ``[n]``; None before the first draw."""
         if not self._size or (self.shuffle and self._seed is None and self._given is None):
@@ -285,11 +293,16 @@ class RandomSampler(Sampler):
         return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
 
 
+#: The storage that a sampler's pass goes over; not an attribute, which copies and checkpoints would have.
+_walked: WeakKeyDictionary[Sampler, ref[Storage]] = WeakKeyDictionary()
+
+
 class SamplerWithoutReplacement(Sampler):
     """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass.
 
     A batch larger than the data is the whole pass; with ``drop_last`` it raises SamplingError. ``shuffle=False`` keeps the
-    order of the rows. ``passes`` says where in the pass the sampler is.
+    order of the rows. ``passes`` says where in the pass the sampler is. Two buffers cannot share the sampler, unless they
+    share the storage as well: each would lose the records that the other takes (SamplingError).
     """
 
     endless = False
@@ -306,7 +319,25 @@ class SamplerWithoutReplacement(Sampler):
         self.passes.shuffle, self.passes.drop_last = bool(self.shuffle), bool(self.drop_last)
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self._walk(storage)
         return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))
+
+    def _walk(self, storage: Storage) -> None:
+        """Note whose records are drawn. Raises SamplingError in a pass over those of another buffer."""
+        before = _walked.get(self)
+        if before is not None and before() is storage:
+            return
+        if before is not None and before() is not None and self.passes.under_way:
+            gc.collect()  # a buffer that nobody has any more
+            if before() is not None:
+                message = f"this {type(self).__name__} is in the middle of a pass over another buffer's records"
+                hint = "give each buffer a sampler of its own, or call empty() of the sampler to end the pass"
+                raise SamplingError(message, hint=hint)
+        with suppress(TypeError):  # of a list, which somebody gives to `sample` by hand
+            _walked[self] = ref(storage)
+
+    def _leave(self) -> None:
+        _walked.pop(self, None)
 
     @property
     def ran_out(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rbdata
 from folder_faults import change_manifest
 from paths import DATA
 from rbdata.datasets.acquire import download
@@ -470,3 +471,13 @@ def test_a_removal_that_was_killed_is_ended_by_the_next(tmp_path):
     (place / "my" / "test").symlink_to(tmp_path / "outside")
     with pytest.raises(ObjectNotFoundError):
         find_held("my/test", str(place))
+
+
+def test_a_mirror_is_a_path_or_text(tmp_path):
+    """Also for names that only a mirror can know."""
+    for name in ("Pong/5", "mujoco/hopper/none-v0"):
+        for mirror in (tmp_path, str(tmp_path)):
+            with pytest.raises((ObjectNotFoundError, UnknownDatasetError)):
+                rbdata.download(name, root=tmp_path / "root", mirror=mirror)
+        with pytest.raises(UsageError, match="mirror is a path or URL, not 5"):
+            rbdata.download(name, root=tmp_path / "root", mirror=5)

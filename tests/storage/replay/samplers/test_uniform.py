@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import warnings
 from collections import Counter
 from functools import partial
@@ -22,6 +24,7 @@ from rbdata.storage.replay import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
+    ReplayBuffer,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -283,3 +286,56 @@ def test_arguments_assigned_in_use():
     buffer.sample()
     sampler.shuffle, sampler.drop_last = False, True
     assert torch.cat([batch["a"] for batch in buffer]).tolist() == list(range(60))
+
+
+def numbered(first: int, sampler, **options) -> ReplayBuffer:
+    """A buffer of ten numbers from ``first`` on."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4, **options)
+    buffer.extend(torch.arange(first, first + 10))
+    return buffer
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_two_buffers_do_not_take_each_others_records(drop_last):
+    sampler = SamplerWithoutReplacement(drop_last=drop_last)
+    one, other = numbered(0, sampler), numbered(100, sampler)
+    first = one.sample()
+    with pytest.raises(SamplingError, match="in the middle of a pass over another buffer's records") as caught:
+        other.sample()
+    assert "empty()" in str(caught.value)
+    if not drop_last:
+        assert sorted([*first.tolist(), *one.sample().tolist(), *one.sample().tolist()]) == [*range(10)]
+        other.sample()  # the pass of the first has ended
+    else:
+        sampler.empty()
+        other.sample()
+
+
+def test_a_sampler_goes_on_with_other_buffers():
+    """One after another, by copies, through `set_storage`, over one storage; and where nobody has the first one any more."""
+    sampler = SamplerWithoutReplacement()
+    one = numbered(0, sampler)
+    one.sample()
+    again = ReplayBuffer(storage=one.storage, sampler=sampler, batch_size=4)
+    assert len(again.sample()) == 4
+    copied = copy.deepcopy(one)
+    assert len(copied.sample()) == 2 and len(pickle.loads(pickle.dumps(one)).sample()) == 2
+    kept = one.set_storage(numbered(100, RandomSampler()).storage)
+    assert len(kept) == 10 and one.sample().min() >= 100
+    moved = numbered(200, one.set_sampler(RandomSampler()))
+    moved.sample()
+    del moved
+    assert numbered(300, sampler).sample().min() >= 300
+
+
+def test_slices_of_two_buffers(tmp_path):
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, end_key="done")
+    buffers = []
+    for first in (0, 100):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
+        done = torch.arange(20) % 4 == 3
+        buffer.extend(TensorDict({"done": done[:, None], "number": torch.arange(first, first + 20)}, [20]))
+        buffers.append(buffer)
+    buffers[0].sample()
+    with pytest.raises(SamplingError, match="another buffer's records"):
+        buffers[1].sample()
