@@ -36,7 +36,7 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {"api.md": names, "commands.md":
 
 
 def written(page: str) -> str:
-    """A page with what is generated anew between the two marks."""
+    """A page with what is generated between the two marks."""
     head, rest = (DOCS / page).read_text(encoding="utf-8").split(BEGIN)
     _, tail = rest.split(END)
     return f"{head}{BEGIN}\n\n{chr(10).join(PAGES[page]())}\n{END}{tail}"

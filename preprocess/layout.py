@@ -64,7 +64,7 @@ class Layout:
 
 
 def observation_pairs(names: Mapping[str, Any]) -> list[str]:
-    """Root keys that have a successor under ``next`` and are no flags."""
+    """Root keys that have a successor under ``next``, without the flags."""
     roots = (name for name in names if not name.startswith("next/") and name not in FLAGS)
     return sorted(name for name in roots if "next/" + name in names)
 

@@ -49,7 +49,7 @@ _LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
 _TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
 #: A name as most are, which needs no parsing: a page may have half a million.
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-#: Longer ones are no names of files.
+#: Longer ones are not names of files.
 _LONGEST_LINK = 4096
 
 
@@ -65,7 +65,7 @@ class HttpLocation(Location):
         try:
             parts = urlsplit(url)
             host = parts.netloc.rpartition("@")[2]
-            url.encode(errors="surrogateescape")  # bytes that are no text can be quoted, half a character cannot
+            url.encode(errors="surrogateescape")  # bytes that are not text can be quoted, half a character cannot
             valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             valid = False

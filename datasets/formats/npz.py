@@ -25,7 +25,7 @@ _BLOCK_BYTES = 4 << 20
 class NpzArchive:
     """The arrays of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
 
-    Raises CorruptSourceError for what is no ``.npz``, and later where an array is read that is damaged, asks for pickle, or
+    Raises CorruptSourceError for other files, and later where an array is read that is damaged, asks for pickle, or
     declares more than the bytes of the archive justify.
     """
 

@@ -145,7 +145,7 @@ class Features:
 
 
 def parse_features(data: bytes, where: str) -> Features:
-    """Raises CorruptSourceError for what is no ``features.json`` of episodes with ``steps``, and for unknown features."""
+    """Raises CorruptSourceError unless it is the ``features.json`` of episodes with ``steps``, and for unknown features."""
     record = _json(data, where)
     found: list[Feature] = []
     left_out: dict[str, str] = {}

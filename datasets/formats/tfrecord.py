@@ -197,7 +197,7 @@ class _Source:
 
 
 class WireError(ValueError):
-    """The bytes are no protocol buffer message, or not of this kind."""
+    """The bytes are not a protocol buffer message, or one of another kind."""
 
 
 def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:

@@ -38,7 +38,7 @@ class Video:
     """The first video stream of a file: its ``frames``, and the ``times`` at which they are shown, float64 ``[frames]`` in s.
 
     ``shape`` is that of one frame, ``[height, width, 3]`` uint8, or with ``pixels`` `DEPTH` ``[height, width, 1]`` uint16.
-    Raises CorruptSourceError for a file that is no video.
+    Raises CorruptSourceError for a file that is not a video.
     """
 
     _container: Any = None
@@ -144,7 +144,7 @@ class Video:
         except CorruptSourceError:
             if not self._sought:
                 raise
-            # Key frames that refer to frames before them are no place to begin, and say so nowhere.
+            # Key frames that refer to frames before them cannot be decoded alone; the file does not mark them.
             self._open()
             return self._decode(number)
         with self._sound(f"frame {number}"):

@@ -31,7 +31,7 @@ _ENCRYPTED = 1
 class ZipArchive:
     """The members of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
 
-    Folders are left out. Raises CorruptSourceError for what is no whole zip file, for names that lead out of the archive
+    Folders are left out. Raises CorruptSourceError for an incomplete zip file, for names that lead out of the archive
     and for names that are there twice.
     """
 

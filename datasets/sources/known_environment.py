@@ -50,8 +50,8 @@ class KnownEnvironment:
     def make(self, trust: bool = False, arguments: Mapping[str, Any] | None = None) -> Any:
         """The environment, a `gymnasium.Env`; ``arguments`` come on top of those it was recorded with.
 
-        ``trust``: what the file names may be imported and run. Raises UsageError for what needs that, MissingExtraError for
-        want of a package, RbdataError where the environment cannot be made.
+        ``trust``: what the file names may be imported and run. Raises UsageError for what needs that, MissingExtraError if
+        a package is missing, RbdataError where the environment cannot be made.
         """
         import gymnasium
         from gymnasium import error

@@ -253,8 +253,8 @@ def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase
         gamma                 gamma^k, float32 [n], the factor of the value of the next state
 
     The keys and values are those of the batches of ``rbdata.load(..., n_step=n, gamma=gamma)``, except for the ends of
-    episodes: overlapping steps are no trajectory, and slices and frame stacks of a dataset whose next observation is not the
-    following one would be wrong. So with n > 1 every step becomes an episode of its own, truncated where it does not
+    episodes: overlapping steps do not form a trajectory, and slices and frame stacks would be wrong where the next observation
+    is not the one of the following row. So with n > 1 every step becomes an episode of its own, truncated where it does not
     terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1 and for gamma outside (0, 1].
     """
     window, length = NStep(n, float(gamma)), len(td)

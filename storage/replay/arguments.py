@@ -95,14 +95,14 @@ def check_frame_stack(frame_stack: Any) -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """Raises UsageError for what is no seed."""
+    """Raises UsageError for other values than seeds."""
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
     return int(seed)
 
 
 def check_batch_size(batch_size: Any) -> int:
-    """Raises SamplingError for what is no batch size."""
+    """Raises SamplingError for an invalid batch size."""
     whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
     if not whole or not 1 <= batch_size <= MOST_RECORDS:
         message = f"batch_size must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {batch_size!r}"
@@ -111,7 +111,7 @@ def check_batch_size(batch_size: Any) -> int:
 
 
 def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
-    """How many batches to prefetch. Raises UsageError for what is no number of them, or without a batch size."""
+    """How many batches to prefetch. Raises UsageError for an invalid number, or without a batch size."""
     if not prefetch:
         return 0
     prefetch = whole_number("prefetch", prefetch, 0)

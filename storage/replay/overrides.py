@@ -36,7 +36,7 @@ _NOTHING = object()
 
 
 def _module_of(value: Any) -> str:
-    """Where the code of a method was written; that of this package for what is no function."""
+    """Where the code of a method was written; that of this package for other objects than functions."""
     function = getattr(value, "fget", value)
     module: str = getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", ROOT)
     return module

@@ -194,7 +194,7 @@ class BatchOrder:
         return self._left_at is not None and not torch.equal(self.generator.get_state(), self._left_at)
 
     def state(self, oldest: OrderState | None = None) -> OrderState:
-        """The state after all that was taken, or that before ``oldest``, the first of those taken in vain."""
+        """The state after all that was taken, or that before ``oldest``, the first undelivered batch."""
         before = oldest or (self._drawn[0].before if self._drawn else None)
         if before is None:
             return self._current()

@@ -47,7 +47,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it.
 
-        Raises SchemaError or SamplingError for what are no priorities, before anything is written.
+        Raises SchemaError or SamplingError for invalid priorities, before anything is written.
         """
         data = as_list(data)
         data = self._tensordict(stack(data) if isinstance(data, list) else data)

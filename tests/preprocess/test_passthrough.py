@@ -189,7 +189,7 @@ class TestTouched:
         assert torch.equal(got[~painted], before["observation"][~painted])
 
     def test_in_later_batches(self, source, tmp_path):
-        """States that are changed alike on both sides, but not in the first batches: those alone are compressed anew."""
+        """States that are changed alike on both sides, but not in the first batches: those alone are compressed again."""
         calls = []
 
         def later(td):

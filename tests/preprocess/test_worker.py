@@ -34,7 +34,7 @@ def the_input_is_untouched(shared):
 
 class TestLostWorkers:
     def test_killed_by_the_system(self, shared, tmp_path):
-        """As for want of memory: a worker is gone from one moment to the next. The next run goes on."""
+        """As when memory runs out: a worker is gone from one moment to the next. The next run goes on."""
         fatal = tmp_path / "fatal"
         fatal.touch()
         (tmp_path / "killing.py").write_text(

@@ -1,4 +1,4 @@
-"""Part files of an interrupted run: trusted where size and checksums are what the journal says, filled anew otherwise."""
+"""Part files of an interrupted run: trusted where size and checksums are what the journal says, filled again otherwise."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Table:
 
     name: str
     values: dict[str, Any]
-    #: Arrays that are no numbers, and why they are not read.
+    #: Arrays that are not numeric, and why they are not read.
     unreadable: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -32,7 +32,7 @@ def column_names(domain: str | None, columns: int) -> Sequence[str]:
 
 
 def check_task(task: str) -> None:
-    """Raise MissingExtraError where rewards of a task cannot be computed for want of dm_control."""
+    """Raise MissingExtraError where rewards of a task cannot be computed because dm_control is missing."""
     if domain_of(task) != MAZE:
         _environment(task)
 

@@ -28,7 +28,7 @@ from .tasks import SingleTask
 _REQUIRED = ("observations", "actions", "terminals")
 #: What becomes of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
-#: Arrays that are no columns: flags, and rewards of files that somebody relabelled.
+#: Arrays that are not columns: flags, and rewards of files that somebody relabelled.
 _FLAGS = ("terminals", "valids", "rewards")
 
 

@@ -158,7 +158,7 @@ class RldsJob(EpisodeFilesJob):
 
 
 def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tuple[Feature, ...], dict[str, str]]:
-    """The features to store, and those that are not, with the reason. Raises UsageError for names that are no feature's."""
+    """The features to store, and those that are not, with the reason. Raises UsageError for names of unknown features."""
     unwanted = [name.strip().strip("/") for name in (options["leave_out"] or "").split(",") if name.strip()]
     names = {feature.name: _without_steps(feature.name) for feature in features}
     for one in unwanted:

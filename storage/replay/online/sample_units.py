@@ -159,7 +159,7 @@ class Sequence(SampleUnit):
         return anchors if storage.ndim == 1 else torch.stack(tuple(storage.coordinates(anchors)), -1), largest
 
     def _repeat(self, value: Any) -> Any:
-        """A value of each anchor for all its records; what is no such value as it is."""
+        """A value of each anchor for all its records; other values as they are."""
         values = torch.as_tensor(value) if not isinstance(value, str) else None
         return value if values is None or not values.ndim else values.repeat_interleave(self.records, 0)
 

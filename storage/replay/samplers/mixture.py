@@ -25,7 +25,7 @@ class MixtureSampler(Sampler):
     - "exact": the share times the size of the batch, rounded up or down at random, so that the mean over batches is the share
       (systematic sampling; Madow, Annals of Mathematical Statistics 20, 1949). The rows of each dataset lie together.
 
-    Raises UsageError for weights that are no shares, or give one to a dataset without rows.
+    Raises UsageError for invalid weights, or where they give a share to a dataset without rows.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], shares: Shares = "random") -> None:

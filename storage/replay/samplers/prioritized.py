@@ -6,7 +6,7 @@ the whole buffer, not of the batch. New records get the largest priority seen so
 
 `PrioritizedSliceSampler` draws the starts of slices by priority.
 
-A slice must fit into its episode, so the last steps of an episode are no starts. They keep their priority in the tree
+A slice must fit into its episode, so none begins at the last steps of an episode. They keep their priority in the tree
 of all records (the weights are relative to its least), and count nothing in a second tree that starts are drawn from:
 
     priorities   3 1 2 4 | 2 5        slices of 3
@@ -305,7 +305,7 @@ def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: 
     p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.
 
     States without ``_schema_version`` are of a time when the largest priority within the buffer was kept as it is in the
-    tree; it is then that of the priorities. Raises UsageError for what is no such state.
+    tree; it is then that of the priorities. Raises UsageError for another state.
     """
     try:
         alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
@@ -323,13 +323,13 @@ def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: 
 
 
 def _check_exponent(name: str, value: Any) -> None:
-    """Raise UsageError for what is no number from zero on."""
+    """Raise UsageError unless it is a number from zero on."""
     if not value >= 0:
         raise UsageError(f"{name} must be greater or equal to 0, and is {value!r}")
 
 
 def _numbers(priority: Any) -> np.ndarray:
-    """Priorities as float64 ``[n]``. Raises SamplingError for what are no numbers."""
+    """Priorities as float64 ``[n]``. Raises SamplingError for other values than numbers."""
     try:
         tensor = torch.as_tensor(priority).detach().cpu()
         try:

@@ -47,7 +47,7 @@ OFTEN = 20_000
 _AT_ONCE = 1 << 12  # rows that are added up in the processor's cache
 _EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
 _BLOCK = 64  # the running sum of the top level is searched by blocks of so many, then within one
-_U = np.uint64  # an index that is no signed number needs no test for being negative
+_U = np.uint64  # an unsigned index needs no test for being negative
 
 
 class SumTree:

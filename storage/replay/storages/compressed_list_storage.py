@@ -51,7 +51,7 @@ class LeafKind:
 
 @dataclass(frozen=True)
 class RecordKind:
-    """What is the same in many records: leaves, batch size (None for a tensor alone), class, and paths of what is no tensor."""
+    """What is the same in many records: leaves, batch size (None for a tensor alone), class, and paths of non-tensor values."""
 
     leaves: tuple[LeafKind, ...]
     batch: tuple[int, ...] | None
@@ -61,7 +61,7 @@ class RecordKind:
 
 @dataclass
 class Packed:
-    """A record: one blob for each leaf of its kind, and what is no tensor. ``kind`` None: ``rest`` is the record."""
+    """A record: one blob for each leaf of its kind, and non-tensor values. ``kind`` None: ``rest`` is the record."""
 
     kind: RecordKind | None
     blobs: list[Any]

@@ -4,7 +4,7 @@ TensorDicts are in folders as ``TensorDict.load_memmap`` opens them (see `tensor
 named as TorchRL 0.14 names them, for keys that make file names, and a description of the tree that JSON can hold:
 
     a/0.memmap                  the first element of the tuple or list under the key "a"
-    _-single-tensor-_.memmap    a tensor that is no part of a tree
+    _-single-tensor-_.memmap    a tensor that is not part of a tree
 
 The contents of a storage are files of as many rows as it has room for, those never written as holes, with a record as TorchRL
 0.14 writes and reads it:
