@@ -48,6 +48,11 @@ EPS = 1e-3
 _BLOCK_BYTES = 16 << 20
 _BLOCK_ELEMENTS = 1 << 20
 
+#: Types with values that float32 rounds.
+_BEYOND_FLOAT32 = ("int32", "int64", "float64")
+#: The error of the result, from a rounded ``shift``, that float32 may have: a few of its own steps near 1.
+_LOST = 1e-6
+
 Moments = Mapping[str, np.ndarray]  # "mean" and "std"
 
 
@@ -102,13 +107,21 @@ def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
 
 
 class AffineRows:
-    """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 if the leaf is float64)."""
+    """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 if the leaf is float64).
+
+    Far from zero float32 holds neither a row (time stamps) nor ``shift`` to a small part of ``scale``: the difference is then
+    computed in float64.
+    """
 
     def __init__(self, rows: Rows, shift: Any, scale: Any) -> None:
         dtype = "float64" if rows.leaf.dtype == "float64" else "float32"
         self._rows, self.leaf = rows, replace(rows.leaf, dtype=dtype, constant=None)
         self._dtype: torch.dtype = getattr(torch, dtype)
-        self._shift, self._scale = (torch.as_tensor(value, dtype=self._dtype) for value in (shift, scale))
+        shift, scale = (torch.as_tensor(value, dtype=torch.float64) for value in (shift, scale))
+        lost = (shift.float().double() - shift).abs() > _LOST * scale.abs()
+        exact = rows.leaf.dtype in _BEYOND_FLOAT32 or bool(lost.any())
+        self._within = torch.float64 if exact else torch.float32
+        self._shift, self._scale = shift.to(self._within), scale.to(self._within)
 
     @property
     def count(self) -> int:
@@ -124,7 +137,7 @@ class AffineRows:
         return self._mapped(self._rows.block(start, stop))
 
     def _mapped(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.to(self._dtype).sub(self._shift).div_(self._scale)
+        return rows.to(self._within).sub(self._shift).div_(self._scale).to(self._dtype)
 
 
 class _IsFirst(ComputedRows):

@@ -140,6 +140,28 @@ def test_normalised_observations(made):
         assert np.allclose(found.numpy(), (truth[key][index] - mean) / std, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float32, np.float64])
+def test_normalised_values_far_from_zero_keep_their_precision(tmp_path, dtype):
+    """Time stamps, and positions far from the origin: float32 has no room for the stamps, nor for the mean of either."""
+    steps, drawn = np.arange(40), np.random.default_rng(0).integers(0, 500, 40)
+    stamp = (1_700_000_000 + drawn if np.issubdtype(dtype, np.integer) else 1e5 + drawn / 2048).astype(dtype)
+    arrays = {
+        "observation": steps[:, None].astype(np.float32),
+        "action": steps[:, None].astype(np.float32),
+        "reward": np.ones(40, np.float32),
+        "terminated": steps % 8 == 7,
+        "truncated": np.zeros(40, bool),
+        "stamp": stamp,
+    }
+    folder = rbdata.from_arrays(arrays, "my/stamps", root=tmp_path)
+    mean, std = stamp.astype(np.float64).mean(), stamp.astype(np.float64).std() + 1e-3
+    expected = (stamp.astype(np.float64) - mean) / std
+    for normalize in ("info/stamp", {"info/stamp": {"mean": mean, "std": std}}):
+        found = rbdata.load(folder, normalize=normalize)[:]["info", "stamp"]
+        assert found.dtype == (torch.float64 if dtype == np.float64 else torch.float32)
+        assert np.allclose(found.numpy().reshape(-1), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_stacks_and_n_step_are_normalised(made):
     folder, episodes = made
     mean, std = moments_of(episodes)
