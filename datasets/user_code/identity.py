@@ -20,6 +20,7 @@ import functools
 import hashlib
 import inspect
 import os
+import struct
 import sys
 import types
 import warnings
@@ -140,6 +141,13 @@ def _is_outdated(name: str, function: FunctionType) -> bool:
         return False  # compiled in another way, as pytest does it
     source = read_source(Path(function.__code__.co_filename))
     return source is None or code_digest(function.__code__) not in source.codes
+
+
+def _text_of(value: Any) -> str:
+    """An atom as text: NaNs, which differ in sign and payload and are all written alike, with their bits."""
+    numbers = (value.real, value.imag) if type(value) in (float, complex) else ()
+    bits = [struct.pack("<d", number).hex() for number in numbers if number != number]
+    return " ".join([repr(value), *bits])
 
 
 def strip_partials(fn: Callable[..., Any]) -> Any:
@@ -296,7 +304,7 @@ class Content:
         if (kind is str or isinstance(value, PurePath)) and is_read_unseen(str(value)):
             self.named.add(str(value))
         if kind in _ATOMS:
-            self._put(kind.__name__, value if kind is bytes else value if kind is str else repr(value))
+            self._put(kind.__name__, value if kind is bytes else value if kind is str else _text_of(value))
         elif kind is tuple:
             self._add_all("tuple", value)
         elif kind is frozenset:
@@ -380,7 +388,7 @@ class Content:
         digests = []
         for value in values:
             if type(value) in _ATOMS:
-                digests.append(f"{type(value).__name__} {value!r}")
+                digests.append(f"{type(value).__name__} {_text_of(value)}")
                 continue
             alone = Content(self._where, changing=self._changing)
             alone._numbers, alone._kept, alone._names = dict(self._numbers), [*self._kept], self._names
@@ -415,6 +423,8 @@ class Content:
         self._put("tensor", str(value.dtype), str(tuple(value.shape)), value.device.type)
         plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu().contiguous()
         self._put("bytes", plain.flatten().view(torch.uint8).numpy().data)
+        if value.requires_grad:
+            self._put("requires_grad")
         if type(value) in (torch.Tensor, torch.nn.Parameter) or is_local_module(type(value).__module__):
             self._add_attributes(vars(value))
 

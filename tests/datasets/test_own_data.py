@@ -149,6 +149,31 @@ def test_what_is_missing_or_ambiguous_is_said_with_the_arrays(change: dict[str, 
     assert not (root / "my").exists()
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"info/x": np.arange(N), "info": {"x": np.arange(N) * 2}},
+        {"info": {1: np.arange(N), "1": np.arange(N) * 2}},
+        {"info/x": np.arange(N), "info": np.zeros(N, [("x", "i8"), ("y", "i8")])},
+    ],
+    ids=["nested", "number", "fields"],
+)
+def test_two_arrays_of_one_name_are_refused(extra: dict[str, Any], root: Path) -> None:
+    with pytest.raises(UsageError, match=r"two arrays are named info/[x1]"):
+        rbdata.from_arrays({**transitions(), **extra}, "my/twice")
+    assert not (root / "my").exists()
+
+
+@pytest.mark.parametrize("name", ["terminals", "next_observations"])
+def test_flags_and_successors_that_cannot_be_read_are_not_left_out(name: str, root: Path) -> None:
+    arrays = {**transitions(), "episode_lengths": [100, 200]} if name == "terminals" else transitions()
+    arrays[name] = arrays[name].astype(object)
+    with pytest.raises(UsageError, match=f"{name} may be the .*, and is not read") as error:
+        rbdata.from_arrays(arrays, "my/objects")
+    assert "Python objects" in str(error.value.hint)
+    assert not (root / "my").exists()
+
+
 def test_a_value_that_cannot_be_stored_leaves_nothing(root: Path) -> None:
     data = transitions()
     data["rewards"][7] = np.inf

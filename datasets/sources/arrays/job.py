@@ -111,7 +111,9 @@ class ArraysJob(RecordedJob):
         """
         for table in self.begin(first) if self.begin and first else self._tables:
             plain = join_columns(table, self._given)
-            roles = self.roles if table is self._first else find_roles(table.arrays, plain, table.name)
+            roles = (
+                self.roles if table is self._first else find_roles(table.arrays, plain, table.name, table.unreadable)
+            )
             columns = columns_of(roles, table.arrays)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")

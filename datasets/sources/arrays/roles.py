@@ -156,6 +156,7 @@ def find_roles(
             found[role] = next(iter(candidates.values()))
             taken |= set(found[role].values())
     problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
+    problems += _unread({*found, *given, *ambiguous}, unreadable)
     if problems:
         also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
         raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT}; the arrays are {listed(arrays)}{also}")
@@ -229,9 +230,7 @@ def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
 
 
-def _named(
-    role: str, names: Sequence[str], arrays: Mapping[str, ArrayInfo], taken: set[str]
-) -> dict[str, dict[str, str]]:
+def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[str]) -> dict[str, dict[str, str]]:
     """The arrays or groups that have one of the names of a role: by that name, their arrays by key."""
     candidates: dict[str, dict[str, str]] = {}
     for name in arrays:
@@ -252,6 +251,17 @@ def _missing(known: Collection[str]) -> list[str]:
     problems = [f"no array is the {role}" for role in ("observation", "action") if role not in known]
     if "reward" not in known:
         problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
+    return problems
+
+
+def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
+    """What unreadable arrays have the names of flags, ends or successors: without them the steps would mean something else."""
+    problems = []
+    for role, names in NAMES.items():
+        if role in known or role in ("observation", "action", "reward") or _is_superseded(role, dict.fromkeys(known)):
+            continue
+        arrays = [name for leaves in _named(role, names, unreadable, set()).values() for name in leaves.values()]
+        problems += [f"{name} may be the {role}, and is not read" for name in arrays]
     return problems
 
 

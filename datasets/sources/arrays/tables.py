@@ -74,6 +74,8 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
     for key, value in _flat(arrays):
+        if key in values or key in unreadable:
+            raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
         try:
             array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -82,7 +84,11 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
         if array.dtype.names:
-            values |= {f"{key}/{inner}": array[inner] for inner in array.dtype.names}
+            fields = {f"{key}/{inner}": array[inner] for inner in array.dtype.names}
+            twice = next((inner for inner in fields if inner in values or inner in unreadable), None)
+            if twice is not None:
+                raise UsageError(f"{name}: two arrays are named {twice}", hint="rename one of them")
+            values |= fields
         elif array.dtype.hasobject:
             unreadable[key] = "its elements are Python objects"
         else:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -306,3 +307,24 @@ def test_what_does_not_count():
         exec(text, names)
         made.append(content_hash(names["fn"]))
     assert made[0] == made[1]  # where it stands in its file
+
+
+def nan_of(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<Q", bits))[0]
+
+
+@pytest.mark.parametrize("wrapped", [lambda value: value, lambda value: [value], lambda value: {value}])
+def test_nans_differ_in_sign_and_payload(wrapped):
+    quiet, negative, other = 0x7FF8000000000000, 0xFFF8000000000000, 0x7FF8000000000001
+    every = [nan_of(bits) for bits in (quiet, negative, other)]
+    every += [complex(0, value) for value in every]
+    assert len({content_hash(wrapped(value)) for value in every}) == len(every)
+    assert content_hash(wrapped(nan_of(quiet))) == content_hash(wrapped(nan_of(quiet)))
+
+
+def test_tensors_with_and_without_gradients_differ():
+    plain, learned = torch.ones(2), torch.ones(2, requires_grad=True)
+    assert content_hash(plain) != content_hash(learned)
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    assert content_hash(frozen) != content_hash(torch.nn.Parameter(torch.ones(2)))
+    assert content_hash(learned) == content_hash(torch.ones(2, requires_grad=True))
