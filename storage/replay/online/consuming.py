@@ -46,6 +46,7 @@ class ConsumingSampler(Sampler):
         self._size = 0
         self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, the one consumed first in front
         self.ran_out = False
+        self._leave()
 
     @property
     def endless(self) -> bool:  # type: ignore[override]
@@ -133,6 +134,7 @@ class ConsumingSampler(Sampler):
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self._claim(storage)
         if not self.live(storage):
             self.ran_out = True
             require_records(storage)

@@ -205,10 +205,12 @@ class PrioritizedSampler(Sampler):
         self._priorities.fill_(torch.nan)
         self._largest, self._checked_rows = None, 0
         self.tree = SumTree(self.room)
+        self._leave()
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self._claim(storage)
         self.add_missing_priorities(storage)
         rows, values = self._draw_rows(batch_size, generator)
         if rows[rows.argmax()] >= len(storage):  # marked by somebody who did not say in which storage
@@ -394,6 +396,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._known: tuple[Timeline, int] | None = None
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+        self._claim(storage)
         count, length = self.shape(batch_size)
         self.add_missing_priorities(storage)
         pool = self.pool(storage, length)

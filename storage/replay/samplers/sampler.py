@@ -11,11 +11,14 @@ So the most derived definition is what draws, whichever name it has, and ``super
 
 from __future__ import annotations
 
+import gc
 from abc import ABCMeta
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -65,6 +68,10 @@ class _Replacement(ABCMeta):
         own = cls.__init__  # type: ignore[misc]
         parameters = () if own is object.__init__ else tuple(signature(own).parameters.values())[1:]
         return Signature(parameters)
+
+
+#: The storages that samplers draw from; not attributes, which copies and checkpoints would have.
+_claimed: WeakKeyDictionary[Sampler, ref[Storage]] = WeakKeyDictionary()
 
 
 class Sampler(metaclass=_Replacement):
@@ -179,8 +186,24 @@ class Sampler(metaclass=_Replacement):
 
     _empty = empty
 
+    def _claim(self, storage: Storage, *, in_use: bool = True) -> None:
+        """Note whose records are drawn. Raises SamplingError for another storage, while what the sampler keeps is of the one
+        before (``in_use``)."""
+        before = _claimed.get(self)
+        if before is not None and before() is storage:
+            return
+        if in_use and before is not None and before() is not None:
+            gc.collect()  # of a buffer that was dropped
+            if before() is not None:
+                message = f"this {type(self).__name__} is in use by a buffer with other records"
+                hint = "give each buffer a sampler of its own, or call the sampler's empty() before it changes buffers"
+                raise SamplingError(message, hint=hint)
+        with suppress(TypeError):  # of a list, which a user's code gives to `sample`
+            _claimed[self] = ref(storage)
+
     def _leave(self) -> None:
         """Its buffer has another storage, or another sampler, from now on."""
+        _claimed.pop(self, None)
 
     def position(self) -> Any:
         """What drawing changes, besides the generator."""

@@ -258,7 +258,7 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
     sampleable = SliceSampler.sampleable
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._walk(storage)
+        self._claim(storage, in_use=self.passes.under_way)
         return SliceSampler.draw(self, storage, batch_size, generator)
 
     def _configure(self) -> None:

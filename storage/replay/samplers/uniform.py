@@ -29,12 +29,9 @@ no difference. Where a step stands is computed, as in `Permutation`, so nothing 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -293,10 +290,6 @@ class RandomSampler(Sampler):
         return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
 
 
-#: The storage that a sampler's pass goes over; not an attribute, which copies and checkpoints would have.
-_walked: WeakKeyDictionary[Sampler, ref[Storage]] = WeakKeyDictionary()
-
-
 class SamplerWithoutReplacement(Sampler):
     """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass.
 
@@ -319,25 +312,8 @@ class SamplerWithoutReplacement(Sampler):
         self.passes.shuffle, self.passes.drop_last = bool(self.shuffle), bool(self.drop_last)
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._walk(storage)
+        self._claim(storage, in_use=self.passes.under_way)
         return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))
-
-    def _walk(self, storage: Storage) -> None:
-        """Note whose records are drawn. Raises SamplingError in a pass over those of another buffer."""
-        before = _walked.get(self)
-        if before is not None and before() is storage:
-            return
-        if before is not None and before() is not None and self.passes.under_way:
-            gc.collect()  # a buffer that nobody has any more
-            if before() is not None:
-                message = f"this {type(self).__name__} is in the middle of a pass over another buffer's records"
-                hint = "give each buffer a sampler of its own, or call empty() of the sampler to end the pass"
-                raise SamplingError(message, hint=hint)
-        with suppress(TypeError):  # of a list, which somebody gives to `sample` by hand
-            _walked[self] = ref(storage)
-
-    def _leave(self) -> None:
-        _walked.pop(self, None)
 
     @property
     def ran_out(self) -> bool:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import PassRestartedWarning, SamplingError, UsageError
 from rbdata.storage.replay import (
+    ConsumingSampler,
     LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -300,7 +301,7 @@ def test_two_buffers_do_not_take_each_others_records(drop_last):
     sampler = SamplerWithoutReplacement(drop_last=drop_last)
     one, other = numbered(0, sampler), numbered(100, sampler)
     first = one.sample()
-    with pytest.raises(SamplingError, match="in the middle of a pass over another buffer's records") as caught:
+    with pytest.raises(SamplingError, match="in use by a buffer with other records") as caught:
         other.sample()
     assert "empty()" in str(caught.value)
     if not drop_last:
@@ -328,7 +329,23 @@ def test_a_sampler_goes_on_with_other_buffers():
     assert numbered(300, sampler).sample().min() >= 300
 
 
-def test_slices_of_two_buffers(tmp_path):
+@pytest.mark.parametrize("make", [lambda: PrioritizedSampler(10, 1.0, 1.0), lambda: ConsumingSampler(2)])
+def test_what_is_kept_of_rows_is_not_shared(make):
+    """Priorities and counts belong to the rows of one buffer."""
+    sampler = make()
+    one, other = numbered(0, sampler), numbered(100, sampler)
+    one.sample()
+    with pytest.raises(SamplingError, match="in use by a buffer with other records"):
+        other.sample()
+    sampler.empty()
+    other.empty()
+    other.extend(torch.arange(100, 110))
+    assert other.sample().min() >= 100
+    with pytest.raises(SamplingError, match="in use by a buffer with other records"):
+        one.sample()
+
+
+def test_slices_of_two_buffers():
     sampler = SliceSamplerWithoutReplacement(slice_len=2, end_key="done")
     buffers = []
     for first in (0, 100):
@@ -337,5 +354,5 @@ def test_slices_of_two_buffers(tmp_path):
         buffer.extend(TensorDict({"done": done[:, None], "number": torch.arange(first, first + 20)}, [20]))
         buffers.append(buffer)
     buffers[0].sample()
-    with pytest.raises(SamplingError, match="another buffer's records"):
+    with pytest.raises(SamplingError, match="a buffer with other records"):
         buffers[1].sample()
