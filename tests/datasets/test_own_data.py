@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import rbdata
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
@@ -84,6 +87,33 @@ def test_values_and_flags_are_those_of_the_arrays(names: str, kind: Any) -> None
     np.testing.assert_array_equal(steps["next", "terminated"][:, 0], data["terminals"])
     np.testing.assert_array_equal(steps["next", "truncated"][:, 0], data["timeouts"])
     assert rbdata.verify("my/x").ok
+
+
+def test_columns_that_are_joined_are_not_rounded(tmp_path: Path) -> None:
+    """By a map, or by the names of a table's columns."""
+    count = 4
+    flags = {
+        "action": np.arange(count),
+        "reward": np.zeros(count),
+        "terminated": np.arange(count) == 3,
+        "truncated": np.zeros(count, bool),
+    }
+    for first, exact in ((2**53 - count, True), (2**53 - 1, False), (-(2**53) - 1, False)):
+        columns = {"obs_0": np.arange(first, first + count), "obs_1": np.full(count, 0.5, np.float32)}
+        path = tmp_path / "own.parquet"
+        parquet.write_table(pa.table({**columns, **{name: pa.array(values) for name, values in flags.items()}}), path)
+        joined = {"observation": ["obs_0", "obs_1"]}
+        calls = (
+            partial(rbdata.from_arrays, columns | flags, "my/x", map=joined, force=True),
+            partial(rbdata.convert, path, "my/x", map={"observation": "obs"}, force=True),
+        )
+        for call in calls:
+            if exact:
+                stored = rbdata.open_dataset(call())["observation"]
+                assert stored[:, 0].long().tolist() == columns["obs_0"].tolist() and (stored[:, 1] == 0.5).all()
+            else:
+                with pytest.raises(UsageError, match=r"would round the integer -?9007199254740"):
+                    call()
 
 
 def test_an_array_with_fields_and_columns_that_a_map_joins() -> None:

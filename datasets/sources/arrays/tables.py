@@ -150,7 +150,24 @@ class _Joined:
         return (min(column.shape[0] for column in self.columns), len(self.columns))
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return np.stack([np.asarray(column[rows]).reshape(-1) for column in self.columns], -1).astype(self.dtype)
+        return _side_by_side([np.asarray(column[rows]).reshape(-1) for column in self.columns]).astype(self.dtype)
+
+
+def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns ``[n]`` as one array ``[n, columns]`` of their common dtype.
+
+    Raises UsageError for integers that this dtype, a float, would round: those beyond 2^53 beside columns of fractions.
+    """
+    joined = np.stack(columns, -1)
+    for column in columns:
+        if joined.dtype.kind == "f" and column.dtype.kind in "iu" and column.dtype.itemsize == 8:
+            beyond = (column > 1 << 53) | (column < -(1 << 53)) if column.dtype.kind == "i" else column > 1 << 53
+            if beyond.any():
+                message = (
+                    f"columns of {joined.dtype} would round the integer {column[beyond][0]} of a column beside them"
+                )
+                raise UsageError(message, hint="map the column of integers to a key of its own")
+    return joined
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
@@ -463,7 +480,7 @@ class _Columns:
             except _NotNumbersError as error:
                 self.unreadable[name] = str(error)
                 continue
-            rows = parts[0] if len(columns) == 1 else np.stack(parts, -1)
+            rows = parts[0] if len(columns) == 1 else _side_by_side(parts)
             kind = (rows.dtype, rows.shape[1:])
             if self._kinds.setdefault(name, kind) != kind:
                 (dtype, shape), (now, other) = self._kinds[name], kind
