@@ -99,7 +99,7 @@ def test_columns_that_are_joined_are_not_rounded(tmp_path: Path) -> None:
         "truncated": np.zeros(count, bool),
     }
     for first, exact in ((2**53 - count, True), (2**53 - 1, False), (-(2**53) - 1, False)):
-        columns = {"obs_0": np.arange(first, first + count), "obs_1": np.full(count, 0.5, np.float32)}
+        columns: dict[str, Any] = {"obs_0": np.arange(first, first + count), "obs_1": np.full(count, 0.5, np.float32)}
         path = tmp_path / "own.parquet"
         parquet.write_table(pa.table({**columns, **{name: pa.array(values) for name, values in flags.items()}}), path)
         joined = {"observation": ["obs_0", "obs_1"]}
@@ -196,7 +196,7 @@ def test_two_arrays_of_one_name_are_refused(extra: dict[str, Any], root: Path) -
 
 @pytest.mark.parametrize("name", ["terminals", "next_observations"])
 def test_flags_and_successors_that_cannot_be_read_are_not_left_out(name: str, root: Path) -> None:
-    arrays = {**transitions(), "episode_lengths": [100, 200]} if name == "terminals" else transitions()
+    arrays: dict[str, Any] = {**transitions(), "episode_lengths": [100, 200]} if name == "terminals" else transitions()
     arrays[name] = arrays[name].astype(object)
     with pytest.raises(UsageError, match=f"{name} may be the .*, and is not read") as error:
         rbdata.from_arrays(arrays, "my/objects")

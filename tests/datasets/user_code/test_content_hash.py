@@ -316,7 +316,7 @@ def nan_of(bits: int) -> float:
 @pytest.mark.parametrize("wrapped", [lambda value: value, lambda value: [value], lambda value: {value}])
 def test_nans_differ_in_sign_and_payload(wrapped):
     quiet, negative, other = 0x7FF8000000000000, 0xFFF8000000000000, 0x7FF8000000000001
-    every = [nan_of(bits) for bits in (quiet, negative, other)]
+    every: list[complex] = [nan_of(bits) for bits in (quiet, negative, other)]
     every += [complex(0, value) for value in every]
     assert len({content_hash(wrapped(value)) for value in every}) == len(every)
     assert content_hash(wrapped(nan_of(quiet))) == content_hash(wrapped(nan_of(quiet)))
