@@ -140,7 +140,7 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
 def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> list[Leaf]:
     """The leaves of a view: those of the members, which must be alike, or with ``common`` those that are.
 
-    Raises UsageError, naming the leaves, where they are not.
+    Raises UsageError, naming the leaves, where they are not, and with ``common`` where no observation is left.
     """
     first, *others = [member.schema for member in members]
     names = dict.fromkeys(leaf.name for schema in (first, *others) for leaf in schema)
@@ -163,7 +163,14 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
         message = f"the datasets have unlike leaves: {', '.join(unlike)}"
         hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
         raise UsageError(message, hint=hint)
+    if not any(_is_observation(leaf.name) for leaf in leaves) and any(map(_is_observation, names)):
+        message = f"the datasets have no observation in common: they differ in {', '.join(unlike)}"
+        raise UsageError(message, hint="make their observations alike first, with `rbdata preprocess --fn`")
     return leaves
+
+
+def _is_observation(name: str) -> bool:
+    return name.partition("/")[0] == "observation"
 
 
 def _form(leaf: Leaf | None) -> str:

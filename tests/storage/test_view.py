@@ -215,6 +215,9 @@ def test_unlike_datasets(pair, root):
     common = rbdata.concat([a, "my/more", other], keys="common")
     assert set(common.schema.names) == set(a.schema.names) - {"action"}
     assert torch.equal(common["next/reward"], torch.cat([a["next/reward"], b["next/reward"], b["next/reward"]]))
+    halves = rbdata.preprocess(b, "rbdata:to_float", dest="my/halves", args={"dtype": "float16"}, force=True)
+    with pytest.raises(UsageError, match=r"no observation in common: they differ in observation \("):
+        rbdata.concat([a, halves], keys="common")
     for wrong in ([], "my/more", [a, 3], 7):
         with pytest.raises(UsageError):
             rbdata.concat(wrong)
