@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import av
@@ -26,7 +27,16 @@ def moving_frames(count: int, height: int, width: int, seed: int = 0) -> np.ndar
 
 
 def write_video(path: Path, frames: np.ndarray, codec: str = "h264", fps: float = 10) -> None:
-    """Frames uint8 ``[n, h, w, 3]``, or for ``depth`` codes uint16 ``[n, h, w]``, shown ``fps`` times a second."""
+    """Frames uint8 ``[n, h, w, 3]``, or for ``depth`` codes uint16 ``[n, h, w]``, shown ``fps`` times a second.
+
+    For root SVT-AV1 gives the calling thread real-time priority (SCHED_FIFO, 99), which the thread and all processes that it
+    starts keep: a test that waits for a busy process would then wait for ever. So a thread of its own encodes, and ends.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_encode, path, frames, codec, fps).result()
+
+
+def _encode(path: Path, frames: np.ndarray, codec: str, fps: float) -> None:
     encoder, options = ENCODERS[codec]
     pixels, given = ("gray12le", "gray12le") if codec == "depth" else ("yuv420p", "rgb24")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,16 @@ def test_frames_are_those_of_pyav_in_any_order(tmp_path, codec):
         assert np.array_equal(np.concatenate(list(video.read(number, number + 1))), expected[number : number + 1])
     assert np.array_equal(np.concatenate(list(video.read(7, 25))), expected[7:25])
     video.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="asked for of the system")
+def test_encoders_leave_the_priority_of_the_process(tmp_path):
+    """SVT-AV1 raises that of its caller: a test process with it would hold up everything else on the machine."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+    write_video(tmp_path / "a.mp4", moving_frames(3, 64, 96), "av1")
+    assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == before
+    list(Video(tmp_path / "a.mp4", "a.mp4").read(0, 3))
+    assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == before
 
 
 def test_depth_is_read_as_it_was_written(tmp_path):
