@@ -3,9 +3,8 @@ or removes them.
 
 Each round copies a small sound dataset, changes something (`folder_faults.damage`, and what is below), and uses the folder in
 a few of many ways. What must hold: the right answer or an RbdataError, an exit code that is no bug's; no control character
-printed; nothing outside the folder touched; no hang; no more than ``MOST_MEMORY`` bytes
-beyond what the process held before. Where the manifest is as it was and a file is not, `verify` says so, and no mirror's copy
-gets in.
+printed; nothing outside the folder touched; no hang; no more than ``MOST_MEMORY`` bytes beyond what the process held before.
+Where the manifest is as it was and a file is not, `verify` says so, and no mirror's copy gets in.
 """
 
 from __future__ import annotations

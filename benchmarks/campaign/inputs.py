@@ -6,9 +6,9 @@
 
 An input is a valid file (of tests/data, or written by the provider's own library) that was changed as its seed says. It is
 read in a warm forked process. What must come out: the right values, as far as the format proves them or another reader knows
-them, or an RbdataError; never another exception, a crash, more than `LIMIT_SECONDS`, or more than `LIMIT_BYTES`
-beyond what the process held before.
-A fault names the reader, the seed and the number of the input: ``--reader NAME --seed SEED --from NUMBER --rounds 1``.
+them, or an RbdataError; never another exception, a crash, more than `LIMIT_SECONDS`, or more than `LIMIT_BYTES` beyond what
+the process held before. A fault names the reader, the seed and the number of the input: ``--reader NAME --seed SEED --from
+NUMBER --rounds 1``.
 """
 
 from __future__ import annotations

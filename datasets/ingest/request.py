@@ -64,7 +64,7 @@ def make_request(
     """A request from arguments as users give them; ``extra`` are options of the source, ``fields`` others of `Request`."""
     options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
     fetch = FetchOptions(user_project=user_project)
-    if not isinstance(mirror, (str, os.PathLike)) and mirror is not None:
+    if not (mirror is None or isinstance(mirror, (str, os.PathLike))):
         raise UsageError(f"mirror is a path or URL, not {mirror!r}")
     place = None if mirror is None else os.fspath(mirror)
     return Request(dataset_id, None if root is None else Path(root), place, options=options, fetch=fetch, **fields)

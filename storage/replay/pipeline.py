@@ -221,7 +221,7 @@ class BatchOrder:
             return bool(self.sampler.can_sample(self.storage, batch_size))
         before = self._current()
         try:
-            self.sampler.draw(self.storage, batch_size, self.generator)
+            draw_batch(self.sampler, self.storage, batch_size, self.generator)
             return True
         except SamplingError:
             return False

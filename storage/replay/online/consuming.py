@@ -134,7 +134,6 @@ class ConsumingSampler(Sampler):
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._claim(storage)
         if not self.live(storage):
             self.ran_out = True
             require_records(storage)

@@ -210,7 +210,6 @@ class PrioritizedSampler(Sampler):
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._claim(storage)
         self.add_missing_priorities(storage)
         rows, values = self._draw_rows(batch_size, generator)
         if rows[rows.argmax()] >= len(storage):  # marked by somebody who did not say in which storage
@@ -396,7 +395,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._known: tuple[Timeline, int] | None = None
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._claim(storage)
         count, length = self.shape(batch_size)
         self.add_missing_priorities(storage)
         pool = self.pool(storage, length)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 from abc import ABCMeta
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
 from pathlib import Path
@@ -186,20 +185,23 @@ class Sampler(metaclass=_Replacement):
 
     _empty = empty
 
-    def _claim(self, storage: Storage, *, in_use: bool = True) -> None:
-        """Note whose records are drawn. Raises SamplingError for another storage, while what the sampler keeps is of the one
-        before (``in_use``)."""
+    @property
+    def keeps_of_records(self) -> bool:
+        """Whether it keeps what is true of one storage's records alone: values of rows, or a pass under way."""
+        return self.values_per_row
+
+    def _claim(self, storage: Storage) -> None:
+        """Note whose records are drawn. Raises SamplingError while it keeps something of another storage's."""
         before = _claimed.get(self)
         if before is not None and before() is storage:
             return
-        if in_use and before is not None and before() is not None:
+        if before is not None and before() is not None and self.keeps_of_records:
             gc.collect()  # of a buffer that was dropped
             if before() is not None:
                 message = f"this {type(self).__name__} is in use by a buffer with other records"
                 hint = "give each buffer a sampler of its own, or call the sampler's empty() before it changes buffers"
                 raise SamplingError(message, hint=hint)
-        with suppress(TypeError):  # of a list, which a user's code gives to `sample`
-            _claimed[self] = ref(storage)
+        _claimed[self] = ref(storage)
 
     def _leave(self) -> None:
         """Its buffer has another storage, or another sampler, from now on."""
@@ -315,6 +317,7 @@ def _bound(function: Any, sampler: Sampler) -> Any:
 
 def draw_batch(sampler: Sampler, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
     """The next draw; by the ``sample`` that was set on this very sampler, if one was."""
+    sampler._claim(storage)
     own = sampler.__dict__.get("sample")
     if own is not None and "draw" not in sampler.__dict__:
         return _to_draw(sampler, storage, own(storage, batch_size))

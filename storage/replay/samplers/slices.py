@@ -255,11 +255,7 @@ class SliceSamplerWithoutReplacement(SamplerWithoutReplacement, SliceSampler):
         self._configure()
 
     arguments = SliceSampler.arguments | SamplerWithoutReplacement.arguments
-    sampleable = SliceSampler.sampleable
-
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._claim(storage, in_use=self.passes.under_way)
-        return SliceSampler.draw(self, storage, batch_size, generator)
+    draw, sampleable = SliceSampler.draw, SliceSampler.sampleable
 
     def _configure(self) -> None:
         SliceSampler._configure(self)

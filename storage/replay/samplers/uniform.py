@@ -311,8 +311,11 @@ class SamplerWithoutReplacement(Sampler):
             self.passes.restart()  # the rest of the pass has another order
         self.passes.shuffle, self.passes.drop_last = bool(self.shuffle), bool(self.drop_last)
 
+    @property
+    def keeps_of_records(self) -> bool:
+        return self.passes.under_way
+
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        self._claim(storage, in_use=self.passes.under_way)
         return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))
 
     @property

@@ -335,6 +335,7 @@ def test_what_is_kept_of_rows_is_not_shared(make):
     sampler = make()
     one, other = numbered(0, sampler), numbered(100, sampler)
     one.sample()
+    assert one.can_sample(4) and not other.can_sample(4)
     with pytest.raises(SamplingError, match="in use by a buffer with other records"):
         other.sample()
     sampler.empty()
