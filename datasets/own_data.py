@@ -16,6 +16,7 @@ from .. import settings
 from ..errors import DatasetExistsError, UnfinishedDatasetError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
+from ..storage.leaf import is_observation
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
@@ -275,8 +276,7 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
         key, why = next(iter(table.unreadable.items()))
         raise UsageError(f"episode {number}: {key} cannot be stored: {why}")
     for key, array in table.values.items():
-        more = key == "observation" or key.startswith("observation/")
-        if not array.ndim or len(array) - length not in (0, more):
+        if not array.ndim or len(array) - length not in (0, is_observation(key)):
             rows = f"{len(array)} rows" if array.ndim else "one value"
             message = f"episode {number}: {key} has {rows}, and the episode {length} steps"
             hint = "a row per step; observations may have one more, and flags may be one value"

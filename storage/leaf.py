@@ -118,6 +118,11 @@ def _is_value(number: object, dtype: str) -> bool:
     return isinstance(number, int) and low <= number < high
 
 
+def is_observation(name: str) -> bool:
+    """Whether a key is ``observation`` or lies below it."""
+    return name.partition("/")[0] == "observation"
+
+
 def check_key(name: str) -> None:
     """Raise SchemaError for keys that some tensordict version would rename, and for reserved names."""
     parts = name.split("/")

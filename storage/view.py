@@ -26,7 +26,7 @@ from ..errors import UsageError
 from .amounts import plural
 from .codecs.codec import Rows
 from .episodes import CUT, EpisodeTable
-from .leaf import Leaf
+from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
 from .reference_scores import original_source
 from .schema import Schema
@@ -163,14 +163,10 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
         message = f"the datasets have unlike leaves: {', '.join(unlike)}"
         hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
         raise UsageError(message, hint=hint)
-    if not any(_is_observation(leaf.name) for leaf in leaves) and any(map(_is_observation, names)):
+    if any(map(is_observation, names)) and not any(is_observation(leaf.name) for leaf in leaves):
         message = f"the datasets have no observation in common: they differ in {', '.join(unlike)}"
         raise UsageError(message, hint="make their observations alike first, with `rbdata preprocess --fn`")
     return leaves
-
-
-def _is_observation(name: str) -> bool:
-    return name.partition("/")[0] == "observation"
 
 
 def _form(leaf: Leaf | None) -> str:

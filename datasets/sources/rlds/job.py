@@ -9,6 +9,7 @@ from typing import Any
 
 from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from ....storage.checksums import crc32c
+from ....storage.leaf import is_observation
 from ...fetch import Location, read_all
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, parse_features, parse_info
@@ -173,7 +174,7 @@ def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tu
         elif feature.kind == "text" and options["text"] == "omit":
             left_out[name] = "text, left out as asked"
     kept = tuple(feature for feature in features if names[feature.name] not in left_out)
-    if not any(name == "observation" or name.startswith("observation/") for name in (names[one.name] for one in kept)):
+    if not any(is_observation(names[feature.name]) for feature in kept):
         raise UsageError("no observation is left to store", hint=f"features: {', '.join(names.values())}")
     return kept, left_out
 
