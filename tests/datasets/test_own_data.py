@@ -89,6 +89,63 @@ def test_values_and_flags_are_those_of_the_arrays(names: str, kind: Any) -> None
     assert rbdata.verify("my/x").ok
 
 
+@pytest.mark.parametrize("width", [3, 300])
+def test_stated_successors_keep_their_bits(width: int) -> None:
+    """The sign of a zero, the payload of a NaN, and what differs from the next row by rounding."""
+    states = np.zeros((N + 1, width), np.float32)
+    states[:, 0] = np.arange(N + 1)
+    data = {**transitions(), "observations": states[:-1], "next_observations": states[1:].copy()}
+    data["next_observations"][:, 1] = -0.0
+    data["next_observations"][100, 0] = np.nextafter(np.float32(101), np.float32(0))
+    nans = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
+    data["observations"][51, 2], data["next_observations"][50, 2] = nans
+    whole = rbdata.open_dataset(rbdata.from_arrays(data, "my/whole"))[:]
+    episode = {
+        "observation": data["observations"],
+        "action": data["actions"],
+        "reward": data["rewards"],
+        "next_observation": data["next_observations"],
+        "truncated": True,
+    }
+    paths = [rbdata.from_episodes([episode, episode], "my/list")]
+    paths.append(rbdata.from_episodes((one for one in (episode, episode)), "my/generated"))
+    wanted = data["next_observations"].view(np.uint32)
+    assert (whole["next", "observation"].numpy().view(np.uint32) == wanted).all()
+    assert (whole["observation"].numpy().view(np.uint32) == data["observations"].view(np.uint32)).all()
+    for path in paths:
+        dataset = rbdata.open_dataset(path)
+        assert (dataset[:]["next", "observation"][:N].numpy().view(np.uint32) == wanted).all()
+    assert (rbdata.open_dataset("my/list").episodes.length == [N, N]).all()
+
+
+def test_tensors_that_numpy_lacks_are_stored_by_value() -> None:
+    """What torch puts off, and fractions of few bits."""
+    data: dict[str, Any] = transitions()
+    values = torch.as_tensor(data["observations"])
+    pairs = torch.complex(values, values + 1)
+    data |= {"negated": torch._neg_view(values), "conjugated": pairs.conj().imag}
+    data |= {"brain": values.bfloat16(), "eight": values.to(torch.float8_e5m2), "half": values.half()}
+    extra = ("negated", "conjugated", "brain", "eight", "half")
+    steps = rbdata.open_dataset(rbdata.from_arrays(data, "my/lazy", map={name: name for name in extra}))[:]
+    for name in extra:
+        np.testing.assert_array_equal(steps[name].float(), data[name].float().resolve_neg(), name)
+    assert steps["brain"].dtype == torch.float32
+    assert steps["half"].dtype == torch.float16
+
+
+def test_an_array_of_the_map_that_cannot_be_read_says_why() -> None:
+    with pytest.raises(UsageError, match="goal as 'goal', which cannot be read: can't convert Sparse layout"):
+        rbdata.from_arrays({**transitions(), "goal": torch.ones(N, 3).to_sparse()}, "my/x", map={"goal": "goal"})
+
+
+def test_rounded_successors_of_frames_that_come_later_are_said() -> None:
+    first = {"observation": np.zeros((4, 300), np.float32), "action": np.zeros(4), "reward": np.zeros(4)}
+    first |= {"next_observation": np.zeros((4, 300), np.float32), "terminated": True}
+    later = {**first, "next_observation": np.full((4, 300), -0.0, np.float32)}
+    dataset = rbdata.open_dataset(rbdata.from_episodes((one for one in (first, later)), "my/frames"))
+    assert any("sign of a zero" in note and ": 3 " in note for note in dataset.manifest.notes)
+
+
 def test_columns_that_are_joined_are_not_rounded(tmp_path: Path) -> None:
     """By a map, or by the names of a table's columns."""
     count = 4

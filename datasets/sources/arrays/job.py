@@ -28,7 +28,7 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles
-from .rows import blocks, columns_of, end_episodes
+from .rows import blocks, columns_of, end_episodes, stored_apart
 from .tables import Table, join_columns, open_tables
 
 _COUNTED = {
@@ -38,6 +38,10 @@ _COUNTED = {
     ),
     "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n} steps whose successor is not in the data.",
     "seams": "Episodes cut where the stated next observation is not the observation of the next row: {n}.",
+    "rounded_successors": (
+        "Stored as the observation of the next row: {n} next observations that differ from it by rounding, or by the sign of "
+        "a zero, alone."
+    ),
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
     "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }
@@ -76,7 +80,9 @@ class ArraysJob(RecordedJob):
             raise UsageError(f"{name} has no arrays")
         plain = join_columns(first, given)
         self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
-        super().__init__(name, columns_of(self.roles, first.arrays), 1, options)
+        known = tables if isinstance(tables, Sequence) else [first]
+        self._apart = stored_apart([(table, self._roles_of(table, first, given)) for table in known])
+        super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
         self._first = first
         self._tables: Iterable[Table] = (
             [first, *remaining] if isinstance(tables, Sequence) else chain([first], remaining)
@@ -110,11 +116,8 @@ class ArraysJob(RecordedJob):
         Raises UsageError for one that is unlike the first.
         """
         for table in self.begin(first) if self.begin and first else self._tables:
-            plain = join_columns(table, self._given)
-            roles = (
-                self.roles if table is self._first else find_roles(table.arrays, plain, table.name, table.unreadable)
-            )
-            columns = columns_of(roles, table.arrays)
+            roles = self._roles_of(table, self._first, self._given)
+            columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
             yield (
@@ -122,6 +125,11 @@ class ArraysJob(RecordedJob):
                 roles,
                 end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=not self._is_one),
             )
+
+    def _roles_of(self, table: Table, first: Table, given: Mapping[str, Given]) -> Roles:
+        if table is first:
+            return self.roles
+        return find_roles(table.arrays, join_columns(table, given), table.name, table.unreadable)
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
@@ -236,7 +244,7 @@ class _ReadTask:
                 for number, rows in enumerate(block.rows):
                     if len(rows):
                         writer.column(0, number, rows)
-                    if columns[number].per == "state" and rows.dtype.kind == "f":
+                    if columns[number].key in roles.observation and rows.dtype.kind == "f":
                         counts["rows_not_finite"] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
                 writer.steps(0, block.rewards, block.end)
                 states += len(block.rewards) + int(np.count_nonzero(block.end))

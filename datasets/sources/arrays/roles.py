@@ -142,7 +142,7 @@ def find_roles(
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
     given = {_TED.get(key, key): value for key, value in given.items()}
-    found, extra = _given_roles(arrays, given, where)
+    found, extra = _given_roles(arrays, given, where, unreadable)
     taken = {name for names in found.values() for name in names.values()} | set(extra.values())
     ambiguous: dict[str, str] = {}
     for role, names in NAMES.items():
@@ -181,7 +181,7 @@ def listed(arrays: Mapping[str, ArrayInfo]) -> str:
 
 
 def _given_roles(
-    arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str
+    arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str, unreadable: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """The roles that a map states, each with its arrays by key; and its other keys."""
     found: dict[str, dict[str, str]] = {}
@@ -192,6 +192,8 @@ def _given_roles(
             if key != "reward":
                 raise UsageError(f"{where}: the map gives {key} as the number {value}; only a reward may be one")
             continue
+        if value in unreadable:
+            raise UsageError(f"{where}: the map gives {key} as {value!r}, which cannot be read: {unreadable[value]}")
         names = _resolved(value, arrays, key, where)
         if role in _TREES:
             leaves = found.setdefault(role, {})

@@ -7,12 +7,13 @@ What becomes of rows whose successor the data do not hold says `ingest.trajector
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
+from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
 from ...ingest.spaces import LossyCastError, cast
 from ...ingest.trajectories import Column, TransitionRows, resolve_transitions, to_rewards
@@ -34,11 +35,70 @@ class Block:
     end: np.ndarray
 
 
-def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo]) -> list[Column]:
-    """The columns of a dataset: observations per state, all else per step."""
-    states = [_column(key, arrays[name], "state") for key, name in roles.observation.items()]
+def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo], apart: Collection[str] = ()) -> list[Column]:
+    """The columns of a dataset: observations per state, all else per step.
+
+    Observations that are ``apart`` are two columns per step, with the stated successors as they are.
+    """
+    columns = []
+    for key, name in roles.observation.items():
+        if key in apart and key in roles.next_observation:
+            columns += [_column(one, arrays[name], "step") for one in (key, "next/" + key)]
+        else:
+            columns.append(_column(key, arrays[name], "state"))
     steps = {**roles.action, **roles.extra}
-    return states + [_column(key, arrays[name], "step") for key, name in steps.items()]
+    return columns + [_column(key, arrays[name], "step") for key, name in steps.items()]
+
+
+def stored_apart(tables: Sequence[tuple[Table, Roles]]) -> set[str]:
+    """The observations whose successors are stored as they are stated, beside the observation of the next row.
+
+    Those are fractions, which may differ in rounding, or in the sign of a zero. Small rows have two leaves anyway; large ones
+    are stored once per state unless a successor in ``tables`` differs so.
+    """
+    if not tables:
+        return set()
+    first, roles = tables[0]
+    columns = {key: _column(key, first.arrays[name], "state") for key, name in roles.observation.items()}
+    stated = [column for key, column in columns.items() if key in roles.next_observation]
+    fractions = [column for column in stated if np.dtype(column.dtype).kind == "f"]
+    return {
+        column.key
+        for column in fractions
+        if column.row_bytes < LARGE_ROW or any(_has_rounded(*table, column) for table in tables)
+    }
+
+
+def _has_rounded(table: Table, roles: Roles, column: Column) -> bool:
+    """Whether a stated successor is not, bit by bit, the observation of the next row, but for rounding."""
+    if column.key not in roles.next_observation:
+        return False
+    rows = table.arrays[roles.observation[column.key]].shape[0]
+    size = max(1, _BLOCK_BYTES // column.row_bytes)
+    for low in range(0, rows - 1, size):
+        high = min(low + size, rows - 1)
+        after = table.read(roles.observation[column.key], low + 1, high + 1)
+        if _rounded(after, table.read(roles.next_observation[column.key], low, high)).any():
+            return True
+    return False
+
+
+def _rounded(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
+    """Which rows of fractions are the same within rounding, and not the same bits; bool ``[n]``."""
+    word, row = f"u{after.dtype.itemsize}", int(np.prod(after.shape[1:]))
+    bits = [np.ascontiguousarray(some).reshape(len(some), row).view(word) for some in (after, stated)]
+    rows = np.flatnonzero((bits[0] != bits[1]).any(1))
+    rounded = np.zeros(len(after), bool)
+    rounded[rows] = _is_same(after[rows], stated[rows])
+    return rounded
+
+
+def _is_same(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
+    """Which stated successors are the observation of the next row; bool ``[n]``."""
+    same = after == stated
+    if after.dtype.kind == "f":
+        same |= np.isclose(after, stated, rtol=_RTOL, atol=_ATOL, equal_nan=True)
+    return np.asarray(same.all(tuple(range(1, same.ndim))))
 
 
 def _column(key: str, array: ArrayInfo, per: str) -> Column:
@@ -155,12 +215,14 @@ def blocks(
     rows = len(transitions.keep)
     size = max(1, min(most_rows, _BLOCK_BYTES // max(1, sum(column.row_bytes for column in columns))))
     names = {**roles.observation, **roles.action, **roles.extra}
+    names |= {"next/" + key: name for key, name in roles.next_observation.items()}
     per_state = bool(rows) and table.arrays[next(iter(roles.observation.values()))].shape[0] != rows
     first_state = 0
     for low in range(0, rows, size):
         high = min(low + size, rows)
         if roles.next_observation:
-            _find_seams(table, roles, transitions, low, high)
+            shared = {column.key for column in columns if column.per == "state" and column.dtype.startswith("float")}
+            _find_seams(table, roles, transitions, low, high, shared)
         states = high - low + int(np.count_nonzero(transitions.last[low:high]))
         kept = transitions.keep[low:high]
         block = []
@@ -186,20 +248,25 @@ def _states(table: Table, roles: Roles, transitions: TransitionRows, key: str, l
     return np.concatenate([here, *stated, np.zeros_like(here[:1])])[rows]
 
 
-def _find_seams(table: Table, roles: Roles, transitions: TransitionRows, low: int, high: int) -> None:
-    """Inside an episode the successor of a row is the next row's observation; where it is not, the episode is cut."""
+def _find_seams(
+    table: Table, roles: Roles, transitions: TransitionRows, low: int, high: int, shared: Collection[str]
+) -> None:
+    """Inside an episode the successor of a row is the next row's observation; where it is not, the episode is cut.
+
+    Counts the successors that become the next row's observation but for rounding: those of the keys ``shared``.
+    """
     rows = len(transitions.keep)
     goes_on = np.flatnonzero(~transitions.last[low : min(high, rows - 1)])
-    differs = np.zeros(len(goes_on), bool)
+    differs, rounded = np.zeros(len(goes_on), bool), np.zeros(len(goes_on), bool)
     for key, name in roles.observation.items():
         after = table.read(name, low + 1, min(high + 1, rows))[goes_on]
         stated = table.read(roles.next_observation[key], low, high)[goes_on]
-        same = after == stated
-        if after.dtype.kind == "f":
-            same |= np.isclose(after, stated, rtol=_RTOL, atol=_ATOL, equal_nan=True)
-        differs |= ~same.all(tuple(range(1, same.ndim)))
+        differs |= ~_is_same(after, stated)
+        if key in shared:
+            rounded |= _rounded(after, stated)
     transitions.cut_after(low + goes_on[differs])
-    transitions.counts["seams"] = transitions.counts.get("seams", 0) + int(differs.sum())
+    for name, count in (("seams", differs), ("rounded_successors", rounded & ~differs)):
+        transitions.counts[name] = transitions.counts.get(name, 0) + int(count.sum())
 
 
 def _rewards(table: Table, roles: Roles, low: int, high: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         if key in values or key in unreadable:
             raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
         try:
-            array = value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+            array = _array_of_tensor(value) if hasattr(value, "detach") else np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
             unreadable[key] = reason(error)
             continue
@@ -94,6 +94,15 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         else:
             values[key] = array
     return Table(name, values, unreadable)
+
+
+def _array_of_tensor(tensor: Any) -> np.ndarray:
+    """A tensor as an array: what torch puts off (a negation, a conjugate) is done, and of fractions that NumPy lacks
+    (bfloat16, float8) float32 holds every value. Raises TypeError, RuntimeError for other tensors that are no arrays."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if plain.is_floating_point() and plain.itemsize < 4 and str(plain.dtype) != "torch.float16":
+        plain = plain.float()
+    return np.asarray(plain.numpy())
 
 
 def _flat(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
