@@ -17,7 +17,7 @@ import re
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -38,6 +38,8 @@ _HDF5 = (".h5", ".hdf5")
 _COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 _COPY_BYTES = 1 << 20
+#: What an empty cell of a text table is. NaN is a number.
+_EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
 _NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
 
 
@@ -67,6 +69,10 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
     """
     if isinstance(arrays, np.ndarray) and arrays.dtype.names:
         arrays = {field: arrays[field] for field in arrays.dtype.names}
+    if len(getattr(arrays, "batch_size", ())) > 1:
+        message = f"{name} are a TensorDict of batch size {list(arrays.batch_size)}, and a dataset has one row per step"
+        hint = "where its last dimension is time: mark the last step of each trajectory as truncated, then reshape(-1)"
+        raise UsageError(message, hint=hint)
     if not hasattr(arrays, "items"):
         raise UsageError(
             f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
@@ -83,17 +89,22 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
             continue
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
-        if array.dtype.names:
-            fields = {f"{key}/{inner}": array[inner] for inner in array.dtype.names}
-            twice = next((inner for inner in fields if inner in values or inner in unreadable), None)
-            if twice is not None:
-                raise UsageError(f"{name}: two arrays are named {twice}", hint="rename one of them")
-            values |= fields
-        elif array.dtype.hasobject:
-            unreadable[key] = "its elements are Python objects"
-        else:
-            values[key] = array
+        for inner, plain in _fields(key, array):
+            if inner in values or inner in unreadable:
+                raise UsageError(f"{name}: two arrays are named {inner}", hint="rename one of them")
+            if plain.dtype.hasobject:
+                unreadable[inner] = "its elements are Python objects"
+            else:
+                values[inner] = plain
     return Table(name, values, unreadable)
+
+
+def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of an array with fields, which may have fields themselves."""
+    if not array.dtype.names:
+        yield key, array
+    for inner in array.dtype.names or ():
+        yield from _fields(f"{key}/{inner}", array[inner])
 
 
 def _array_of_tensor(tensor: Any) -> np.ndarray:
@@ -302,7 +313,8 @@ def _open_npz(path: Path, scratch: Path) -> Table:
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
-    return Table(path.name, values, unreadable)
+    table = memory_table(values, path.name)
+    return Table(path.name, table.values, {**unreadable, **table.unreadable})
 
 
 def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
@@ -360,8 +372,26 @@ def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
             group, episodes = (group["data"], inside) if inside else (group, [])
         if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
             ordered = sorted(episodes, key=natural)
-            return [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in ordered]
+            others = _other_groups(group, set(episodes), path.name)
+            tables = [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in ordered]
+            tables[0].unreadable.update(others)
+            return tables
         return [Table(path.name, *_datasets(file))]
+
+
+def _other_groups(group: Any, episodes: Collection[str], where: str) -> dict[str, str]:
+    """The groups beside those of the episodes, and why they are not read.
+
+    Raises UsageError for one that is named as the episodes are: without it the data would lack an episode.
+    """
+    stems = {re.sub(r"\d+", "#", name) for name in episodes}
+    others = [name for name in group if name not in episodes]
+    for name in sorted(others, key=natural):
+        if re.sub(r"\d+", "#", name) in stems:
+            there = ", ".join(_datasets(group[name])[0]) or "no arrays"
+            message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
+            raise UsageError(message, hint=f"it has {there}; rename it, or leave it out of the file")
+    return dict.fromkeys(others, "it is a group without an observation and an action")
 
 
 def _is_episode(group: Any) -> bool:
@@ -376,14 +406,21 @@ def _datasets(group: Any) -> tuple[dict[str, Any], dict[str, str]]:
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
 
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            if item.shape is None or item.dtype.hasobject or item.dtype.kind not in "biuf":
+    def visit(inside: Any, prefix: str, above: Collection[Any]) -> None:
+        for key in inside:
+            name = prefix + key
+            item = inside.get(key)  # also where the name is a link
+            if isinstance(item, h5py.Group):
+                if item.id not in above:
+                    visit(item, name + "/", {*above, item.id})
+            elif not isinstance(item, h5py.Dataset):
+                unreadable[name] = "its link leads nowhere" if item is None else f"it is a {type(item).__name__}"
+            elif item.shape is None or item.dtype.hasobject or item.dtype.kind not in "biuf":
                 unreadable[name] = f"its dtype is {item.dtype}"
             else:
                 values[name] = item
 
-    group.visititems(visit)
+    visit(group, "", {group.id})
     return values, unreadable
 
 
@@ -438,13 +475,13 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
         head = file.readline(_COPY_BYTES)
     if delimiter not in head and ";" in head:  # as spreadsheets write it where the comma is for decimals
         delimiter = ";"
-    parse = csv.ParseOptions(delimiter=delimiter)
     types: dict[str, Any] = {}
     names: list[str] = []
 
-    def opened() -> Any:
+    def opened(columns: Sequence[str] = ()) -> Any:
         # Whole numbers, then fractions, then text: what does not fit the first guess gets the next one.
-        reader = csv.open_csv(path, parse_options=parse, convert_options=csv.ConvertOptions(column_types=types))
+        convert = csv.ConvertOptions(column_types=types, include_columns=columns, null_values=_EMPTY)
+        reader = csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter), convert_options=convert)
         names[:] = reader.schema.names
         return reader
 
@@ -459,7 +496,31 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
                 raise
             name = names[int(wrong[1])]
             types[name] = pyarrow.string() if name in types else pyarrow.float64()
-    yield from opened()
+    large: set[str] = set()
+    for batch in opened():
+        for name, column in zip(batch.schema.names, batch.columns):
+            if pyarrow.types.is_floating(column.type) and (np.abs(column.drop_null().to_numpy()) > 1 << 53).any():
+                large.add(name)
+        yield batch.rename_columns([name.strip() for name in batch.schema.names])
+    if large:
+        types |= dict.fromkeys(large, pyarrow.string())
+        _check_not_rounded(opened(sorted(large)), path.name)
+
+
+def _check_not_rounded(batches: Iterable[Any], where: str) -> None:
+    """Raise CorruptSourceError for whole numbers in text that float64, the type of their column, does not hold."""
+    import pyarrow.compute
+
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns):
+            whole = pyarrow.compute.match_substring_regex(column, r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
+            for text in column.filter(whole).to_pylist():
+                if int(text.partition(".")[0]) != int(float(text)):
+                    message = (
+                        f"{where}: the whole number {text.strip()} of {name} would be rounded to {float(text):.0f}"
+                    )
+                    hint = "int64, without fractions in the column, holds those up to 2^63; leave other columns out"
+                    raise CorruptSourceError(message, hint=hint)
 
 
 class _Columns:

@@ -212,3 +212,82 @@ def test_memory_takes_mappings_tensors_and_fields() -> None:
 
 def test_numbers_sort_as_numbers() -> None:
     assert sorted(["demo_10", "demo_9", "demo", "a2b"], key=natural) == ["a2b", "demo", "demo_9", "demo_10"]
+
+
+@pytest.mark.parametrize(
+    "uids",
+    [
+        ["9007199254740993", "9007199254740994", "0.5"],
+        ["9007199254740993.0", "9007199254740994.0", "1.0"],
+        ["9223372036854775809", "1", "2"],
+    ],
+)
+def test_whole_numbers_of_text_are_never_rounded(uids: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "ids.csv"
+    path.write_text("obs,act,rew,done,uid\n" + "".join(f"1,0,1,0,{uid}\n" for uid in uids))
+    with pytest.raises(CorruptSourceError, match=f"the whole number {uids[0]} of uid would be rounded"):
+        with open_tables(path, tmp_path / "scratch"):
+            pass
+
+
+def test_large_numbers_of_text_that_are_not_rounded(tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("obs,x,y\n1e300,9007199254740992,9007199254740993\n0.5,0.25,9007199254740995\n")
+    with open_tables(path, tmp_path / "scratch") as (table,):
+        assert table.read("obs", 0, 2).tolist() == [1e300, 0.5]
+        assert table.read("x", 0, 2).tolist() == [2.0**53, 0.25]
+        assert table.read("y", 0, 2).tolist() == [2**53 + 1, 2**53 + 3]
+
+
+def test_nan_in_text_is_a_number_and_names_may_have_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "nan.csv"
+    path.write_text("obs_0, obs_1, act, rew\n1, nan, 0, 1\nNaN, 2, 1, 2\n")
+    with open_tables(path, tmp_path / "scratch") as (table,):
+        np.testing.assert_array_equal(table.read("obs", 0, 2), [[1, np.nan], [np.nan, 2]])
+        assert list(table.values) == ["obs", "act", "rew"]
+
+
+def _write_episode(group: Any, number: int) -> None:
+    group["obs"], group["act"], group["rew"] = np.full((3, 2), number, np.float32), np.zeros(2), np.zeros(2)
+
+
+def test_a_group_named_as_the_episodes_that_is_none_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in (10, 2, 1):
+            _write_episode(file.create_group(f"ep_{number}"), number)
+        file["about/version"] = np.zeros(1)
+    with open_tables(tmp_path / "a.h5", tmp_path / "scratch") as tables:
+        assert [table.read("obs", 0, 1)[0, 0] for table in tables] == [1, 2, 10]
+        assert list(tables[0].unreadable) == ["about"]
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file["ep_2/act"]
+    with pytest.raises(UsageError, match="ep_2 is named as the episodes are"):
+        with open_tables(tmp_path / "a.h5", tmp_path / "scratch"):
+            pass
+
+
+def test_links_of_hdf5_are_arrays_too(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["data/obs"] = np.arange(3)
+        file["obs"], file["same"] = h5py.SoftLink("/data/obs"), file["data/obs"]
+        file["gone"], file["data/up"] = h5py.SoftLink("/nowhere"), file["data"]
+    with open_tables(tmp_path / "a.h5", tmp_path / "scratch") as (table,):
+        assert set(table.values) == {"data/obs", "obs", "same"}
+        assert table.read("obs", 0, 3).tolist() == [0, 1, 2]
+        assert table.unreadable == {"gone": "its link leads nowhere"}
+
+
+def test_fields_may_have_fields(tmp_path: Path) -> None:
+    rows = np.zeros(4, [("obs", [("pos", "f4", (2,)), ("in", [("a", "i4"), ("b", "f8")])]), ("act", "i8")])
+    rows["obs"]["in"]["b"] = np.arange(4) / 2
+    np.savez(tmp_path / "a.npz", rows=rows["obs"], act=rows["act"])
+    assert memory_table(rows).read("obs/in/b", 0, 4).tolist() == [0, 0.5, 1, 1.5]
+    with open_tables(tmp_path / "a.npz", tmp_path / "scratch") as (table,):
+        assert table.read("rows/in/b", 0, 4).tolist() == [0, 0.5, 1, 1.5]
+        assert table.arrays["rows/pos"].shape == (4, 2)
+
+
+def test_a_tensordict_of_several_dimensions_is_refused() -> None:
+    steps = TensorDict({"observation": torch.zeros(2, 4, 3)}, [2, 4])
+    with pytest.raises(UsageError, match=r"batch size \[2, 4\]"):
+        memory_table(steps)
