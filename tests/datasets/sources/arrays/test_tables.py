@@ -225,9 +225,9 @@ def test_numbers_sort_as_numbers() -> None:
 def test_whole_numbers_of_text_are_never_rounded(uids: list[str], tmp_path: Path) -> None:
     path = tmp_path / "ids.csv"
     path.write_text("obs,act,rew,done,uid\n" + "".join(f"1,0,1,0,{uid}\n" for uid in uids))
-    with pytest.raises(CorruptSourceError, match=f"the whole number {uids[0]} of uid would be rounded"):
-        with open_tables(path, tmp_path / "scratch"):
-            pass
+    message = f"the whole number {uids[0]} of uid would be rounded"
+    with pytest.raises(CorruptSourceError, match=message), open_tables(path, tmp_path / "scratch"):
+        pass
 
 
 def test_large_numbers_of_text_that_are_not_rounded(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_a_group_named_as_the_episodes_that_is_none_is_refused(tmp_path: Path) -
         assert list(tables[0].unreadable) == ["about"]
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         del file["ep_2/act"]
-    with pytest.raises(UsageError, match="ep_2 is named as the episodes are"):
-        with open_tables(tmp_path / "a.h5", tmp_path / "scratch"):
-            pass
+    message = "ep_2 is named as the episodes are"
+    with pytest.raises(UsageError, match=message), open_tables(tmp_path / "a.h5", tmp_path / "scratch"):
+        pass
 
 
 def test_links_of_hdf5_are_arrays_too(tmp_path: Path) -> None:
