@@ -21,6 +21,7 @@ from .errors import RbdataError as RbdataError
 
 if TYPE_CHECKING:
     from .api import (
+        audit,
         catalogue,
         concat,
         convert,
@@ -64,6 +65,7 @@ _MODULES = {
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
     **dict.fromkeys(("catalogue", "concat", "convert", "delete", "download", "export", "info", "inspect"), ".api"),
+    "audit": ".api",
     **dict.fromkeys(("list_datasets", "load", "open_dataset", "preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
@@ -157,6 +159,7 @@ __all__ = [
     "Writer",
     "WriterEnsemble",
     "__version__",
+    "audit",
     "catalogue",
     "check_specs",
     "concat",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Unpack
 
+from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview
 from .datasets.ingest.progress_bar import progress_listener
 from .datasets.ingest.request import Listener, make_request
@@ -459,6 +460,38 @@ def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = 
     if is_remote(id_or_path):
         return verify_remote(id_or_path, quick=quick)
     return run(find(id_or_path, root), quick=quick)
+
+
+@check_keywords
+def audit(
+    id_or_path: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
+    *,
+    root: PathLike | None = None,
+    reward_range: tuple[float, float] | None = None,
+    cache_dir: PathLike | None = None,
+    cache_limit: int | str | None = None,
+) -> AuditReport:
+    """Say what is wrong with the data of a dataset before training: ``report.ok``, ``report.findings``.
+
+    Rewards outside their range, values that are not finite or never vary, flags that disagree, observations that are
+    repeated, shifted or lead into another episode, and more, each with its steps and what it does to a learner (docs/audit.md).
+    `verify` compares bytes with checksums instead. Several datasets, such as those for training and for validation, are also
+    compared with each other. ``reward_range`` is the smallest and the largest reward of the task, by default the one that the
+    source states. Every row of small leaves is read once; of frames a sample is read, which ``report.datasets`` states.
+
+    Takes ids, paths, URLs and open datasets and views. Raises UsageError for an empty range, NotADatasetError for raw data,
+    which are converted first, and as `open_dataset`.
+    """
+    from .datasets.audit.run import audit_datasets, open_for_audit
+
+    several = [id_or_path] if isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)) else list(id_or_path)
+    opened = [
+        one
+        if isinstance(one, dataset.Dataset)
+        else open_for_audit(one, root, cache_dir=cache_dir, cache_limit=cache_limit)
+        for one in several
+    ]
+    return audit_datasets(opened, reward_range=reward_range)
 
 
 @check_keywords

@@ -108,6 +108,7 @@ COMMANDS = {
     "bench": "Measure rates by access pattern, here or at a URL, and what bounds them.",
     "export": "Write a dataset as files of another library.",
     "verify": "Check datasets against their checksums.",
+    "audit": "Say what is wrong with the data before training.",
     "delete": "Delete datasets from this machine.",
     "prune": "Delete what interrupted work left behind.",
     "mirror": "Copy datasets to a mirror, list a mirror, or delete from it.",

@@ -1,4 +1,4 @@
-"""Writes what commands.md and api.md generate, so that they can be read in a checkout: ``python docs/reference.py``.
+"""Writes what commands.md, api.md and audit.md generate, so that they can be read in a checkout: ``python docs/reference.py``.
 
 The site shows the docstrings below the table of api.md (extensions/api_reference.py).
 """
@@ -16,6 +16,7 @@ sys.path.insert(0, str(DOCS / "extensions"))
 
 import api_reference  # noqa: E402 - found by the line above
 import command_reference  # noqa: E402
+from rbdata.datasets.audit.findings import GROUPS, KINDS  # noqa: E402
 
 BEGIN, END = "<!-- docs/reference.py writes this -->", "<!-- end -->"
 
@@ -32,7 +33,19 @@ def names() -> Iterator[str]:
         yield ""
 
 
-PAGES: dict[str, Callable[[], Iterable[str]]] = {"api.md": names, "commands.md": command_reference.lines}
+def findings() -> Iterator[str]:
+    """The kinds of findings of an audit, under the heading of the module that looks for them."""
+    for title, codes in GROUPS.items():
+        yield from (f"**{title}**", "", "| code | severity | what it does to a learner |", "| --- | --- | --- |")
+        yield from (f"| `{code}` | {KINDS[code].severity} | {KINDS[code].effect} |" for code in codes)
+        yield ""
+
+
+PAGES: dict[str, Callable[[], Iterable[str]]] = {
+    "api.md": names,
+    "audit.md": findings,
+    "commands.md": command_reference.lines,
+}
 
 
 def written(page: str) -> str:

@@ -133,6 +133,13 @@ class Source:
         """
         return recorded_scores(record)
 
+    def reward_range(self, record: Mapping[str, Any]) -> tuple[float, float, str] | None:
+        """The smallest and the largest reward that the task of a dataset has, and in words where that is stated; for `audit`.
+
+        ``record`` is the ``source`` record of a manifest. None where nothing is stated.
+        """
+        return None
+
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
         """How the environment of a dataset is made, by the ``source`` record of its manifest; None where it is not known."""
         return stated_environment(record)

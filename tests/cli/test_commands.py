@@ -65,7 +65,7 @@ def ask(call):
 
 class TestEveryCommand:
     @pytest.mark.parametrize(
-        "name", ["list", "search", "info", "download", "convert", "inspect", "sample", "verify", "delete"]
+        "name", ["list", "search", "info", "download", "convert", "inspect", "sample", "verify", "audit", "delete"]
     )
     def test_help_has_examples_and_exit_codes(self, call, name):
         code, answer, notes = call(name, "--help")

@@ -89,6 +89,10 @@ class AtariSource(Source):
         """The human's; rewards of the datasets are clipped, so that they are for returns in the game itself."""
         return human_scores(str(record.get("dataset")).partition("/")[0], clipped=True)
 
+    def reward_range(self, record: Mapping[str, Any]) -> tuple[float, float, str]:
+        """Rewards were clipped before they were published."""
+        return -1.0, 1.0, "rewards of the published data are clipped"
+
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
         """The game with sticky actions, and every fourth frame as the datasets have it (Machado et al. 2018); its rewards are
         those of the game, not clipped."""

@@ -40,6 +40,8 @@ ENVIRONMENTS = {
     "door": "AdroitHandDoor-v1",
     "relocate": "AdroitHandRelocate-v1",
 }
+#: The largest reward of tasks with goals, by the first word of a name; the smallest is 0. Kitchen counts its four subtasks.
+REWARDS = {"antmaze": 1.0, "maze2d": 1.0, "minigrid": 1.0, "kitchen": 4.0}
 
 
 class D4rlSource(Source):
@@ -74,6 +76,11 @@ class D4rlSource(Source):
         if entry is None or entry.low is None or entry.high is None:
             return None
         return ReferenceScores(entry.low, entry.high, origin="D4RL")
+
+    def reward_range(self, record: Mapping[str, Any]) -> tuple[float, float, str] | None:
+        """Of tasks with goals; the D4RL paper states them (https://arxiv.org/abs/2004.07219, section 5)."""
+        most = REWARDS.get(str(record.get("dataset")).partition("-")[0])
+        return None if most is None else (0.0, most, "the D4RL paper")
 
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
         """Of MuJoCo and Adroit datasets what Gymnasium and Gymnasium-Robotics have with the same observations; the others

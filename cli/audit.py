@@ -1,0 +1,136 @@
+"""``rbdata audit``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from ..errors import RbdataError
+from ..storage import amounts
+from .console import Column, explain, out, wrapped
+from .options import CacheDir, CacheLimit, LocalIds, Root
+from .progress import phase
+from .verify import CannotCheckError
+
+if TYPE_CHECKING:
+    from ..datasets.audit.findings import Audited, AuditReport, Finding
+
+EXAMPLES = """
+  rbdata audit CartPole-v1
+  rbdata audit my/train my/val --strict
+  rbdata audit my/robot --reward-range 0 1
+  rbdata audit hopper-medium-v2 --json
+"""
+
+EXIT_CODES = """\b
+Exit codes:
+  0    audited; with --strict: neither errors nor warnings
+  1    with --strict: errors or warnings
+  2    cannot be audited (no such dataset, not readable), or wrong usage
+  130  interrupted
+"""
+
+_STYLES = {"error": "bad", "warning": "doubtful", "note": "faint"}
+_COLUMNS = tuple(
+    Column(name) for name in ("id", "severity", "code", "leaf", "count", "total", "unit", "first", "what", "effect")
+)
+
+
+def run(
+    ids: LocalIds,
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 if there are errors or warnings.")] = False,
+    reward_range: Annotated[
+        tuple[float, float] | None,
+        Option(metavar="LOW HIGH", help="Smallest and largest reward of the task (default: what the source states)."),
+    ] = None,
+    cache_dir: CacheDir = None,
+    cache_limit: CacheLimit = None,
+    root: Root = None,
+) -> int:
+    """Say what is wrong with the data of datasets before training.
+
+    Errors: the data contradict themselves, or break training. Warnings: most likely a fault. Notes: worth knowing, often
+    right. Each names its steps or episodes, and what it does to a learner. Several datasets, such as those for training and for
+    validation, are compared as well. `verify` compares bytes with checksums instead.
+    """
+    from ..datasets.audit.run import audit_datasets, open_for_audit
+    from ..datasets.local import expand
+
+    try:
+        names = expand(ids, root)
+        opened = [open_for_audit(name, root, cache_dir=cache_dir, cache_limit=cache_limit) for name in names]
+        with phase("auditing") as show:
+            report = audit_datasets(
+                opened,
+                reward_range=reward_range,
+                on_progress=lambda what, done, total: show(what, done / total),
+            )
+    except RbdataError as error:
+        if error.exit_code == 1:  # which would mean findings
+            raise CannotCheckError(explain(error)) from error
+        raise
+    _show(report)
+    return 1 if strict and not report.ok else 0
+
+
+def _show(report: AuditReport) -> None:
+    if out.json:
+        out.document(report.to_json())
+    elif out.quiet:
+        for one in report.datasets:
+            if any(
+                finding.severity != "note" and one.id in (finding.dataset, finding.other) for finding in report.findings
+            ):
+                out.line(one.id)
+    elif out.on_terminal:
+        for finding in report.findings:
+            _show_finding(finding, several=len(report.datasets) > 1)
+        for one in report.datasets:
+            out.line(wrapped(_headline(one, report.findings), out.width), _style(one, report.findings))
+            for line in _scope(one):
+                out.line(wrapped(line, out.width, "  "))
+    else:
+        out.table(_COLUMNS, map(_row, report.findings))
+        for one in report.datasets:
+            out.note(_headline(one, report.findings))
+
+
+def _of(one: Audited, findings: tuple[Finding, ...]) -> list[Finding]:
+    return [finding for finding in findings if one.id in (finding.dataset, finding.other)]
+
+
+def _style(one: Audited, findings: tuple[Finding, ...]) -> str:
+    found = {finding.severity for finding in _of(one, findings)}
+    return "bad" if "error" in found else "doubtful" if "warning" in found else "good"
+
+
+def _headline(one: Audited, findings: tuple[Finding, ...]) -> str:
+    """``gymnasium/CartPole-v1: 1 warning in 500 steps, 23 episodes (0.1 s)``"""
+    from ..datasets.audit.findings import summary
+
+    size = f"{amounts.plural(one.steps, 'step')}, {amounts.plural(one.episodes, 'episode')}"
+    return f"{one.id}: {summary(_of(one, findings))} in {size} ({amounts.duration(one.seconds)})"
+
+
+def _scope(one: Audited) -> list[str]:
+    """What was checked, what was read in part, and what was not checked."""
+    lines = [f"checked: {', '.join(one.checked)}"]
+    lines += [f"sampled: {amounts.count(steps)} steps of {name}" for name, steps in one.sampled.items()]
+    return lines + [f"not checked: {name}, {why}" for name, why in one.skipped.items()]
+
+
+def _show_finding(finding: Finding, several: bool) -> None:
+    about = ([" and ".join(filter(None, (finding.dataset, finding.other)))] if several else []) + [finding.leaf]
+    head = f"{finding.severity} {finding.code}"
+    named = ", ".join(filter(None, about))
+    out.line(wrapped(f"{head}  {named}" if named else head, out.width), _STYLES[finding.severity])
+    out.line(wrapped(f"{finding.what} ({finding.where})", out.width, "  "))
+    out.line(wrapped(f"to a learner: {finding.effect}", out.width, "  "), "faint")
+
+
+def _row(finding: Finding) -> tuple[object, ...]:
+    first = ",".join(map(str, finding.first))
+    about = (finding.dataset if finding.other is None else f"{finding.dataset}+{finding.other}"), finding.severity
+    counts = (finding.count, finding.total, finding.unit, first or None)
+    return (*about, finding.code, finding.leaf or None, *counts, finding.what, finding.effect)

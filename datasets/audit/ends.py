@@ -1,0 +1,127 @@
+"""How episodes begin and end: flags, the episode table, returns, time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...storage.amounts import count, real
+from ...storage.episodes import CUT, TERMINATED, EpisodeTable
+from ...storage.reference_scores import ReferenceScores
+from ...storage.schema import FLAGS
+from .blocks import Array, Block
+from .findings import Finding, Hits, find
+
+#: Mean scores of a whole dataset that no policy has, and those of an expert's and of a random policy's dataset.
+_SCORES, _EXPERT, _RANDOM = (-50.0, 250.0), (50.0, 200.0), (-25.0, 25.0)
+#: Names of datasets that mix policies.
+_MIXED = {"medium", "mixed", "replay", "cloned", "human", "full", "simple", "partial"}
+
+
+class Flags:
+    """The flags of all steps, compared with each other and with the episode table; sums of rewards by episode."""
+
+    def __init__(self, table: EpisodeTable) -> None:
+        self._table, self.steps = table, 0
+        self.returns = np.zeros(len(table))
+        self._found = {code: Hits() for code in ("flags_disagree", "end_inside", "no_end", "outcome_disagrees")}
+        self._root = {flag: Hits() for flag in FLAGS}
+        self.ends_twice = Hits()
+
+    def see(self, block: Block) -> None:
+        """Look at the flags and the rewards of a block."""
+        self.steps += len(block)
+        none = np.zeros(len(block), bool)
+        done, terminated, truncated = (block.rows.get("next/" + flag, none) for flag in FLAGS)
+        last = block.is_last
+        says = np.zeros(len(block), bool)
+        says[last] = self._table.outcome[block.episode[last]] == TERMINATED
+        masks = {
+            "flags_disagree": done != (terminated | truncated),
+            "end_inside": (done | terminated | truncated) & ~last,
+            "no_end": last & ~(done | terminated | truncated),
+            "outcome_disagrees": last & (terminated != says) & (done | terminated | truncated),
+        }
+        for code, mask in masks.items():
+            self._found[code].add(block.numbers(mask))
+        for flag in FLAGS:
+            if flag in block.rows:
+                self._root[flag].add(block.numbers(block.rows[flag]))
+        self.ends_twice.add(block.numbers(terminated & truncated))
+        episodes, begins = block.pieces
+        with np.errstate(all="ignore"):  # rewards that are not finite
+            self.returns[episodes] += np.add.reduceat(block.rows["next/reward"], begins, dtype=np.float64)
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong with the flags, and returns of the table that are not the sums of the rewards."""
+        texts = {
+            "flags_disagree": "done is not terminated or truncated",
+            "end_inside": "a flag says that the episode ends, the episode table that it goes on",
+            "no_end": "the last step of an episode has no flag set",
+            "outcome_disagrees": "the flags and the episode table disagree about terminated",
+        }
+        for code, hits in self._found.items():
+            if hits.count:
+                yield find(code, texts[code], hits, self.steps, leaf="" if code != "flags_disagree" else "next/done")
+        for flag, hits in self._root.items():
+            if hits.count:
+                what = "the state in which the action was taken is marked as an end"
+                yield find("root_flag_set", what, hits, self.steps, leaf=flag)
+        if self.ends_twice.count:
+            yield find("ends_twice", "terminated and truncated are both set", self.ends_twice, self.steps)
+        stated = np.asarray(self._table.returns)
+        wrong = ~np.isclose(self.returns, stated, rtol=1e-6, atol=1e-4, equal_nan=True)
+        if wrong.any():
+            first = int(wrong.argmax())
+            what = f"the table states returns such as {real(stated[first])}, the rewards add up to {real(self.returns[first])}"
+            yield find("return_mismatch", what, _hits(wrong), len(stated), unit="episode", leaf="next/reward")
+
+
+def check_table(table: EpisodeTable) -> Iterator[Finding]:
+    """Time limits that are stored as terminations, episodes of one step, episodes that are not whole."""
+    length, episodes = np.asarray(table.length), len(table)
+    if not episodes:
+        return
+    terminated, whole = table.outcome == TERMINATED, table.whole
+    longest = int(length[whole].max()) if whole.any() else 0
+    at_limit = whole & (length == longest)
+    capped = at_limit & terminated
+    shorter = np.count_nonzero(whole & (length < longest))
+    if longest >= 10 and capped.sum() == at_limit.sum() >= max(5, 0.05 * episodes) and shorter >= 0.05 * episodes:
+        what = f"episodes of {count(longest)} steps, none longer, are terminated: that is a time limit"
+        yield find("time_limit_terminated", what, _hits(capped), episodes, unit="episode")
+    short = length == 1
+    if 0 < short.sum() <= 0.5 * episodes and np.median(length) >= 20:
+        what = f"episodes of one step, where half have {count(int(np.median(length)))} or more"
+        yield find("short_episodes", what, _hits(short), episodes, unit="episode")
+    for code, mask, what in (
+        ("begins_midway", table.midway, "the beginning is not in the data"),
+        ("ends_cut", table.outcome == CUT, "the data end, or leave steps out, before the episode does"),
+    ):
+        if np.count_nonzero(mask) > 1:  # the last one of a log is cut
+            yield find(code, what, _hits(mask), episodes, unit="episode")
+
+
+def check_scores(name: str, reference: ReferenceScores | None, table: EpisodeTable) -> Iterator[Finding]:
+    """A mean normalised score that no policy has, or not the one of the dataset's name (``hopper-expert-v2``).
+
+    Scores are 0 for a random policy and 100 for an expert, as the benchmark's paper states them (`reference_scores`).
+    """
+    whole = table.whole & np.isfinite(table.returns)
+    if reference is None or reference.caveat or np.count_nonzero(whole) < 5:
+        return
+    mean = float(reference.normalize(np.asarray(table.returns)[whole]).mean())
+    words = set(name.lower().replace("/", "-").replace("_", "-").split("-"))
+    low, high, of = *_SCORES, "any policy"
+    if words & {"expert", "random"} and not words & _MIXED and not words >= {"expert", "random"}:
+        (low, high), of = (_EXPERT, "an expert's") if "expert" in words else (_RANDOM, "a random policy's")
+    if not low <= mean <= high:
+        what = f"the mean score is {real(mean)}; {of} would be from {low:g} to {high:g} ({reference.description})"
+        yield find("return_implausible", what, _hits(whole), len(table), unit="episode", leaf="next/reward")
+
+
+def _hits(mask: Array) -> Hits:
+    found = Hits()
+    found.add(np.flatnonzero(mask))
+    return found

@@ -1,0 +1,210 @@
+"""Findings of an audit, and the report that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ...storage.amounts import count, html_table, plural
+
+Severity = Literal["error", "warning", "note"]
+#: From the worst to the least.
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+#: How many numbers of steps or episodes a finding keeps.
+FIRST = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of finding: its usual severity, and what it does to a learner."""
+
+    severity: Severity
+    effect: str
+
+
+#: By what they are about. The codes are stable.
+GROUPS: Mapping[str, Mapping[str, Kind]] = {
+    "Values": {
+        "reward_not_finite": Kind("error", "one such reward makes the loss, and then every weight, NaN"),
+        "reward_out_of_range": Kind("warning", "value targets leave the range that the task allows"),
+        "reward_constant": Kind("note", "returns depend on the length of episodes alone"),
+        "reward_zero": Kind(
+            "note", "there is nothing to learn from rewards: this is for goals, imitation or relabelling"
+        ),
+        "reward_outlier": Kind("warning", "a few steps dominate the loss, and reward scaling hides all others"),
+        "observation_not_finite": Kind(
+            "error", "one such value makes the network's output, and then every weight, NaN"
+        ),
+        "observation_constant": Kind("warning", "the policy sees nothing of the state"),
+        "observation_constant_column": Kind("note", "normalisation divides by a deviation of 0 here"),
+        "observation_outlier": Kind("warning", "normalisation squeezes all other values together"),
+        "observation_out_of_space": Kind("warning", "scaling by the stated bounds leaves its range"),
+        "action_not_finite": Kind("error", "one such value makes the loss, and then every weight, NaN"),
+        "action_constant": Kind("warning", "nothing can be learnt about any other action"),
+        "action_constant_column": Kind("note", "nothing can be learnt about other values of this part of the action"),
+        "action_unused": Kind("note", "values of actions that never occur are extrapolated"),
+        "action_outlier": Kind("warning", "scaling by the largest action squeezes all others together"),
+        "action_out_of_space": Kind("warning", "a policy bounded to the space cannot repeat these actions"),
+        "action_no_choice": Kind(
+            "error", "an embedding or a one-hot code of the action fails or reads outside its table"
+        ),
+        "other_not_finite": Kind("note", "only learners that read this leaf are affected"),
+        "space_malformed": Kind("error", "bounds of values cannot be checked, nor networks sized by the space"),
+    },
+    "Flags, episodes and returns": {
+        "flags_disagree": Kind("error", "learners that read done and those that read terminated see other episodes"),
+        "root_flag_set": Kind("error", "slices and recurrent states are cut at the start of episodes"),
+        "end_inside": Kind("error", "slices end early, and what follows belongs to no episode"),
+        "no_end": Kind("error", "slices, returns and recurrent states run on into the next episode"),
+        "outcome_disagrees": Kind("error", "filters by outcome and value targets treat the end differently"),
+        "ends_twice": Kind("note", "the end counts as terminated: its value is not bootstrapped"),
+        "time_limit_terminated": Kind("warning", "the value of states near the time limit is learnt as 0"),
+        "short_episodes": Kind("note", "flags that are off by a step leave episodes of one step behind"),
+        "begins_midway": Kind("note", "returns of these episodes cover only a part of them"),
+        "ends_cut": Kind("note", "returns of these episodes cover only a part of them"),
+        "return_mismatch": Kind(
+            "error", "filters by return and reward scaling use numbers that the rewards do not have"
+        ),
+        "return_implausible": Kind("warning", "normalised scores and hyperparameters of papers do not apply"),
+    },
+    "Transitions": {
+        "successor_mismatch": Kind("error", "value targets use a state that did not follow"),
+        "successor_own": Kind("error", "value targets use the state itself: no action seems to have an effect"),
+        "successor_late": Kind("error", "value targets use a state that lies a step too late"),
+        "successor_zero": Kind("warning", "value targets of truncated steps use the value of a state of zeros"),
+        "successor_leaks": Kind("warning", "value targets at these ends use the start of another episode"),
+        "terminal_goes_on": Kind("warning", "states that go on are learnt to have no future"),
+        "ends_go_on": Kind("note", "consecutive episodes are pieces of one trajectory, not independent samples"),
+        "observation_jump": Kind("warning", "value targets reach across a reset: an end of an episode is missing"),
+        "flags_shifted": Kind("warning", "value targets reach across a reset, and real last steps are cut off"),
+        "observation_repeated": Kind("warning", "actions seem to have no effect in these steps"),
+        "observation_frozen": Kind("warning", "actions seem to have no effect in these episodes"),
+    },
+}
+#: By code.
+KINDS: Mapping[str, Kind] = {code: kind for group in GROUPS.values() for code, kind in group.items()}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a dataset.
+
+    ``code`` is stable, for programs. ``leaf`` is the TED key, empty where the finding is about no single one. ``count`` steps
+    (or episodes, columns, frames: ``unit``) out of ``total`` have it; ``first`` are the numbers of the first few. ``what``
+    says it in a sentence, ``effect`` what it does to a learner. ``other`` is the id of the second dataset, if there is one.
+    """
+
+    dataset: str
+    code: str
+    severity: Severity
+    leaf: str
+    unit: str
+    count: int
+    total: int
+    first: tuple[int, ...]
+    what: str
+    effect: str
+    other: str | None = None
+
+    @property
+    def where(self) -> str:
+        """``3 of 200 steps: 17, 40, 41``"""
+        numbers = ", ".join(map(count, self.first))
+        more = ", ..." if len(self.first) < self.count and self.first else ""
+        return f"{count(self.count)} of {plural(self.total, self.unit)}" + (f": {numbers}{more}" if numbers else "")
+
+    def __str__(self) -> str:
+        about = f" {self.leaf}:" if self.leaf else ""
+        return f"{self.severity} {self.code}:{about} {self.what} ({self.where}): {self.effect}"
+
+
+@dataclass
+class Hits:
+    """How many rows have something, and the numbers of the first few."""
+
+    count: int = 0
+    first: tuple[int, ...] = ()
+
+    def add(self, numbers: Any) -> None:
+        """Add the numbers of rows, an int64 array ``[n]`` in ascending order."""
+        if len(numbers):
+            self.count += len(numbers)
+            if len(self.first) < FIRST:
+                self.first += tuple(int(one) for one in numbers[: FIRST - len(self.first)])
+
+
+def find(
+    code: str,
+    what: str,
+    hits: Hits,
+    total: int,
+    *,
+    leaf: str = "",
+    unit: str = "step",
+    severity: Severity | None = None,
+) -> Finding:
+    """The finding of a kind, of a dataset that is not named yet (`Audited`)."""
+    kind = KINDS[code]
+    where = (leaf, unit, hits.count, total, hits.first)
+    return Finding("", code, severity or kind.severity, *where, what, kind.effect)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One dataset of an audit: what was read, in how many ``seconds``, and what was not.
+
+    ``sampled`` are the leaves of which a part of the rows was read, with the number of steps; ``skipped`` the checks that
+    were not made, with the reason.
+    """
+
+    id: str
+    steps: int
+    episodes: int
+    seconds: float
+    checked: tuple[str, ...] = ()
+    sampled: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class AuditReport:
+    """The result of `rbdata.audit`: the datasets, and the findings from the worst to the least."""
+
+    datasets: tuple[Audited, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of errors and warnings, in order."""
+        return [finding.code for finding in self.findings if finding.severity != "note"]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; the keys and codes are stable."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"ok": self.ok, "datasets": [asdict(one) for one in self.datasets], "findings": findings}
+
+    def __repr__(self) -> str:
+        ids = ", ".join(one.id for one in self.datasets)
+        return f"AuditReport({ids}: {summary(self.findings)})"
+
+    def _repr_html_(self) -> str:
+        rows = [(one.severity, one.code, one.leaf, one.where, one.what, one.effect) for one in self.findings]
+        head = ("severity", "code", "leaf", "where", "what", "effect")
+        return html_table(repr(self), rows, head if rows else ())
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """``2 errors, 1 note``, or ``no findings``"""
+    counts = {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES}
+    return ", ".join(plural(number, name) for name, number in counts.items() if number) or "no findings"
+
+
+def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """From the worst to the least; otherwise in the order in which the checks gave them."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

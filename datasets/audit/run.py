@@ -1,0 +1,162 @@
+"""Runs an audit: opens datasets, reads each once in blocks, and hands the blocks to the checks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ... import settings
+from ...errors import NotADatasetError, RbdataError, SchemaError, UsageError
+from ...storage import plugins
+from ...storage.bounds import LeafBounds, leaf_bounds
+from ...storage.dataset import Dataset
+from ...storage.manifest import Manifest
+from ...storage.reference_scores import original_source, reference_scores
+from .. import local
+from ..fetch.location import is_remote
+from ..remote import open_remote
+from .blocks import Block, Leaves, Reader, Usual
+from .ends import Flags, check_scores, check_table
+from .findings import Audited, AuditReport, Finding, Hits, find, ordered
+from .transitions import Transitions
+from .values import ColumnValues, RewardValues, constants
+
+#: Called with what is being done, the steps done, and all steps.
+Progress = Callable[[str, int, int], None]
+Range = tuple[float, float]
+
+
+class Check(Protocol):
+    """Looks at all blocks in order, then says what it found."""
+
+    def see(self, block: Block) -> None: ...
+    def findings(self) -> Iterator[Finding]: ...
+
+
+def open_for_audit(
+    id_or_path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+) -> Dataset:
+    """A dataset by id, path or URL. Raises NotADatasetError for raw data, with the command that converts them."""
+    if is_remote(id_or_path):
+        return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+    try:
+        return local.open_dataset(id_or_path, root)
+    except NotADatasetError as error:
+        path = settings.expanded(os.fspath(id_or_path))
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            name = "my/" + (path.stem or "data").replace(" ", "_")
+            command = settings.command("convert", str(path), "--name", name, root=root)
+            error.hint = (
+                f"raw data are converted first: `{command}`, then `{settings.command('audit', name, root=root)}`"
+            )
+        raise
+
+
+def audit_datasets(
+    datasets: Sequence[Dataset],
+    *,
+    reward_range: Range | None = None,
+    on_progress: Progress = lambda what, done, total: None,
+) -> AuditReport:
+    """Audit each dataset, and each pair of them. Raises UsageError for a reward range that is none."""
+    if reward_range is not None and not reward_range[0] <= reward_range[1]:
+        raise UsageError(f"a reward range from {reward_range[0]} to {reward_range[1]} is empty")
+    audited, findings = [], []
+    for dataset in datasets:
+        run = _Run(dataset, reward_range, on_progress)
+        found = list(run.findings())
+        findings += [replace(finding, dataset=dataset.id) for finding in found]
+        audited.append(run.audited())
+    return AuditReport(tuple(audited), ordered(findings))
+
+
+class _Run:
+    """One dataset's audit."""
+
+    def __init__(self, dataset: Dataset, reward_range: Range | None, on_progress: Progress) -> None:
+        self._began = time.monotonic()
+        self.dataset, self._on_progress = dataset, on_progress
+        self._malformed, self._bounds = _read_bounds(dataset)
+        text = frozenset(name for name, one in self._bounds.items() if one.space.get("type") == "Text")
+        self.leaves = Leaves.of(dataset, text)
+        self._range = stated_range(dataset.manifest, reward_range)
+        self._sampled: dict[str, int] = {}
+        self._skipped: dict[str, str] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """All findings, without the name of the dataset."""
+        dataset, leaves, table = self.dataset, self.leaves, self.dataset.episodes
+        if self._malformed:
+            yield find("space_malformed", self._malformed, Hits(1), 1, unit="space")
+        yield from check_table(table)
+        source, _ = original_source(dataset.manifest)
+        name = str(source.get("dataset") or dataset.id)
+        yield from check_scores(name, reference_scores(dataset.manifest), table)
+        if not len(dataset):
+            return
+        reader = Reader(dataset, leaves)
+        sample = reader.sample()
+        usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
+        values = {
+            role: [ColumnValues(one, role, self._bounds.get(one), usual[one]) for one in names]
+            for role, names in (
+                ("observation", leaves.observations),
+                ("action", leaves.actions),
+                ("other", leaves.others),
+            )
+        }
+        rewards, flags = RewardValues(self._range, usual["next/reward"]), Flags(table)
+        unchained = (dataset.manifest.lineage or {}).get("unchained", ())
+        transitions = Transitions(leaves.observations, leaves.actions, table, usual, unchained, alone=not leaves.frames)
+        checks: list[Check] = [rewards, flags, transitions, *(one for some in values.values() for one in some)]
+        for block in reader.blocks():
+            for check in checks:
+                check.see(block)
+            self._on_progress(dataset.id, block.high, len(dataset))
+        yield from rewards.findings()
+        for role, some in values.items():
+            for one in some:
+                yield from one.findings()
+            if role != "other":
+                yield from constants(role, some, alone=role == "action" or not leaves.frames)
+        yield from flags.findings()
+        yield from transitions.findings()
+
+    def audited(self) -> Audited:
+        """What was read."""
+        dataset, leaves = self.dataset, self.leaves
+        if self._range is None:
+            self._skipped["reward range"] = "no range is stated: give one with --reward-range"
+        if leaves.text:
+            self._skipped["text"] = f"values of {', '.join(leaves.text)}"
+        checked = ("next/reward", "flags", *leaves.columns)
+        seconds = round(time.monotonic() - self._began, 3)
+        return Audited(dataset.id, len(dataset), len(dataset.episodes), seconds, checked, self._sampled, self._skipped)
+
+
+def _read_bounds(dataset: Dataset) -> tuple[str, dict[str, LeafBounds]]:
+    """What is wrong with the stated spaces ('': nothing), and the bounds by leaf."""
+    try:
+        return "", leaf_bounds(dataset.schema, dataset.manifest.spaces)
+    except (SchemaError, UsageError) as error:
+        return error.message, {}
+
+
+def stated_range(manifest: Manifest, given: Range | None) -> tuple[float, float, str] | None:
+    """The range of rewards: the one given, else the one that the source states, if preprocessing has not changed rewards."""
+    if given is not None:
+        return *given, "as given"
+    source, changed = original_source(manifest)
+    if changed:
+        return None
+    try:
+        return plugins.load(str(source.get("name"))).reward_range(source)
+    except RbdataError:  # without a source, or from a plug-in that is not installed
+        return None

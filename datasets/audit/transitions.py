@@ -1,0 +1,252 @@
+"""A state, its successor and the state of the following step: repeated, not joined, leading into another episode, jumping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ...storage.amounts import exact_percent
+from ...storage.episodes import TERMINATED, EpisodeTable
+from .blocks import Array, Block, Usual
+from .findings import Finding, Hits, Severity, find
+
+#: Share of steps with a repeated observation that is a warning: of measured numbers, and of counts, which stand still.
+_REPEATED, _REPEATED_COUNTS = 0.2, 0.6
+#: Episodes of fewer steps say nothing about being frozen.
+_FROZEN = 5
+#: A jump exceeds so many times the usual difference of a column in so large a part of the columns that vary continuously.
+_JUMP, _JUMP_ALONE, _JUMP_COLUMNS = 5.0, 50.0, 0.6
+#: At ends, where nearly all steps are compared at once, half of them exceed so many times the usual difference.
+_MOVED = 1.5
+#: More jumps than this share of the steps are how the data move.
+_COMMON = 0.02
+
+
+def same_rows(first: Array, second: Array) -> Array:
+    """Which rows are equal, bool ``[n]``; NaN is like NaN."""
+    equal = first == second
+    if first.dtype.kind == "f":
+        equal |= np.isnan(first) & np.isnan(second)
+    return np.asarray(equal.all(1))
+
+
+def jumps(before: Array, after: Array, step: Array) -> Array:
+    """Which rows jump, bool ``[n]``: most columns change by far more than the usual ``step`` (`Usual`) of each."""
+    columns = np.flatnonzero(step)
+    if not len(columns):
+        return np.zeros(len(before), bool)
+    far = _JUMP if len(columns) > 1 else _JUMP_ALONE
+    with np.errstate(invalid="ignore", over="ignore"):
+        beyond = np.abs(after[:, columns] - before[:, columns]) > far * step[columns]
+    return np.asarray(beyond.mean(1) > _JUMP_COLUMNS)
+
+
+def distances(before: Array, after: Array, step: Array) -> Array:
+    """How far each row moves, float64 ``[n]``: the median of the changes of columns, each in units of its usual ``step``."""
+    columns = np.flatnonzero(step)
+    with np.errstate(invalid="ignore", over="ignore"):
+        ratios = np.abs(after[:, columns] - before[:, columns]) / step[columns]
+    return np.asarray(np.median(np.nan_to_num(ratios), axis=1))
+
+
+class LeafTransitions:
+    """The successors of one observation leaf."""
+
+    def __init__(self, name: str, table: EpisodeTable, usual: Usual, unchained: bool) -> None:
+        self.name, self._unchained, self.steps = name, unchained, 0
+        self.step = np.zeros(0) if usual.step is None else usual.step
+        self.mismatch = Hits()
+        self._own = self._late = 0
+        #: By episode: whether any step changes the observation.
+        self.changed = np.zeros(len(table), bool)
+        self.moves, self.is_counted = bool(self.step.any()), True
+        self._last: Array | None = None
+
+    def see(self, block: Block) -> Mapping[str, Array]:
+        """Masks ``[n]`` of a block: ``same`` (the successor is the state), ``zero`` and ``zero_state`` (one of them is zeros),
+        ``jump``, and ``joins``: of a last step, the successor is the first state of the next episode (in this block)."""
+        state, successor = block.rows[self.name], block.rows["next/" + self.name]
+        self.is_counted = state.dtype.kind != "f"
+        self.steps += len(block)
+        same = same_rows(state, successor)
+        if not self._unchained:
+            self._chain(block, state, successor, same)
+        jump = jumps(state, successor, self.step) if self.moves else np.zeros(len(block), bool)
+        episodes, begins = block.pieces
+        self.changed[episodes] |= np.logical_or.reduceat(~same, begins)
+        joins = np.zeros(len(block), bool)
+        joins[:-1] = block.is_last[:-1] & same_rows(successor[:-1], state[1:])
+        zero, zero_state = (np.asarray(~rows.any(1)) for rows in (successor, state))
+        return {"same": same, "jump": jump, "joins": joins, "zero": zero, "zero_state": zero_state}
+
+    def _chain(self, block: Block, state: Array, successor: Array, same: Array) -> None:
+        """Compare each successor with the state of the following step."""
+        if self._last is not None and not block.is_first[0] and not same_rows(self._last, state[:1])[0]:
+            self.mismatch.add([block.low - 1])
+        self._last = successor[-1:].copy()
+        differs = ~same_rows(successor[:-1], state[1:]) & ~block.is_last[:-1]
+        if differs.any():
+            self.mismatch.add(block.numbers(np.append(differs, False)))
+            self._own += int((differs & same[:-1]).sum())
+            late = same_rows(successor[:-2], state[2:])
+            self._late += int((differs[:-1] & late).sum())
+
+    def findings(self) -> Iterator[Finding]:
+        """Successors that are not the following states."""
+        if not self.mismatch.count:
+            return
+        code, what = "successor_mismatch", "the successor of a step is not the state of the following step"
+        if self._own >= 0.9 * self.mismatch.count:
+            code, what = "successor_own", "the successor of a step is its own state"
+        elif self._late >= 0.8 * self.mismatch.count:
+            code, what = "successor_late", "the successor of a step is the state two steps later"
+        yield find(code, what, self.mismatch, self.steps, leaf="next/" + self.name)
+
+
+class Transitions:
+    """What all observation leaves of a dataset together say about its transitions; frames are not among them."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        actions: Sequence[str],
+        table: EpisodeTable,
+        usual: Mapping[str, Usual],
+        unchained: Sequence[str] = (),
+        *,
+        alone: bool = True,
+    ) -> None:
+        self._leaves = [LeafTransitions(name, table, usual[name], name in unchained) for name in names]
+        self._actions, self._table, self._alone, self.steps = tuple(actions), table, alone, 0
+        self._acts = np.zeros(len(table), bool)
+        self._terminated = np.asarray(table.outcome) == TERMINATED
+        self._last_steps = np.asarray(table.start) + np.asarray(table.length) - 1
+        self._same, self._jump, self._zero = Hits(), Hits(), Hits()
+        self._zero_states = 0
+        #: How far the first, the last but one and the last step of each episode move, by `distances`.
+        self._moves = {left: np.zeros(len(table), np.float32) for left in ("first", "before last", "last")}
+        #: Episodes whose last successor is the first state of the next one.
+        self._joins = np.zeros(len(table), bool)
+        self._finals: list[Array] = []
+
+    def see(self, block: Block) -> None:
+        """Look at the transitions of a block."""
+        if not self._leaves:
+            return
+        if self._finals:
+            firsts = [block.rows[leaf.name][:1] for leaf in self._leaves]
+            joined = all(same_rows(final, first)[0] for final, first in zip(self._finals, firsts))
+            self._joins[block.episode[0] - 1] = joined
+        masks = [leaf.see(block) for leaf in self._leaves]
+        self.steps += len(block)
+        every = {name: np.logical_and.reduce([one[name] for one in masks]) for name in masks[0]}
+        self._joins[block.episode[every["joins"]]] = True
+        self._see_actions(block)
+        self._see_moves(block, masks)
+        self._same.add(block.numbers(every["same"]))
+        self._zero_states += int(every["zero_state"].sum())
+        self._zero.add(block.numbers(every["zero"] & block.is_last & ~self._terminated[block.episode]))
+        ended = block.is_last[-1]
+        self._finals = [block.rows["next/" + leaf.name][-1:].copy() for leaf in self._leaves] if ended else []
+
+    def _see_moves(self, block: Block, masks: Sequence[Mapping[str, Array]]) -> None:
+        moving = [(leaf, one["jump"]) for leaf, one in zip(self._leaves, masks) if leaf.moves]
+        if not moving:
+            return
+        jump = np.logical_and.reduce([one for _, one in moving])
+        left = self._last_steps[block.episode] - np.arange(block.low, block.high)
+        self._jump.add(block.numbers(jump & ~block.is_first & (left > 1)))
+        for name, mask in (("first", block.is_first), ("before last", left == 1), ("last", left == 0)):
+            rows = np.flatnonzero(mask)
+            far = [
+                distances(block.rows[leaf.name][rows], block.rows["next/" + leaf.name][rows], leaf.step)
+                for leaf, _ in moving
+            ]
+            self._moves[name][block.episode[rows]] = np.minimum.reduce(far)
+
+    def _see_actions(self, block: Block) -> None:
+        episodes, begins = block.pieces
+        for name in self._actions:
+            action = block.rows[name]
+            differs = np.append(~same_rows(action[:-1], action[1:]) & ~block.is_last[:-1], False)
+            self._acts[episodes] |= np.logical_or.reduceat(differs, begins)
+
+    @property
+    def _counted(self) -> bool:
+        """Whether all observations are counts, choices or pixels: these stand still more often than measured numbers."""
+        return all(leaf.is_counted for leaf in self._leaves)
+
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong with the transitions."""
+        for leaf in self._leaves:
+            yield from leaf.findings()
+        if not self._leaves or not self.steps:
+            return
+        if not any(leaf.changed.any() for leaf in self._leaves):
+            return  # constant
+        yield from self._repeated()
+        if self._zero.count and not self._zero_states:
+            what = "the successor of a truncated step is zeros"
+            yield find("successor_zero", what, self._zero, self.steps)
+        shifted = self._shifted()
+        if shifted is not None:
+            yield shifted
+            return
+        if 0 < self._jump.count <= max(3, _COMMON * self.steps):
+            what = "nearly all of the observation jumps inside an episode, as if another one began"
+            yield find("observation_jump", what, self._jump, self.steps)
+        yield from self._joined()
+
+    def _shifted(self) -> Finding | None:
+        """Flags that are a step off: in most episodes, the first or the last but one step leads across a reset."""
+        long = np.asarray(self._table.length) >= 4
+        if long.sum() < 3:
+            return None
+        for name, words in (("first", "early: the first step"), ("before last", "late: the last step but one")):
+            moved = self._moves[name][long]
+            if np.median(moved) > 2 * _MOVED and np.median(self._moves["last"][long]) < _MOVED:
+                what = f"the ends of episodes are a step too {words} of most jumps to where another one begins"
+                hits = Hits()
+                hits.add(np.flatnonzero(long & (self._moves[name] > 2 * _MOVED)))
+                return find("flags_shifted", what, hits, len(long), unit="episode")
+        return None
+
+    def _joined(self) -> Iterator[Finding]:
+        """Episodes whose last successor is the first state of the next one: it goes on there, or the successor is wrong."""
+        joins, terminated = self._joins, self._terminated
+        for ended, code, what in (
+            (terminated, "terminal_goes_on", "the next episode goes on from the state in which this one terminated"),
+            (~terminated, "ends_go_on", "the next episode goes on from the state in which this one was truncated"),
+        ):
+            joined = joins & ended
+            boundaries = int(ended[:-1].sum())
+            if (
+                joined.sum() < 2
+                or joined.sum() <= (0.5 if self._counted or code == "ends_go_on" else 0.02) * boundaries
+            ):
+                continue
+            if np.median(self._moves["last"][joined]) > _MOVED:
+                code, what = "successor_leaks", "the successor of the last step is the first state of the next episode"
+            hits = Hits()
+            hits.add(np.flatnonzero(joined))
+            yield find(code, what, hits, len(joins), unit="episode")
+
+    def _repeated(self) -> Iterator[Finding]:
+        share = self._same.count / self.steps
+        many = _REPEATED_COUNTS if self._counted else _REPEATED
+        if self._alone and self._same.count >= 5 and share >= 0.01:
+            severity: Severity = "warning" if share >= many else "note"
+            what = f"{exact_percent(share)} of the steps lead to the same observation again"
+            yield find("observation_repeated", what, self._same, self.steps, severity=severity)
+        long = np.asarray(self._table.length) >= _FROZEN
+        for leaf in self._leaves:
+            frozen = long & ~leaf.changed
+            if not frozen.any() or frozen.sum() > 0.5 * long.sum():
+                continue  # a goal, or what the episode is about
+            acts = frozen & self._acts
+            what = "the observation never changes in episodes" + (", whatever the action" if acts.any() else "")
+            hits = Hits()
+            hits.add(np.flatnonzero(acts if acts.any() else frozen))
+            severity = "warning" if acts.any() and not leaf.is_counted else "note"
+            yield find("observation_frozen", what, hits, len(frozen), leaf=leaf.name, unit="episode", severity=severity)

@@ -1,0 +1,280 @@
+"""A clean dataset is changed in one way: the audit names that, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import rbdata
+from planted import Columns, play
+from rbdata.datasets.audit.findings import KINDS
+from rbdata.storage.episodes import TERMINATED, TRUNCATED
+
+Change = Callable[[Columns], None]
+FAULTS: dict[str, tuple[Change, dict[str, object]]] = {}
+
+
+def plants(code: str, **facts: object) -> Callable[[Change], Change]:
+    """A change that makes a finding with this code; ``facts`` are fields of it. A function may plant it in several ways."""
+
+    def register(change: Change) -> Change:
+        FAULTS[f"{code}-{change.__name__}"] = change, {"code": code, **facts}
+        return change
+
+    return register
+
+
+@pytest.fixture
+def clean(tmp_path):
+    return play()
+
+
+def test_clean_data_have_no_findings(tmp_path, clean):
+    report = rbdata.audit(clean.write(tmp_path))
+    assert report.ok and report.findings == ()
+    (one,) = report.datasets
+    assert (one.steps, one.episodes) == (sum(clean.lengths), 40)
+    assert {"next/reward", "flags", "observation", "action"} <= set(one.checked)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@plants("reward_not_finite", severity="error", first=(17, 40), count=2, leaf="next/reward")
+def nan(columns):
+    columns["next/reward"][[17, 40], 0] = np.nan, np.inf
+
+
+@plants("reward_outlier", first=(22,))
+def sentinel(columns):
+    columns["next/reward"][22] = -1e9
+
+
+@plants("reward_constant", severity="note")
+def ones(columns):
+    columns["next/reward"][:] = 1
+
+
+@plants("reward_zero", severity="note")
+def zeros(columns):
+    columns["next/reward"][:] = 0
+
+
+@plants("observation_not_finite", severity="error", first=(30, 31), leaf="observation")
+def sensor(columns):
+    states = columns.states()
+    states[31, 2] = np.nan  # in the second of two states: the successor of step 29 and the state of step 30
+    columns["observation"][[30, 31], 2] = columns["next/observation"][[29, 30], 2] = np.nan
+
+
+@plants("observation_constant", leaf="observation")
+def blind(columns):
+    for name in ("observation", "next/observation"):
+        columns[name] = np.full_like(columns[name], 0.5)
+
+
+@plants("observation_constant_column", severity="note", first=(1,), unit="column")
+def dead_column(columns):
+    for name in ("observation", "next/observation"):
+        columns[name][:, 1] = 7
+
+
+@plants("observation_outlier", first=(50,))
+def missing_value(columns):
+    columns["observation"][50, 3] = columns["next/observation"][49, 3] = -99999
+
+
+@plants("observation_out_of_space", leaf="observation")
+def bounds(columns):
+    low, high = [-1.5, -1.5, -9, -9], [1.5, 1.5, 9, 9]
+    columns.spaces["observation"] = {"type": "Box", "low": low, "high": high, "shape": [4], "dtype": "float32"}
+
+
+@plants("action_not_finite", severity="error", first=(12,))
+def nan_action(columns):
+    columns["action"][12, 0] = np.nan
+
+
+@plants("action_out_of_space", first=(9,), severity="warning")
+def strong(columns):
+    columns["action"][9] = 1.4, -0.2
+
+
+@plants("action_out_of_space")
+def degrees(columns):
+    columns["action"][:] *= 57.3
+
+
+@plants("action_constant", leaf="action")
+def idle(columns):
+    columns["action"][:] = 0.25
+
+
+@plants("action_constant_column", severity="note", first=(1,))
+def stuck_gripper(columns):
+    columns["action"][:, 1] = -1
+
+
+@plants("action_no_choice", severity="error", first=(14,))
+def fourth_of_three(columns):
+    choose(columns)
+    columns["action"][14] = 3
+
+
+@plants("action_unused", severity="note", first=(2,))
+def never_taken(columns):
+    choose(columns)
+    columns["action"][columns["action"] == 2] = 1
+
+
+def choose(columns):
+    columns["action"] = np.digitize(columns["action"][:, 0], [-0.3, 0.3]).astype("int64")
+    columns.spaces = {"action": {"type": "Discrete", "n": 3}}
+
+
+@plants("space_malformed", severity="error")
+def wrong_shape(columns):
+    columns.spaces["action"]["shape"] = [3]
+
+
+# -- flags, episodes, returns --------------------------------------------------------------------------------------------
+
+
+@plants("flags_disagree", severity="error", count=1, leaf="next/done")
+def not_done(columns):
+    columns["next/done"][columns.ends[4]] = False
+
+
+@plants("end_inside", severity="error", first=(8,))
+def early_end(columns):
+    columns["next/done"][8] = columns["next/truncated"][8] = True
+
+
+@plants("no_end", severity="error")
+def endless(columns):
+    for name in ("done", "terminated", "truncated"):
+        columns["next/" + name][columns.ends[3]] = False
+
+
+@plants("outcome_disagrees", severity="error")
+def other_outcome(columns):
+    columns.outcomes = [TRUNCATED] * len(columns.outcomes)
+
+
+@plants("ends_twice", severity="note")
+def both(columns):
+    columns["next/terminated"] |= columns["next/truncated"]
+    columns.outcomes = [TERMINATED] * len(columns.outcomes)
+
+
+@plants("root_flag_set", severity="error", leaf="done")
+def as_torchrl_has_it(columns):
+    columns["done"] = np.concatenate([[[False]], columns["next/done"][:-1]])
+
+
+@plants("time_limit_terminated", unit="episode")
+def limit(columns):
+    """Episodes end after 30 steps, as the environment's wrapper has it; the program that recorded them says terminated."""
+    kept = np.concatenate(
+        [np.arange(start, start + min(length, 30)) for start, length in zip(columns.starts, columns.lengths)]
+    )
+    columns.rows = {name: rows[kept] for name, rows in columns.rows.items()}
+    lengths = [min(length, 30) for length in columns.lengths]
+    columns.cut(lengths, [TERMINATED if length == 30 else how for length, how in zip(lengths, columns.outcomes)])
+
+
+@plants("return_mismatch", severity="error", first=(2,), unit="episode")
+def stale_table(columns):
+    columns.returns = columns.table().returns
+    columns.returns[2] += 5
+
+
+@plants("return_implausible", leaf="next/reward")
+def scaled(columns):
+    columns.source = {"name": "d4rl", "dataset": "hopper-expert-v2", "options": {}, "objects": []}
+
+
+# -- transitions ---------------------------------------------------------------------------------------------------------
+
+
+@plants("successor_own", severity="error", leaf="next/observation")
+def own_state(columns):
+    columns["next/observation"] = columns["observation"].copy()
+
+
+@plants("successor_late", severity="error", leaf="next/observation")
+def two_later(columns):
+    columns["next/observation"][:-1] = columns["next/observation"][1:].copy()
+
+
+@plants("successor_mismatch", severity="error", first=(70,))
+def other_state(columns):
+    columns["next/observation"][70] = columns["observation"][3]
+
+
+@plants("successor_zero")
+def unknown(columns):
+    columns["next/observation"][columns.ends] = 0
+
+
+@plants("observation_repeated", severity="warning")
+def half_rate(columns):
+    for start, end in zip(columns.starts, columns.ends):
+        columns["observation"][start + 1 : end + 1 : 2] = columns["observation"][start:end:2]
+        columns["next/observation"][start:end] = columns["observation"][start + 1 : end + 1]
+
+
+@plants("observation_frozen", severity="warning", first=(5, 20), unit="episode")
+def dead_camera(columns):
+    for episode in (5, 20):
+        steps = slice(columns.starts[episode], columns.ends[episode] + 1)
+        columns["observation"][steps] = columns["next/observation"][steps] = columns["observation"][
+            columns.starts[episode]
+        ]
+
+
+@plants("observation_jump")
+def lost_ends(columns):
+    """Episodes joined two by two, with the first's end lost."""
+    for end in columns.ends[:-1:2]:
+        columns["next/observation"][end] = columns["observation"][end + 1]
+    columns.cut([a + b for a, b in zip(columns.lengths[::2], columns.lengths[1::2])], columns.outcomes[1::2])
+
+
+@plants("flags_shifted", unit="episode")
+def late_flags(columns):
+    columns["next/observation"][:-1] = columns["observation"][1:]
+    lengths = list(columns.lengths)
+    lengths[0], lengths[-1] = lengths[0] + 1, lengths[-1] - 1
+    columns.cut(lengths, columns.outcomes)
+
+
+@plants("successor_leaks", unit="episode")
+def next_episode(columns):
+    columns["next/observation"][columns.ends[:-1]] = columns["observation"][columns.starts[1:]]
+
+
+@plants("terminal_goes_on")
+def goes_on(columns):
+    lengths = [part for length in columns.lengths for part in (length // 3, length - length // 3) if part]
+    columns.cut(lengths, [TERMINATED, TRUNCATED] * (len(lengths) // 2))
+
+
+@plants("ends_go_on", severity="note")
+def pieces(columns):
+    lengths = [part for length in columns.lengths for part in (length // 3, length - length // 3) if part]
+    columns.cut(lengths, [TRUNCATED, TRUNCATED] * (len(lengths) // 2))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name, tmp_path, clean):
+    change, facts = FAULTS[name]
+    change(clean)
+    report = rbdata.audit(clean.write(tmp_path))
+    found = [finding for finding in report.findings if finding.code == facts["code"]]
+    assert found, report.findings
+    assert {key: getattr(found[0], key) for key in facts} == facts
+    assert found[0].effect == KINDS[found[0].code].effect and found[0].dataset == "my/planted"
+    assert report.ok == (KINDS[found[0].code].severity == "note")
+    assert set(report.codes) <= {facts["code"]}, report.findings
