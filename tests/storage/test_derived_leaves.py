@@ -107,7 +107,7 @@ def test_loader_workers_and_pickles(made):
     buffer = rbdata.load(folder, batch_size=5, extra=EXTRA, normalize="observation", seed=3)
     copied = pickle.loads(pickle.dumps(as_read(buffer)))
     assert torch.equal(copied["return_to_go"], torch.from_numpy(truth["return_to_go"]).float())
-    for batch in buffer.as_iterable(4).loader(num_workers=2):
+    for batch in buffer.as_iterable(4).loader(num_workers=2, multiprocessing_context="forkserver"):
         assert np.array_equal(batch["return_to_go"].numpy(), truth["return_to_go"][batch["index"].numpy()])
 
 

@@ -233,7 +233,9 @@ def test_a_view_is_pickled_and_reads_in_loader_workers(pair):
     assert again.manifest.content == view.manifest.content
     assert_equal(again.to_tensordict(), view.to_tensordict())
     buffer = rbdata.load(view, batch_size=16, seed=0, replacement=False)
-    seen = torch.cat([batch["index"] for batch in buffer.as_iterable().loader(num_workers=2)])
+    seen = torch.cat(
+        [batch["index"] for batch in buffer.as_iterable().loader(num_workers=2, multiprocessing_context="forkserver")]
+    )
     assert sorted(seen.tolist()) == list(range(len(view)))
 
 

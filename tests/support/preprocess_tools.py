@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,19 @@ FRAME = (24, 24, 3)  # 1,728 bytes: large enough to be stored once
 
 
 def make_input(root: Path, layout: str = "flat", *, count: int = 40, seed: int = 0, id: str = "my/input") -> Path:
-    """A dataset of about 400 steps; frames unless it is ``flat``."""
+    """A dataset of about 400 steps; frames unless it is ``flat``. Written once for all tests, and copied for each."""
+    return Path(shutil.copytree(_input(layout, count, seed, id), root / id))
+
+
+#: Removed when the process ends.
+_inputs = tempfile.TemporaryDirectory(prefix="rbdata-test-inputs-")
+
+
+@cache
+def _input(layout: str, count: int, seed: int, id: str) -> Path:
     lengths = np.random.default_rng(seed).integers(1, 20, count).tolist()
     frames: dict[str, Any] = {"shape": FRAME, "dtype": "uint8"} if layout != "flat" else {}
+    root = Path(tempfile.mkdtemp(dir=_inputs.name))
     return write_dataset(root, make_episodes(lengths, seed=seed, **frames), layout, id=id, parts=3 if frames else 1)
 
 

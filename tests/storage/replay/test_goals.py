@@ -152,7 +152,7 @@ def test_a_seed_repeats_goals_and_rules_hold(made, options):
 def test_loader_workers(made):
     folder, truth = made
     buffer = rbdata.load(folder, batch_size=6, goals=rbdata.Goals(), seed=2)
-    batches = list(buffer.as_iterable(4).loader(num_workers=2))
+    batches = list(buffer.as_iterable(4).loader(num_workers=2, multiprocessing_context="forkserver"))
     for batch in batches:
         success = batch["index"].numpy() == step_of(batch["goal"], truth)
         assert np.array_equal(batch["next", "terminated"][:, 0].numpy(), success)

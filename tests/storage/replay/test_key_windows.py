@@ -119,7 +119,7 @@ def test_in_views_workers_and_checkpoints(dataset, tmp_path):
     again.loads(tmp_path / "checkpoint")
     assert torch.equal(again.sample()["action"], wanted["action"])
     passes = rbdata.load(dataset, batch_size=4, windows=WINDOWS, seed=2, replacement=False)
-    for batch in passes.as_iterable().loader(num_workers=2):
+    for batch in passes.as_iterable().loader(num_workers=2, multiprocessing_context="forkserver"):
         assert_right(dataset, batch)
     assert_right(dataset, buffer.sample_at(torch.arange(len(dataset))))
 

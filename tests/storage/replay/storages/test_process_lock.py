@@ -40,7 +40,7 @@ def run_workers(buffer: TensorDictReplayBuffer, start: str, count: int = 3) -> l
     "kind, start",
     [
         ("memory", "fork"),
-        ("memory", "spawn"),
+        ("memory", "forkserver"),
         ("memmap", "fork"),
         ("memmap", "forkserver"),
         ("memmap, nothing written", "fork"),
