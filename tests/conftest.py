@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 
 import pytest
 from hypothesis import settings
 from rbdata.cli.console import out
+
+# Modules and tests are never freed: no collection of garbage searches them.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
 
 settings.register_profile("no deadline", deadline=None)  # machines are shared: no test may depend on speed
 settings.load_profile("no deadline")

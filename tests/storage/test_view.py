@@ -92,14 +92,14 @@ def test_episodes_of_several_datasets(pair, first, second, seed):
     numbers = np.random.default_rng(seed).permutation(len(both.episodes))[:5]
     again = both.select(episodes=numbers)
     assert_equal(again.to_tensordict(), episodes_of(both, numbers))
-    windows = again.read(range(len(again)), before=2, after=1, keys=["observation", "action"])
-    for step, window in enumerate(windows):
-        episode = int(again.episode_of(torch.tensor([step])))
-        low, high = again.episode_starts[episode], again.episode_starts[episode + 1]
-        for place, at in enumerate(range(step - 2, step + 2)):
-            inside = bool(low <= at < high)
-            assert bool(window["mask"][place]) == inside
-            assert torch.equal(window["action"][place], again[at]["action"] if inside else torch.tensor(0))
+    steps = torch.arange(len(again))
+    windows = again.read(steps, before=2, after=1, keys=["observation", "action"])
+    episode = again.episode_of(steps)
+    at = steps[:, None] + torch.arange(-2, 2)
+    inside = (at >= again.episode_starts[episode, None]) & (at < again.episode_starts[episode + 1, None])
+    assert torch.equal(windows["mask"], inside)
+    actions = again.to_tensordict()["action"][at.clamp(0, len(again) - 1)]
+    assert torch.equal(windows["action"], actions.where(inside, torch.tensor(0)))
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
