@@ -30,6 +30,7 @@ from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
 from ..storage.leaf import Leaf
 from ..storage.tensordict_folder import write_meta
+from .formats.arrow import EXPORTED, ROW_OF_ONE
 
 Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"]
 
@@ -339,14 +340,20 @@ def _write_parquet(work: _Export, partial: Path, target: Path) -> None:
 
 
 def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
-    fields = [("episode", pyarrow.int64()), ("step", pyarrow.int64())]
+    fields = [pyarrow.field(name, pyarrow.int64()) for name in ("episode", "step")]
+    taken = [field.name for field in fields if field.name in work.ted_keys()]
+    if taken:
+        message = f"{work.dataset.id} has a leaf {taken[0]}, and the table a column of that name: the number of the {taken[0]}"
+        raise UsageError(message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`")
     for key in work.ted_keys():
         leaf = work.leaf(key)
         kind = pyarrow.from_numpy_dtype(leaf.np_dtype)
         for length in reversed(() if leaf.shape == (1,) else leaf.shape):
             kind = pyarrow.list_(kind, length)
-        fields.append((key, kind))
-    return pyarrow.schema(fields)
+        # A row of one number is that number: `sources.arrays` makes a row of it again.
+        one = {ROW_OF_ONE: b"1"} if leaf.shape == (1,) else None
+        fields.append(pyarrow.field(key, kind, metadata=one))
+    return pyarrow.schema(fields, metadata={EXPORTED: b"parquet"})
 
 
 def _arrow(rows: np.ndarray, pyarrow: Any) -> Any:
@@ -411,8 +418,15 @@ def _write_rlds(work: _Export, partial: Path, target: Path) -> None:
 
 
 def _rlds_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name."""
-    tops = {key.partition("/")[0] for key in keys} | taken
+    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name.
+
+    Raises UsageError for a leaf that has the name of a feature of the format's own.
+    """
+    tops = {key.partition("/")[0] for key in keys}
+    if not taken.isdisjoint(tops):
+        message = f"a leaf is named {sorted(taken & tops)[0]}, which is a feature of the format's own"
+        raise UsageError(message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`")
+    tops |= taken
     shortened = {key: key.removeprefix("info/") for key in keys}
     return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
 

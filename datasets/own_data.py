@@ -254,6 +254,10 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     if not hasattr(episode, "items"):
         raise UsageError(f"episode {number} is a {type(episode).__name__}, not a dictionary of arrays")
     arrays = dict(episode.items())
+    ends = [key for key in ("episode", "episode_lengths", "episode_ends") if key in arrays]
+    if ends:
+        message = f"episode {number}: its key {ends[0]} would say where episodes end, and each dictionary is one"
+        raise UsageError(message, hint="give it another name; dataset.episodes has the numbers of episodes")
     missing = [key for key in ("observation", "action", "reward") if key not in arrays]
     if missing:
         message = f"episode {number} has no {', '.join(missing)}"

@@ -20,6 +20,24 @@ from .arff import Attribute, ColumnValues
 from .limits import check_rows
 
 
+#: Bytes of a footer that are looked at.
+_FOOTER_BYTES = 16 << 20
+#: Metadata of what `datasets.export` writes: of a table, and of a column whose rows are arrays of one number.
+EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a Parquet file is one that `datasets.export` wrote: its last bytes, the footer, say so."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 8))
+        tail = file.read()
+        if not tail.endswith(b"PAR1"):
+            return False
+        file.seek(max(0, size - 8 - min(int.from_bytes(tail[:4], "little"), _FOOTER_BYTES)))
+        return EXPORTED in file.read()
+
+
 class ArrowFile:
     """An open file: its ``schema`` and number of ``rows``. Raises CorruptSourceError, or errors of pyarrow."""
 

@@ -65,6 +65,28 @@ def test_what_is_exported_is_converted_to_the_same(make: Any, kind: str, to: Any
     assert_same(back, dataset)
 
 
+def test_a_table_that_was_exported_is_converted_with_its_shapes(tmp_path: Path) -> None:
+    """It is not taken for OpenML's, and rows of one number stay rows, as Pendulum's actions are."""
+    steps = {"action": np.zeros((4, 1), np.float32), "one": np.arange(4)[:, None], "plain": np.arange(4)}
+    one = {"observation": np.arange(5.0)[:, None], "reward": np.zeros(4), "truncated": True, "info": steps.pop("one")}
+    dataset = rbdata.open_dataset(rbdata.from_episodes([{**one, **steps}], "my/ones"))
+    path = rbdata.export(dataset, tmp_path / "out", "parquet")
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back"))
+    for name in set(dataset.schema.names) - {"info", "plain"}:
+        assert back[name].shape == dataset[name].shape
+    assert_same(back, dataset)
+
+
+@pytest.mark.parametrize(("to", "name"), [("parquet", "step"), ("rlds", "is_first")])
+def test_a_leaf_with_a_name_of_the_format_is_refused(to: Any, name: str, tmp_path: Path) -> None:
+    """It was lost, or two columns had one name."""
+    one = {"observation": np.zeros((5, 2)), "action": np.zeros(4), "reward": np.zeros(4), "truncated": True}
+    dataset = rbdata.open_dataset(rbdata.from_episodes([{**one, name: np.arange(4)}], "my/x"))
+    with pytest.raises(UsageError, match=name):
+        rbdata.export(dataset, tmp_path / "out", to)
+    assert not list(tmp_path.glob("*out*"))
+
+
 @pytest.mark.parametrize("kind", ["vector", "frames", "both"])
 def test_rlds_is_converted_to_the_same(make: Any, kind: str, tmp_path: Path) -> None:
     """Also an episode that was cut, and one whose final observation is zeros."""

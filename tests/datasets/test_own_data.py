@@ -138,6 +138,27 @@ def test_an_array_of_the_map_that_cannot_be_read_says_why() -> None:
         rbdata.from_arrays({**transitions(), "goal": torch.ones(N, 3).to_sparse()}, "my/x", map={"goal": "goal"})
 
 
+@pytest.mark.parametrize("name", ["episode", "episode_lengths", "episode_ends"])
+def test_episodes_of_a_generator_have_no_other_ends(name: str, root: Path) -> None:
+    """Where observations have a row per step, the numbers split an episode without a word; lengths were lost."""
+    one = {"observation": np.zeros((4, 2)), "action": np.zeros(4), "reward": np.zeros(4), "terminated": True}
+    with pytest.raises(UsageError, match=f"its key {name} would say where episodes end"):
+        rbdata.from_episodes([{**one, name: np.arange(4) // 2}], "my/x")
+    assert not list(root.glob("my/*"))
+
+
+def test_a_reward_that_is_given_twice_is_refused() -> None:
+    one = {"observation": np.zeros((4, 2)), "action": np.zeros(4), "reward": np.zeros(4), "terminated": True}
+    with pytest.raises(UsageError, match="the map gives the reward twice"):
+        rbdata.from_episodes([{**one, "next": {"reward": np.ones(4)}}], "my/x")
+
+
+def test_a_leaf_of_ted_that_is_named_step_is_kept() -> None:
+    steps = {"observation": torch.rand(4, 2), "action": torch.zeros(4), "step": torch.arange(4) * 2}
+    steps["next"] = {"reward": torch.zeros(4, 1), "done": torch.tensor([0, 0, 0, 1])[:, None]}
+    assert rbdata.open_dataset(rbdata.from_arrays(steps, "my/x"))["step"].tolist() == [0, 2, 4, 6]
+
+
 def test_rounded_successors_of_frames_that_come_later_are_said() -> None:
     first = {"observation": np.zeros((4, 300), np.float32), "action": np.zeros(4), "reward": np.zeros(4)}
     first |= {"next_observation": np.zeros((4, 300), np.float32), "terminated": True}
@@ -223,7 +244,7 @@ def test_an_environment_by_id() -> None:
         ({"obs": np.zeros((N, 3))}, "may each be the observation"),
         ({"next_observations": np.zeros((N, 2), np.float32)}, "next_observations"),
         ({"observations": np.array([["a"] * 3] * N)}, "observations"),
-        ({"observations": torch.zeros(N, 3).bfloat16()}, "observations is not read"),
+        ({"observations": torch.zeros(N, 3).to_sparse()}, "observations is not read"),
         ({"observations": np.ma.masked_less(np.zeros((N, 3)), 1)}, "masked"),
         (dict.fromkeys(transitions(), np.zeros(0)), "no rows"),
         ({key: values[:1] for key, values in transitions().items() if key != "next_observations"} | NO_NEXT, "no step"),

@@ -141,6 +141,10 @@ def find_roles(
     ``unreadable`` are other arrays, and why they are not read.
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
+    twice = [key for key in given if key in _TED and _TED[key] in given]
+    if twice:
+        message = f"{where}: the map gives the {_TED[twice[0]]} twice, as {_TED[twice[0]]} and as {twice[0]}"
+        raise UsageError(message, hint="leave one of them out")
     given = {_TED.get(key, key): value for key, value in given.items()}
     found, extra = _given_roles(arrays, given, where, unreadable)
     taken = {name for names in found.values() for name in names.values()} | set(extra.values())
@@ -276,7 +280,7 @@ def _others(
     left_out: dict[str, str] = {}
     there = set(extra)
     for name, array in arrays.items():
-        if name in taken or (is_ted and name in (*_FLAGS, "step")):  # what `rbdata export` writes beside the leaves
+        if name in taken or (is_ted and name in _FLAGS):
             continue
         why = _why_not(array, rows)
         if why is not None:

@@ -30,7 +30,7 @@ import numpy as np
 from ....errors import CorruptSourceError, DiskSpaceError, MissingExtraError, UsageError, reason
 from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
-from ...formats.arrow import open_parquet
+from ...formats.arrow import EXPORTED, ROW_OF_ONE, open_parquet
 from ...formats.hdf5 import damage_reported
 from .roles import NAMES, SUFFIXES, ArrayInfo, Given
 
@@ -542,6 +542,8 @@ class _Columns:
                 message = f"{self._name} has several columns named {twice[0]!r}"
                 raise CorruptSourceError(message, hint="its first line names the columns")
             self._made_of = _joined(batch.schema.names)
+            if EXPORTED in (batch.schema.metadata or {}):
+                self._made_of.pop("step", None)  # its number in the episode, which the rows tell
         for number, (name, columns) in enumerate(self._made_of.items()):
             if name in self.unreadable:
                 continue
@@ -551,6 +553,8 @@ class _Columns:
                 self.unreadable[name] = str(error)
                 continue
             rows = parts[0] if len(columns) == 1 else _side_by_side(parts)
+            if ROW_OF_ONE in (batch.schema.field(columns[0]).metadata or {}):
+                rows = rows.reshape(-1, 1)
             kind = (rows.dtype, rows.shape[1:])
             if self._kinds.setdefault(name, kind) != kind:
                 (dtype, shape), (now, other) = self._kinds[name], kind

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
+from ...formats.arrow import is_exported
 from ...ingest.job import ConvertOptions, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
@@ -87,7 +88,8 @@ class OpenmlSource(Source):
         return OpenmlJob(about, file, table, notes, answers, options)
 
     def recognises(self, path: Path) -> bool:
-        return only_file(path, ".arff", *_PARQUET) is not None
+        file = only_file(path, ".arff", *_PARQUET)
+        return file is not None and not (file.suffix.lower() in _PARQUET and is_exported(file))
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
         """A folder with one ARFF or Parquet file; its label has to be named."""
