@@ -19,7 +19,6 @@ from ...errors import CorruptSourceError, MissingExtraError
 from .arff import Attribute, ColumnValues
 from .limits import check_rows
 
-
 #: Bytes of a footer that are looked at.
 _FOOTER_BYTES = 16 << 20
 #: Metadata of what `datasets.export` writes: of a table, and of a column whose rows are arrays of one number.
