@@ -115,6 +115,7 @@ def serve(root: Path, rate: float, latency: float, pipe: Any) -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.socket.listen(128)  # a client opens more connections at once than the default of 5
     pipe.send(server.server_address[1])
     server.serve_forever()
 

@@ -166,6 +166,8 @@ class HttpLocation(Location):
                 raise
             response = self.request("GET", obj.url)
         with response:
+            if response.request.method == "HEAD":  # there is no body: the connection can be used again
+                response.raw.release_conn()
             final = urlsplit(response.url).path
             if final.endswith("/") and final.rstrip("/") == urlsplit(obj.url).path:
                 raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from servers import GcsServer, gcs_server
+from servers import BACKLOG, GcsServer, gcs_server
 
 
 @dataclass
@@ -69,6 +69,7 @@ def gcs_behind_doors(buckets: Mapping[str, Path] | None = None) -> Iterator[Door
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
+        server.socket.listen(BACKLOG)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         doors.host = f"http://127.0.0.1:{server.server_address[1]}"

@@ -82,6 +82,8 @@ class Faults:
     before: Callable[[Path], object] = lambda path: None
     """Called before a file is sent: it may wait."""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    connections: int = 0
+    """Accepted so far."""
     released: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _answers: list[tuple[int, dict[str, str], bool]] = field(default_factory=list)
@@ -132,6 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     faults: Faults
+
+    def setup(self) -> None:
+        with self.faults._lock:
+            self.faults.connections += 1
+        super().setup()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -189,9 +196,15 @@ class _Handler(BaseHTTPRequestHandler):
         return int(match[1]), min(int(match[2]) + 1 if match[2] else size, size)
 
 
+#: Connections that may wait: the default of 5 is fewer than a client opens at once, and one that is refused tries again
+#: after a second.
+BACKLOG = 128
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = BACKLOG
 
     def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
         # An orderly shutdown would send FIN first, and the reset that was asked for would pass for a clean end.
@@ -372,6 +385,7 @@ def gcs_server(buckets: Mapping[str, Path] | None = None) -> Iterator[GcsServer]
 
     server = create_server("127.0.0.1", 0, in_memory=True)
     server.start()
+    server._api._httpd.socket.listen(BACKLOG)
     try:
         handle = GcsServer(f"http://127.0.0.1:{server._api._httpd.server_address[1]}")
         for bucket, folder in (buckets or {}).items():

@@ -307,6 +307,15 @@ class TestWebServers:
         assert obj.size == len(DATA)
         assert obj.version
 
+    def test_one_connection_serves_several_requests(self, web: HttpServer) -> None:
+        """Each new one costs several round trips, most of all with TLS."""
+        location = open_location(f"{web.url}/run", options=QUICK)
+        for _ in range(3):
+            obj = location.stat("$store$.gz")
+            assert location.read_range(obj, 10, 20) == DATA[10:30]
+        assert b"".join(stream(location, obj)) == DATA
+        assert web.faults.connections == 1
+
     def test_one_that_states_etags_of_get_only(self, web: HttpServer) -> None:
         """HEAD gives a date, GET an ETag as well: the object is the same, also after a lost connection."""
         web.faults.etag_of_get_only = True

@@ -91,7 +91,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         for variable in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT", "AWS_ENDPOINT_URL"):
             monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
         for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
