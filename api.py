@@ -527,18 +527,25 @@ def inspect(
 def export(
     id_or_path: PathLike | dataset.Dataset,
     dest: PathLike,
-    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"],
+    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
     *,
     root: PathLike | None = None,
     force: bool = False,
+    frames: Literal["video", "image"] | None = None,
+    fps: float | None = None,
 ) -> Path:
     """Write a dataset, given by id, path or URL, or open, as a file or folder of another library; returns its path.
 
     ``to`` is the format: ``"npz"`` flat arrays, ``"d4rl"`` HDF5, ``"minari"`` a folder for `minari.load_dataset` (its name ends
     with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`,
-    ``"rlds"`` one for `tfds.builder_from_directory`. An `ExportWarning` says what the format leaves out. Raises UsageError
-    for a dataset that the format cannot hold, DatasetExistsError for an existing
-    target unless ``force``, and as `open_dataset`.
+    ``"rlds"`` one for `tfds.builder_from_directory`, ``"lerobot"`` one for lerobot's `LeRobotDataset`. An `ExportWarning` says
+    what the format leaves out or changes.
+
+    Of ``"lerobot"``: ``frames`` become H.264 ``"video"``, which changes their values (the default), or PNG in the rows,
+    ``"image"``; ``fps`` is the number of steps a second, by default what the dataset states, else 30.
+
+    Raises UsageError for a dataset that the format cannot hold, DatasetExistsError for an existing target unless ``force``,
+    MissingExtraError, DiskSpaceError, and as `open_dataset`.
     """
     import warnings
 
@@ -546,7 +553,7 @@ def export(
     from .errors import ExportWarning
 
     source = id_or_path if isinstance(id_or_path, dataset.Dataset) else open_dataset(id_or_path, root=root)
-    done = write_export(source, dest, to, force=force)
+    done = write_export(source, dest, to, force=force, frames=frames, fps=fps)
     for note in done.notes:
         warnings.warn(f"{done.path}: {note}", ExportWarning, stacklevel=3)
     return done.path

@@ -18,6 +18,7 @@ EXAMPLES = """
   rbdata export my/x ~/.minari/datasets/mine/x-v0 --to minari
   rbdata export my/x steps.parquet --to parquet
   rbdata export my/x ~/tensorflow_datasets/x/1.0.0 --to rlds
+  rbdata export my/x ~/lerobot/x --to lerobot --fps 20 --frames image
 """
 
 
@@ -25,23 +26,33 @@ def run(
     dataset: LocalId,
     dest: Annotated[Path, Argument(metavar="DEST", help="The file or folder to write.", show_default=False)],
     to: Annotated[
-        Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"], Option(help="The format.", show_default=False)
+        Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
+        Option(help="The format.", show_default=False),
     ],
+    frames: Annotated[
+        Literal["video", "image"] | None,
+        Option(help="lerobot: H.264 video (lossy; default), or PNG in the rows.", show_default=False),
+    ] = None,
+    fps: Annotated[
+        float | None,
+        Option(metavar="N", help="lerobot: steps a second, where the dataset does not state it.", show_default=False),
+    ] = None,
     force: Force = False,
     root: Root = None,
 ) -> int:
     """Write a dataset as files of another library.
 
     npz: flat arrays. d4rl: HDF5. minari: a folder that minari.load_dataset loads. parquet: a row per step. torchrl: a folder
-    that TensorDict.load_memmap maps. rlds: a folder that tfds.builder_from_directory reads. Notes list what the format
-    cannot hold. The dataset is not changed.
+    that TensorDict.load_memmap maps. rlds: a folder that tfds.builder_from_directory reads. lerobot: a folder that
+    LeRobotDataset reads. Notes list what the format cannot hold. The dataset is not changed.
     """
     from ..api import open_dataset
     from ..datasets.export import write_export
     from ..settings import expanded
 
     with byte_progress(f"exporting {dataset}", then="finishing") as report:
-        done = write_export(open_dataset(dataset, root=root), expanded(dest), to, force=force, report=report)
+        given = open_dataset(dataset, root=root)
+        done = write_export(given, expanded(dest), to, force=force, frames=frames, fps=fps, report=report)
     if out.json:
         out.document({**vars(done), "path": str(done.path)})
     elif out.quiet:

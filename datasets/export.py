@@ -6,9 +6,10 @@
     parquet   DEST.parquet   a row per step; columns by TED key, with the numbers of episode and step
     torchrl   DEST/          plain TED that `tensordict.TensorDict.load_memmap` maps, as TorchRL's datasets are
     rlds      DEST/          a folder that `tfds.builder_from_directory` reads (https://github.com/google-research/rlds)
+    lerobot   DEST/          a folder that lerobot's `LeRobotDataset` reads (https://huggingface.co/docs/lerobot)
 
 A dataset is read block by block, so that memory stays flat; the target gets its name when it is complete. `rbdata convert`
-reads all of them back: Minari's as the source ``minari``, RLDS as ``rlds``, the others as ``arrays``.
+reads all of them back: those of Minari, RLDS and LeRobot as the sources of these names, the others as ``arrays``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,10 +31,16 @@ from ..storage.dataset import Dataset
 from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
 from ..storage.leaf import Leaf
+from ..storage.reference_scores import original_source
+from ..storage.scratch import is_running, machine
 from ..storage.tensordict_folder import write_meta
-from .formats.arrow import EXPORTED, ROW_OF_ONE
+from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column
 
-Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"]
+if TYPE_CHECKING:
+    from .formats.lerobot_writer import WrittenColumn
+
+Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"]
+Frames = Literal["video", "image"]
 
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
@@ -57,6 +65,8 @@ class _Export:
 
     dataset: Dataset
     report: Callable[[int, int], None]
+    frames: Frames | None = None
+    fps: float | None = None
     total: int = 0
     done: int = 0
     notes: list[str] = field(default_factory=list)
@@ -113,15 +123,21 @@ def write_export(
     to: Format,
     *,
     force: bool = False,
+    frames: Frames | None = None,
+    fps: float | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Write a dataset to ``dest`` in a format of `Format`; a suffix that it needs is added.
+
+    Of ``lerobot`` only: ``frames`` are encoded as ``"video"`` (the default; lossy) or as PNG in the rows (``"image"``), and
+    ``fps`` is how many steps a second has, where the dataset does not state it.
 
     Raises UsageError for what the format cannot hold at all, DatasetExistsError where ``dest`` is there (``force`` replaces
     it), MissingExtraError, DiskSpaceError.
     """
     if to not in _WRITERS:
         raise UsageError(f"there is no format {to!r}", hint=f"the formats are {', '.join(_WRITERS)}")
+    _check_options(to, frames, fps)
     write, suffix = _WRITERS[to]
     target = Path(dest).expanduser().absolute()
     if suffix and target.suffix.lower() not in (suffix, ".h5" if to == "d4rl" else suffix):
@@ -129,14 +145,15 @@ def write_export(
     if os.path.lexists(target) and not force:
         raise DatasetExistsError(f"{target} is there already", hint="choose another name, or replace it with --force")
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = _Export(dataset, report)
+    work = _Export(dataset, report, frames, fps)
     work.total = sum(work.leaf(key).row_bytes * len(dataset) for key in work.ted_keys())
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    _remove_left(target)
+    part = target.with_name(f".{target.name}.{machine()}-{os.getpid()}.part")
     try:
-        write(work, partial, target)
+        write(work, part, target)
         if os.path.lexists(target):
             _remove(target)
-        partial.rename(target)
+        part.rename(target)
     except OSError as error:
         if not is_full(error):
             raise
@@ -144,10 +161,29 @@ def write_export(
             f"the disk is full: {target} does not fit", hint="make room, or choose another disk"
         ) from error
     finally:
-        _remove(partial)
+        _remove(part)
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Exported(dataset.id, target, to, len(dataset), len(dataset.episodes), size, tuple(work.notes))
+
+
+def _check_options(to: str, frames: object, fps: object) -> None:
+    given = [name for name, value in (("frames", frames), ("fps", fps)) if value is not None]
+    if given and to != "lerobot":
+        raise UsageError(f"{given[0]} is an option of the format lerobot, not of {to}")
+    if frames not in (None, "video", "image"):
+        raise UsageError(f"frames is {frames!r}", hint="video or image")
+    if fps is not None and not (isinstance(fps, (int, float)) and 0 < fps <= 1000):
+        raise UsageError(f"fps is {fps!r}", hint="a number of frames a second, up to 1000")
+
+
+def _remove_left(target: Path) -> None:
+    """Remove what an export to the same target left when it was killed on this machine."""
+    name = re.compile(re.escape(f".{target.name}.{machine()}-") + r"(\d+)\.part")
+    for path in target.parent.iterdir():
+        match = name.fullmatch(path.name)
+        if match and not is_running(int(match[1])):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -160,7 +196,7 @@ def _remove(path: Path) -> None:
 # -- npz -----------------------------------------------------------------------------------------------------------------
 
 
-def _write_npz(work: _Export, partial: Path, target: Path) -> None:
+def _write_npz(work: _Export, part: Path, target: Path) -> None:
     """Every leaf under its TED key, a row per step; ``episode_lengths`` says where episodes end.
 
     Of a dataset with frames, which it holds once per state, observations have a row more for each episode, and no
@@ -169,7 +205,7 @@ def _write_npz(work: _Export, partial: Path, target: Path) -> None:
     dataset = work.dataset
     observations = set(work.tree("observation").values())
     per_state = any(work.leaf(key).kind == "state" for key in observations)
-    with zipfile.ZipFile(partial, "w", allowZip64=True) as archive:
+    with zipfile.ZipFile(part, "w", allowZip64=True) as archive:
         for key in work.ted_keys():
             leaf = work.leaf(key)
             if per_state and key.removeprefix("next/") in observations and key not in observations:
@@ -195,7 +231,7 @@ def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tu
 # -- D4RL ----------------------------------------------------------------------------------------------------------------
 
 
-def _write_d4rl(work: _Export, partial: Path, target: Path) -> None:
+def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
     """The arrays of D4RL (https://arxiv.org/abs/2004.07219), with ``next_observations``: ends of episodes lose nothing."""
     import h5py
 
@@ -209,7 +245,7 @@ def _write_d4rl(work: _Export, partial: Path, target: Path) -> None:
     for key in work.ted_keys():
         if key not in taken:
             arrays["infos/" + key.removeprefix("info/")] = key
-    with h5py.File(partial, "w") as file:
+    with h5py.File(part, "w") as file:
         for name, key in arrays.items():
             leaf = work.leaf(key)
             shape = () if name == "rewards" else leaf.shape
@@ -245,7 +281,7 @@ def _note_cut(work: _Export) -> None:
 # -- Minari --------------------------------------------------------------------------------------------------------------
 
 
-def _write_minari(work: _Export, partial: Path, target: Path) -> None:
+def _write_minari(work: _Export, part: Path, target: Path) -> None:
     """Episodes in Minari's HDF5 layout, written by Minari itself; frames as they are, not as JPEG."""
     try:
         import minari
@@ -260,9 +296,9 @@ def _write_minari(work: _Export, partial: Path, target: Path) -> None:
     spaces = {base: getattr(dataset, f"{base}_space") for base in ("observation", "action")}
     if any(type(space).__name__ in ("Tuple", "Text") for space in spaces.values()):
         raise UsageError(f"{dataset.id} has spaces that are not exported to Minari: {spaces}")
-    (partial / "data").mkdir(parents=True)
+    (part / "data").mkdir(parents=True)
     storage = MinariStorage.new(
-        partial / "data",
+        part / "data",
         observation_space=spaces["observation"],
         action_space=spaces["action"],
         data_format="hdf5",
@@ -317,7 +353,7 @@ def _nested(leaves: dict[str, np.ndarray], space: Any) -> Any:
 # -- Parquet -------------------------------------------------------------------------------------------------------------
 
 
-def _write_parquet(work: _Export, partial: Path, target: Path) -> None:
+def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     """A row per step: the numbers of its episode and of the step in it, then a column for each TED key."""
     try:
         import pyarrow
@@ -326,14 +362,14 @@ def _write_parquet(work: _Export, partial: Path, target: Path) -> None:
         raise MissingExtraError("export to parquet needs pyarrow", hint="pip install 'rbdata[parquet]'") from error
     dataset, keys = work.dataset, work.ted_keys()
     size = max(1, _BLOCK_BYTES // max(1, sum(work.leaf(key).row_bytes for key in keys)))
-    with parquet.ParquetWriter(partial, _parquet_schema(work, pyarrow), compression="zstd") as writer:
+    with parquet.ParquetWriter(part, _parquet_schema(work, pyarrow), compression="zstd") as writer:
         for low in range(0, len(dataset), size):
             high = min(low + size, len(dataset))
             numbers = np.arange(low, high)
             episode = np.searchsorted(dataset.episodes.start, numbers, "right") - 1
             columns = [pyarrow.array(episode), pyarrow.array(numbers - dataset.episodes.start[episode])]
             blocks = [work.rows(key, low, high) for key in keys]
-            columns += [_arrow(block, pyarrow) for block in blocks]
+            columns += [list_column(block, pyarrow) for block in blocks]
             writer.write_batch(pyarrow.record_batch(columns, schema=writer.schema))
             work.wrote(sum(block.nbytes for block in blocks))
     _note_cut(work)
@@ -356,24 +392,15 @@ def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
     return pyarrow.schema(fields, metadata={EXPORTED: b"parquet"})
 
 
-def _arrow(rows: np.ndarray, pyarrow: Any) -> Any:
-    """Rows as a column: numbers, or lists of one length; a row of one number is that number."""
-    shape = () if rows.shape[1:] == (1,) else rows.shape[1:]
-    column = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
-    for length in reversed(shape):
-        column = pyarrow.FixedSizeListArray.from_arrays(column, length)
-    return column
-
-
 # -- TorchRL -------------------------------------------------------------------------------------------------------------
 
 
-def _write_torchrl(work: _Export, partial: Path, target: Path) -> None:
+def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
     """A memory-mapped TensorDict with every TED key, frames twice."""
     keys = work.ted_keys(flags=True)
-    write_meta(partial, "", {key: (work.leaf(key).dtype, work.leaf(key).shape) for key in keys}, len(work.dataset))
+    write_meta(part, "", {key: (work.leaf(key).dtype, work.leaf(key).shape) for key in keys}, len(work.dataset))
     for key in keys:
-        path = partial / f"{key}.memmap"
+        path = part / f"{key}.memmap"
         with path.open("wb") as file:
             for _, block in work.blocks(key):
                 file.write(np.ascontiguousarray(block).data)
@@ -383,18 +410,25 @@ def _write_torchrl(work: _Export, partial: Path, target: Path) -> None:
 # -- RLDS ----------------------------------------------------------------------------------------------------------------
 
 
-def _write_rlds(work: _Export, partial: Path, target: Path) -> None:
+def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     """An episode of n steps is n + 1 rows, whose last has the final observation, and zeros beside it."""
     from .formats.tfds_writer import EpisodeFolder, WrittenFeature, numbers, strings
 
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
     keys = [key for key in work.ted_keys() if not key.startswith("next/")]
-    names = _rlds_names(keys, {"reward", *flags})
+    own = {"reward", *flags}
+    for key in keys:
+        if key.partition("/")[0] in own:
+            message = f"a leaf is named {key.partition('/')[0]}, which is a feature of the format's own"
+            raise UsageError(
+                message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`"
+            )
+    names = _short_names(keys, own)
     features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
-    own = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
+    rules = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
     version = target.name if re.fullmatch(r"\d+\.\d+\.\d+", target.name) else ""
     name = re.sub(r"[^a-z0-9_]", "_", (target.parent.name if version else target.name).lower())
-    folder = EpisodeFolder(partial, name, version or "1.0.0", [*features, *own])
+    folder = EpisodeFolder(part, name, version or "1.0.0", [*features, *rules])
     for number, (start, length) in enumerate(zip(dataset.episodes.start.tolist(), dataset.episodes.length.tolist())):
         lists = {}
         for key, feature in zip(keys, features):
@@ -417,16 +451,9 @@ def _write_rlds(work: _Export, partial: Path, target: Path) -> None:
     folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
 
 
-def _rlds_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name.
-
-    Raises UsageError for a leaf that has the name of a feature of the format's own.
-    """
-    tops = {key.partition("/")[0] for key in keys}
-    if not taken.isdisjoint(tops):
-        message = f"a leaf is named {sorted(taken & tops)[0]}, which is a feature of the format's own"
-        raise UsageError(message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`")
-    tops |= taken
+def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name."""
+    tops = {key.partition("/")[0] for key in keys} | taken
     shortened = {key: key.removeprefix("info/") for key in keys}
     return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
 
@@ -442,6 +469,235 @@ def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.n
     yield work.rows(f"next/{key}", high - 1, high) if has_states else np.zeros_like(block[:1])
 
 
+# -- LeRobot -------------------------------------------------------------------------------------------------------------
+
+#: What is read as something else than a leaf below ``info``.
+_LEROBOT_TOPS = {"observation", "action", "next", "info", "task"}
+#: Names of leaves that hold the text of a task.
+_TASK_NAMES = ("task", "language_instruction", "natural_language_instruction", "instruction")
+#: What is assumed where nothing states how many steps a second has.
+_FPS = 30
+#: Rows of uint8 with sides of at least so many pixels are taken for pictures; smaller ones may be grids of codes.
+_LEAST_SIDE = 32
+
+
+def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
+    """An episode of n steps is n + 1 rows: the last has the final observation, and repeats the step before it otherwise.
+
+    lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
+    """
+    from .formats.lerobot_writer import OWN, LerobotFolder, WrittenColumn
+    from .formats.video import require_av
+
+    source = original_source(work.dataset.manifest)[0]
+    tasks = _Tasks.of(work, source)
+    fps = work.fps or _stated_fps(source)
+    if fps is None:
+        work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
+        fps = _FPS
+    names = _lerobot_names(work, tasks, fps, set(OWN))
+    columns = {key: WrittenColumn(name, *_lerobot_form(work, key)) for key, name in names.items()}
+    for key in [key for key, column in columns.items() if len(column.shape) > 5]:
+        work.notes.append(f"Not exported: {key}, as rows have at most 5 dimensions there.")
+        del columns[key]
+    videos = [key for key, column in columns.items() if column.kind == "video"]
+    if videos:
+        require_av(f"{work.dataset.id}: {videos[0]} to be exported")
+    flags = [WrittenColumn(f"next.{flag}", "bool", ()) for flag in ("done", "terminated", "truncated")]
+    every = [*columns.values(), WrittenColumn("next.reward", "float32", ()), *flags]
+    robot = source.get("robot")
+    rate = int(fps) if fps == int(fps) else fps
+    with LerobotFolder(part, every, rate, robot if isinstance(robot, str) else None) as folder:
+        for text in tasks.stated or ([] if tasks.key else [""]):
+            folder.task_number(text)
+        for number, (low, length) in enumerate(
+            zip(work.dataset.episodes.start.tolist(), work.dataset.episodes.length.tolist())
+        ):
+            blocks = _lerobot_blocks(work, columns, tasks, folder.task_number, number, low, low + length)
+            folder.add(length + 1, blocks)
+        folder.finish()
+    _note_lerobot(work, columns, tasks)
+
+
+def _lerobot_blocks(
+    work: _Export,
+    columns: Mapping[str, WrittenColumn],
+    tasks: _Tasks,
+    number_of: Callable[[str], int],
+    episode: int,
+    low: int,
+    high: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Blocks of rows of an episode, whose steps are ``low`` to ``high - 1``."""
+    row_bytes = sum(work.leaf(key).row_bytes for key in columns) + 8
+    size = max(1, _BLOCK_BYTES // row_bytes)
+    is_cut = work.dataset.episodes.outcome[episode] == CUT
+    for at in range(low, high + 1, size):
+        stop = min(at + size, high + 1)
+
+        def rows(key: str, at: int = at, stop: int = stop) -> np.ndarray:
+            block = work.rows(key, at, min(stop, high))
+            return block if stop <= high else np.concatenate([block, _final_row(work, key, high)])
+
+        block = {column.name: _as_pictures(rows(key), column) for key, column in columns.items()}
+        block["next.reward"] = rows("next/reward").reshape(-1)
+        is_end = (np.arange(at, stop) >= high - 1) & (not is_cut)
+        for flag in ("terminated", "truncated", "done"):
+            block[f"next.{flag}"] = is_end & work.rows(f"next/{flag}", high - 1, high).reshape(-1)
+        block["task_index"] = tasks.numbers(rows, at, stop, number_of)
+        yield block
+        work.wrote((min(stop, high) - at) * row_bytes)
+
+
+def _final_row(work: _Export, key: str, high: int) -> np.ndarray:
+    """The row behind the last step of an episode: the final one of a state, else that of the last step again."""
+    after = f"next/{key}"
+    return work.rows(after if after in work.dataset.schema.names else key, high - 1, high)
+
+
+def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> dict[str, str]:
+    """The column of each leaf: dots for levels, without ``info`` where nothing else has that name."""
+    every = work.ted_keys()
+    held = {f"next/{name}" for name in ("reward", "done", "terminated", "truncated")} | {tasks.key}
+    keys = [key for key in every if key not in held and not (key.startswith("next/") and key[5:] in every)]
+    names = {}
+    for key, name in _short_names(keys, _LEROBOT_TOPS | own).items():
+        plain = key.removeprefix("info/")
+        if plain in own and _is_own(work, key, tasks, fps):
+            continue
+        if key == "observation":
+            name = "observation/image" if _picture_shape(work.leaf(key)) else "observation/state"
+        elif key in own or key == "task":
+            name = f"info/{key}"
+        names[key] = name.replace("/", ".")
+    return names
+
+
+def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
+    """Whether a leaf has the values of the column of this name that every LeRobotDataset has, as it was read from one."""
+    starts, size = work.dataset.episodes.start, 1 << 18
+    stated = {text: number for number, text in enumerate(tasks.stated)}
+    for low in range(0, len(work.dataset), size):
+        high = min(low + size, len(work.dataset))
+        steps = np.arange(low, high)
+        episode = np.searchsorted(starts, steps, "right") - 1
+        if key == "task_index":
+            texts = partial(work.rows, low=low, high=high)
+            wanted = tasks.numbers(texts, low, high, lambda text: stated.get(text, -1))
+        elif key == "info/episode_index":
+            wanted = episode
+        elif key == "info/timestamp":
+            wanted = ((steps - starts[episode]) / fps).astype(np.float32)
+        else:
+            return False
+        if not np.array_equal(work.rows(key, low, high).reshape(-1), wanted):
+            return False
+    return True
+
+
+def _lerobot_form(work: _Export, key: str) -> tuple[str, tuple[int, ...], Literal["numbers", "image", "video"]]:
+    """dtype, shape and kind of the column of a leaf."""
+    leaf = work.leaf(key)
+    shape = _picture_shape(leaf)
+    if shape is None:
+        return leaf.dtype, leaf.shape, "numbers"
+    return "uint8", shape, "image" if work.frames == "image" or shape[2] == 4 else "video"
+
+
+def _picture_shape(leaf: Leaf) -> tuple[int, int, int] | None:
+    """Height, width and channels of rows that are pictures: uint8, with channels last, first, or none."""
+    shape = leaf.shape
+    if leaf.dtype != "uint8" or len(shape) not in (2, 3):
+        return None
+    if len(shape) == 2:
+        shape = (*shape, 1)
+    elif shape[2] not in (1, 3, 4):
+        shape = (*shape[1:], shape[0])
+    height, width, channels = shape
+    return (height, width, channels) if channels in (1, 3, 4) and min(height, width) >= _LEAST_SIDE else None
+
+
+def _as_pictures(rows: np.ndarray, column: WrittenColumn) -> np.ndarray:
+    if column.kind == "numbers" or rows.shape[1:] == column.shape:
+        return rows
+    return rows[..., None] if rows.ndim == 3 else np.moveaxis(rows, 1, 3)
+
+
+@dataclass(frozen=True)
+class _Tasks:
+    """Where the task of a step is: its text in the leaf ``key``, or its number among the ``stated`` texts in ``task_index``."""
+
+    key: str | None
+    stated: list[str]
+    is_numbered: bool = False
+
+    @classmethod
+    def of(cls, work: _Export, source: Mapping[str, Any]) -> _Tasks:
+        texts = source.get("tasks")
+        stated = list(texts.values()) if isinstance(texts, Mapping) else []
+        numbers = [str(number) for number in range(len(stated))]
+        if not all(isinstance(text, str) for text in stated) or list(texts or ()) != numbers:
+            stated = []
+        if len(set(stated)) < len(stated):
+            stated = []
+        keys = [key for key in work.ted_keys() if not key.startswith("next/") and _is_text(work.leaf(key))]
+        found = next((key for name in _TASK_NAMES for key in keys if key.rpartition("/")[2] == name), None)
+        is_numbered = found is None and bool(stated) and "task_index" in work.dataset.rows
+        if is_numbered:
+            used = np.unique(work.dataset["task_index"].numpy())
+            is_numbered = bool(np.isin(used, np.arange(len(stated))).all())
+        return cls(found, stated if found == "task" or is_numbered else [], is_numbered)
+
+    def numbers(
+        self, rows: Callable[[str], np.ndarray], low: int, high: int, number_of: Callable[[str], int]
+    ) -> np.ndarray:
+        """The numbers of the tasks of steps ``low`` to ``high - 1``, int64; ``number_of`` those of texts."""
+        if self.is_numbered:
+            return rows("task_index").reshape(-1).astype(np.int64)
+        if self.key is None:
+            return np.zeros(high - low, np.int64)
+        texts = rows(self.key)
+        begins = np.append(0, np.flatnonzero((texts[1:] != texts[:-1]).any(1)) + 1)
+        found = []
+        for begin in begins.tolist():
+            try:
+                found.append(number_of(texts[begin].tobytes().rstrip(b"\0").decode()))
+            except UnicodeDecodeError as error:
+                message = f"{self.key} of step {low + begin} is no text in UTF-8: a LeRobotDataset needs texts of tasks"
+                raise UsageError(message, hint="leave the leaf out, or rename it, with `rbdata preprocess`") from error
+        return np.repeat(np.array(found, np.int64), np.diff(np.append(begins, len(texts))))
+
+
+def _is_text(leaf: Leaf) -> bool:
+    return leaf.dtype == "uint8" and len(leaf.shape) == 1
+
+
+def _stated_fps(source: Mapping[str, Any]) -> float | None:
+    fps = source.get("fps")
+    return float(fps) if isinstance(fps, (int, float)) and 0 < fps <= 1000 else None
+
+
+def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _Tasks) -> None:
+    videos = [key for key, column in columns.items() if column.kind == "video"]
+    if videos:
+        work.notes.append(
+            f"{', '.join(videos)}: H.264 video, which changes values a little; --frames image keeps them."
+        )
+    grey = [key for key in videos if columns[key].shape[2] == 1]
+    if grey:
+        work.notes.append(f"{', '.join(grey)}: one channel, of which the video has three equal ones.")
+    for key, column in columns.items():
+        before = work.leaf(key).shape
+        if column.kind != "numbers" and before != column.shape:
+            work.notes.append(f"{key}: rows of {list(before)} are pictures of {list(column.shape)}.")
+        if not column.has_stats:
+            work.notes.append(f"{key}: rows of {list(before)} are too large for statistics, and have none.")
+    if "observation" in columns:
+        work.notes.append(f"observation: its column is {columns['observation'].name}.")
+    if tasks.key not in (None, "task"):
+        work.notes.append(f"{tasks.key}: it is the task of each step.")
+
+
 _WRITERS: dict[str, tuple[Callable[[_Export, Path, Path], None], str]] = {
     "npz": (_write_npz, ".npz"),
     "d4rl": (_write_d4rl, ".hdf5"),
@@ -449,4 +705,5 @@ _WRITERS: dict[str, tuple[Callable[[_Export, Path, Path], None], str]] = {
     "parquet": (_write_parquet, ".parquet"),
     "torchrl": (_write_torchrl, ""),
     "rlds": (_write_rlds, ""),
+    "lerobot": (_write_lerobot, ""),
 }

@@ -164,6 +164,19 @@ class ParquetRows:
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
+def list_column(rows: np.ndarray, pyarrow: Any, *, fixed: bool = True) -> Any:
+    """Rows as a column: numbers, or nested lists, whose types state their lengths with ``fixed``; a row of one number is that
+    number."""
+    shape = () if rows.shape[1:] == (1,) else rows.shape[1:]
+    column = pyarrow.array(np.ascontiguousarray(rows).reshape(-1))
+    for length in reversed(shape):
+        if fixed:
+            column = pyarrow.FixedSizeListArray.from_arrays(column, length)
+        else:
+            column = pyarrow.ListArray.from_arrays(np.arange(0, len(column) + 1, length, dtype=np.int32), column)
+    return column
+
+
 def is_number(types: Any, kind: Any) -> bool:
     """Whether an Arrow type, by pyarrow's module ``types``, is one of numbers or booleans."""
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))

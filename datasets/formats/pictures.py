@@ -68,6 +68,15 @@ def decode_picture(data: bytes, where: str) -> np.ndarray:
         raise CorruptSourceError(f"{where} is damaged: {error}") from error
 
 
+def encode_png(picture: np.ndarray) -> bytes:
+    """A picture, uint8 ``[height, width, channels]`` of 1, 3 or 4 channels, as PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
 def _decode(data: bytes, shape: tuple[int, ...], dtype: np.dtype, where: str) -> np.ndarray:
     image = _open(data, where)
     if (image.height, image.width) != shape[:2]:

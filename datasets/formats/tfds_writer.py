@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .pictures import encode_png
 from .tfds import STEPS
 from .tfrecord import masked_crc32c
 
@@ -61,7 +62,7 @@ class WrittenFeature:
     def encode(self, rows: np.ndarray) -> list[bytes]:
         """Values ``[n, *shape]`` as byte strings, for the encodings other than none."""
         if self.encoding == "png":
-            return [_png(row) for row in rows]
+            return [encode_png(row) for row in rows]
         plain = [np.ascontiguousarray(row, np.dtype(self.dtype).newbyteorder("<")).tobytes() for row in rows]
         return [zlib.compress(one) for one in plain] if self.encoding == "zlib" else plain
 
@@ -132,14 +133,6 @@ def _described(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dictionary(features: Mapping[str, Any]) -> dict[str, Any]:
     return {"pythonClassName": f"{_CLASSES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
-
-
-def _png(row: np.ndarray) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(row[..., 0] if row.shape[2] == 1 else row).save(file, "PNG", compress_level=1)
-    return file.getvalue()
 
 
 # -- protocol buffers ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ LEAST_UNIT = 64 << 20
 #: Tasks that the manifest lists, and bytes that the text of each may have.
 _MOST_TASKS, _LONGEST_TASK = 4096, 4096
 #: Columns that say how rows follow and end. They are read, and have no leaf of their own name.
-_RULES = ("next.reward", "next.done", "next.success", "next.truncated", "frame_index", "index")
+_RULES = ("next.reward", "next.done", "next.success", "next.terminated", "next.truncated", "frame_index", "index")
 #: What frames in videos shrink to, at least and at most, when they are compressed without loss.
 _RATIOS = (0.15, 0.9)
 
@@ -280,4 +280,4 @@ def _key(name: str) -> str:
     """The key of a leaf: levels at the dots; below ``info`` what is neither observation nor action nor the task's number."""
     parts = ["".join(c if c.isascii() and c.isalnum() else "_" for c in part) or "_" for part in name.split(".")]
     parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
-    return "/".join(parts if parts[0] in ("observation", "action", "task_index") else ["info", *parts])
+    return "/".join(parts if parts[0] in ("observation", "action", "task_index", "info") else ["info", *parts])

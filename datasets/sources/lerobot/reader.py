@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.arrow import ParquetRows, number_dtype
+from ...formats.arrow import ROW_OF_ONE, ParquetRows, number_dtype
 from ...formats.pictures import decode_picture
 from ...formats.video import COLOUR, DEPTH, Video, resize
 from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
@@ -75,7 +75,8 @@ class LerobotReader(EpisodeReader):
     def _episode(self, one: ListedEpisode, table: _Table, videos: Mapping[str, Video], raw: RawInput) -> Episode:
         where = f"{one.data}: episode {one.number}"
         low, high = table.rows_of(one.number, one.length, where)
-        single = {name: table.numbers(name, low, high, where) for name in self.names if name.startswith("next.")}
+        flags = [name for name in self.names if name.startswith("next.")]
+        single = {name: table.numbers(name, low, high, where).reshape(-1) for name in flags}
         numbers = {
             key: table.numbers(feature.name, low, high, where, feature.shape)
             for key, feature in self.columns.items()
@@ -219,12 +220,13 @@ def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray]) -> 
         return _End(inner_dones=inner)
     success = flags.get("next.success")
     by_clock = bool(flags["next.truncated"][-1]) if "next.truncated" in flags else False
-    failed = success is not None and not success[-1]
+    over = bool(flags["next.terminated"][-1]) if "next.terminated" in flags else not by_clock
+    # Without success it may have been the time limit, where the data do not say that the episode was terminated.
+    failed = success is not None and not success[-1] and "next.terminated" not in flags
     same = [*flags.values(), *(values for key, values in numbers.items() if key.partition("/")[0] == "action")]
     if inner and done[-2] and all(np.array_equal(values[-1], values[-2], equal_nan=True) for values in same):
         # The only ends of lerobot's evaluation are success and the time limit.
-        over = by_clock or failed
-        return _End(not over, over, inner_dones=inner - 1, repeated_rows=True)
+        return _End(over and not failed, by_clock or failed, inner_dones=inner - 1, repeated_rows=True)
     if by_clock:
         return _End(truncated=True, inner_dones=inner)
     return _End(terminated=True, is_blank=True, inner_dones=inner, done_without_success=failed)
@@ -263,7 +265,8 @@ class _Table:
             place = self._rows.schema.get_field_index(name)
             if place < 0:
                 raise CorruptSourceError(f"{where}: there is no column {name}")
-            kind, is_list = self._rows.schema.field(place).type, False
+            field = self._rows.schema.field(place)
+            kind, is_list = field.type, ROW_OF_ONE in (field.metadata or {})
             while types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
                 kind, is_list = kind.value_type, True
             dtype = number_dtype(kind)
