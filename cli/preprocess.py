@@ -44,7 +44,7 @@ def run(
         ),
     ] = None,
     episodes: Annotated[
-        str | None, Option(metavar="LIST", help="Only these episodes, such as 0-99,150; the first one is 0.")
+        str | None, Option(metavar="LIST", help="Only these episodes, each once, such as 0-99,150; the first one is 0.")
     ] = None,
     min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None,
     top: Annotated[

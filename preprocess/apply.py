@@ -600,8 +600,9 @@ class Applier:
 
     def _numbers(self, fn: BoundFunction, steps: torch.Tensor | int) -> dict[str, Any]:
         """The numbers of steps and episodes that a function asks for: tensors for a batch, otherwise Python numbers."""
-        starts, steps = torch.from_numpy(self.view.episodes.starts), torch.as_tensor(steps)
-        numbers = {STEP: steps.clone(), EPISODE: torch.searchsorted(starts, steps, right=True) - 1}
+        steps = torch.as_tensor(steps)
+        episodes = np.searchsorted(self.view.dataset.episodes.start, steps.numpy(), "right") - 1  # not those of slices
+        numbers = {STEP: steps.clone(), EPISODE: torch.as_tensor(episodes)}
         return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager

@@ -62,6 +62,9 @@ def preprocess(
     from . import driver
     from .request import ReadOptions
 
+    if not (isinstance(fn, (str, Sequence)) or callable(fn)):
+        message = f"fn is a function, its name or several of them, not {fn!r}"
+        raise UsageError(message, hint='"rbdata:identity" copies the steps as they are')
     functions: Any = [fn] if isinstance(fn, str) or callable(fn) else list(fn)
     request = make_request(
         dataset_id,

@@ -172,7 +172,9 @@ class BatchReader:
     ) -> None:
         fields = storage.fields()
         if fields is None:
-            raise UsageError("windows need a storage of plain TensorDicts")
+            kind = type(storage).__name__
+            message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
+            raise UsageError(message, hint="LazyTensorStorage, LazyMemmapStorage and CompressedListStorage have leaves")
         self.storage, self.stack, self.n_step, self._with_info = storage, frame_stack, n_step, with_info
         self._edges = edges or Edges()
         self._fields = fields

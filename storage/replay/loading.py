@@ -74,6 +74,9 @@ def load_buffer(
         for name in ("n_step", "frame_stack", "sample_unit", "windows"):
             if options.get(name) is not None:
                 raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
+        if reward_scale is not None:
+            message = "goals replace the rewards, which reward_scale would scale: leave it out"
+            raise UsageError(message, hint="rewards of another size come from rbdata.Goals(reward_fn=...)")
         extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
         buffer._change_spec(relabeling=make_relabeling(storage.dataset, goals, buffer._spec.edges, extras))
     return buffer

@@ -369,6 +369,24 @@ class TestState:
         )
         assert first.manifest.episodes == 20
 
+    def test_slices_tell_the_episode_that_they_are_of(self, shared):
+        from rbdata.preprocess.request import ReadOptions
+
+        source, steps = Dataset(shared / "my/input"), []
+
+        def numbered(td, episode, step):
+            steps.append(step)
+            return td.set("n", torch.full((len(td),), episode))
+
+        options = {"per": "episode", "read_options": ReadOptions(slice_len=3), "procs": 1, "force": True}
+        dataset = run(shared, numbered, dest="my/slices", **options)
+        assert torch.equal(dataset["n"], source.episode_of(torch.arange(len(source))))
+        assert set(dataset.episodes.start.tolist()) >= set(steps)
+
+    def test_without_a_function_there_is_a_clear_error(self, shared):
+        with pytest.raises(UsageError, match="fn is a function"):
+            rbdata.preprocess("my/input", None, dest="my/none", root=shared)
+
     def test_an_argument_with_a_default_keeps_it(self, shared):
         def every(td, step=2, episode="x"):
             assert episode == "x"

@@ -259,13 +259,20 @@ def test_nothing_asked_for_changes_nothing(made):
 @pytest.mark.parametrize("goals", [None, rbdata.Goals(geometric=0.5, actor=rbdata.Goals(0, 0, 1))])
 def test_remote_datasets_give_the_same_batches(made, tmp_path, goals):
     folder, _ = made
-    options = {"batch_size": 8, "normalize": "observation", "reward_scale": "return_range", "seed": 4, "goals": goals}
-    options["extra"] = EXTRA if goals is None else ["step", "discount"]
+    options = {"batch_size": 8, "normalize": "observation", "seed": 4, "goals": goals}
+    options |= {"extra": EXTRA, "reward_scale": "return_range"} if goals is None else {"extra": ["step", "discount"]}
     here = rbdata.load(folder, **options)
     there = rbdata.load(folder.as_uri(), cache_dir=tmp_path / "cache", **options)
     for _ in range(5):
         assert (here.sample() == there.sample()).all()
     assert np.array_equal(here.statistics["observation"]["mean"], there.statistics["observation"]["mean"])
+
+
+@pytest.mark.parametrize("scale", [2.0, "return_range", "minus_one"])
+def test_a_reward_scale_beside_goals_is_refused(made, scale):
+    """Goals replace the rewards: the scale was ignored."""
+    with pytest.raises(UsageError, match="goals replace the rewards"):
+        rbdata.load(made[0], batch_size=8, reward_scale=scale, goals=rbdata.Goals())
 
 
 def test_parts_of_a_dataset(made):
