@@ -159,12 +159,14 @@ def column_count(leaf: Leaf) -> int:
 class Usual:
     """What is usual in the sample of a leaf of columns: ``low`` and ``high`` are the quantiles 0.01 and 0.99, ``mean`` and
     ``std``, all float64 ``[elements]``. Of observations, ``step`` is the 0.95 quantile of the absolute difference between a
-    state and its successor, 0 for columns that are mostly constant; the first and last steps of episodes are left out."""
+    state and its successor, 0 for columns that are mostly constant; the first and last steps of episodes are left out.
+    ``measured``: the values are not all whole numbers, as counts, choices and pixels are."""
 
     low: Array
     high: Array
     mean: Array
     std: Array
+    measured: bool
     step: Array | None = None
 
     @classmethod
@@ -176,7 +178,8 @@ class Usual:
         if not np.isfinite(values).all():
             values = np.ma.masked_invalid(values)
         mean, std = (np.ma.filled(getattr(values, name)(0), np.nan) for name in ("mean", "std"))
-        return cls(low, high, mean, std, cls._step(name, sample))
+        measured = bool((values != np.rint(values)).any(1).mean() > 0.1)
+        return cls(low, high, mean, std, measured, cls._step(name, sample))
 
     @classmethod
     def _step(cls, name: str, sample: list[Block]) -> Array | None:

@@ -87,8 +87,7 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
     longest = int(length[whole].max()) if whole.any() else 0
     at_limit = whole & (length == longest)
     capped = at_limit & terminated
-    shorter = np.count_nonzero(whole & (length < longest))
-    if longest >= 10 and capped.sum() == at_limit.sum() >= max(5, 0.05 * episodes) and shorter >= 0.05 * episodes:
+    if capped.sum() == at_limit.sum() >= max(5, 0.05 * episodes) and is_time_limit(length[whole]):
         what = f"episodes of {count(longest)} steps, none longer, are terminated: that is a time limit"
         yield find("time_limit_terminated", what, _hits(capped), episodes, unit="episode")
     short = length == 1
@@ -101,6 +100,20 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
     ):
         if np.count_nonzero(mask) > 1:  # the last one of a log is cut
             yield find(code, what, _hits(mask), episodes, unit="episode")
+
+
+def is_time_limit(lengths: Array) -> bool:
+    """Whether the largest length of episodes looks like a limit: a round number that occurs far more often than those before.
+
+    Round are multiples of ten and powers of two, from 16 on, give or take one. Where all have the same length, it may be what
+    the task is (a game of as many moves).
+    """
+    longest = int(lengths.max())
+    near = (longest - 1, longest, longest + 1)
+    is_round = longest >= 16 and any(number % 10 == 0 or number & (number - 1) == 0 for number in near)
+    before = [int((lengths == longest - back).sum()) for back in range(1, 6)]
+    shorter = int((lengths < longest).sum())
+    return is_round and (lengths == longest).sum() >= 4 * max(1, *before) and shorter >= 0.05 * len(lengths)
 
 
 def check_scores(name: str, reference: ReferenceScores | None, table: EpisodeTable) -> Iterator[Finding]:

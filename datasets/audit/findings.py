@@ -79,7 +79,26 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
         "observation_jump": Kind("warning", "value targets reach across a reset: an end of an episode is missing"),
         "flags_shifted": Kind("warning", "value targets reach across a reset, and real last steps are cut off"),
         "observation_repeated": Kind("warning", "actions seem to have no effect in these steps"),
+        "action_shifted": Kind("warning", "effects are learnt for the action of another step"),
+        "reward_shifted": Kind("warning", "rewards are credited to the action of another step"),
         "observation_frozen": Kind("warning", "actions seem to have no effect in these episodes"),
+    },
+    "Duplicates": {
+        "episode_duplicate": Kind("warning", "these episodes count twice, and leak if they are split for validation"),
+        "transition_duplicate": Kind("warning", "these transitions count several times"),
+    },
+    "Frames": {
+        "frame_constant": Kind("warning", "the policy sees nothing of the state in these frames"),
+        "frame_black_all": Kind("error", "the policy sees nothing of the state"),
+        "frame_dark": Kind("warning", "dividing by 255 leaves the network an input of nearly 0"),
+        "frame_frozen": Kind("warning", "the policy sees no motion in these episodes"),
+        "frame_size": Kind("warning", "what is seen has another size in these episodes"),
+    },
+    "Two datasets": {
+        "leaves_differ": Kind("note", "what is trained on the one cannot be evaluated on the other"),
+        "scales_differ": Kind("warning", "statistics of the one are wrong for the other"),
+        "episode_shared": Kind("warning", "validation measures what was memorised"),
+        "transition_shared": Kind("warning", "validation measures what was memorised"),
     },
 }
 #: By code.

@@ -18,9 +18,13 @@ from ...storage.reference_scores import original_source, reference_scores
 from .. import local
 from ..fetch.location import is_remote
 from ..remote import open_remote
+from .alignment import Windows, check_alignment
 from .blocks import Block, Leaves, Reader, Usual
+from .duplicates import Duplicates
 from .ends import Flags, check_scores, check_table
 from .findings import Audited, AuditReport, Finding, Hits, find, ordered
+from .frames import check_frames, sample_frames
+from .pairs import Summary, compare
 from .transitions import Transitions
 from .values import ColumnValues, RewardValues, constants
 
@@ -69,11 +73,16 @@ def audit_datasets(
     if reward_range is not None and not reward_range[0] <= reward_range[1]:
         raise UsageError(f"a reward range from {reward_range[0]} to {reward_range[1]} is empty")
     audited, findings = [], []
+    summaries: list[Summary] = []
     for dataset in datasets:
         run = _Run(dataset, reward_range, on_progress)
-        found = list(run.findings())
-        findings += [replace(finding, dataset=dataset.id) for finding in found]
+        findings += [replace(finding, dataset=dataset.id) for finding in run.findings()]
         audited.append(run.audited())
+        summary = run.summary()
+        for before in summaries:
+            pair = compare(before, summary)
+            findings += [replace(finding, dataset=summary.id, other=before.id) for finding in pair]
+        summaries.append(summary)
     return AuditReport(tuple(audited), ordered(findings))
 
 
@@ -87,6 +96,8 @@ class _Run:
         text = frozenset(name for name, one in self._bounds.items() if one.space.get("type") == "Text")
         self.leaves = Leaves.of(dataset, text)
         self._range = stated_range(dataset.manifest, reward_range)
+        self._usual: dict[str, Usual] = {}
+        self._duplicates: Duplicates | None = None
         self._sampled: dict[str, int] = {}
         self._skipped: dict[str, str] = {}
 
@@ -103,7 +114,9 @@ class _Run:
             return
         reader = Reader(dataset, leaves)
         sample = reader.sample()
-        usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
+        usual = self._usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
+        yield from self._alignment(sample)
+        del sample
         values = {
             role: [ColumnValues(one, role, self._bounds.get(one), usual[one]) for one in names]
             for role, names in (
@@ -115,7 +128,11 @@ class _Run:
         rewards, flags = RewardValues(self._range, usual["next/reward"]), Flags(table)
         unchained = (dataset.manifest.lineage or {}).get("unchained", ())
         transitions = Transitions(leaves.observations, leaves.actions, table, usual, unchained, alone=not leaves.frames)
-        checks: list[Check] = [rewards, flags, transitions, *(one for some in values.values() for one in some)]
+        measured = any(usual[name].measured for name in leaves.observations)
+        same = self._duplicates = Duplicates(
+            (*leaves.observations, *leaves.actions), table, measured=measured, blind=not leaves.observations
+        )
+        checks: list[Check] = [rewards, flags, transitions, same, *(one for some in values.values() for one in some)]
         for block in reader.blocks():
             for check in checks:
                 check.see(block)
@@ -128,6 +145,24 @@ class _Run:
                 yield from constants(role, some, alone=role == "action" or not leaves.frames)
         yield from flags.findings()
         yield from transitions.findings()
+        yield from same.findings()
+        for name in leaves.frames:
+            frames = sample_frames(dataset, name, leaves.actions)
+            self._sampled[name] = sum(len(one.steps) for one in frames)
+            yield from check_frames(name, frames)
+
+    def _alignment(self, sample: list[Block]) -> Iterator[Finding]:
+        leaves = self.leaves
+        if not leaves.observations or leaves.frames:
+            self._skipped["shifts of actions and rewards"] = "observations are frames, or there are none"
+            return
+        windows = Windows(sample, leaves.observations, leaves.actions)
+        if len(windows):
+            yield from check_alignment(windows)
+
+    def summary(self) -> Summary:
+        """What is compared with other datasets."""
+        return Summary(self.dataset.id, self.dataset.schema, self._usual, self._duplicates)
 
     def audited(self) -> Audited:
         """What was read."""

@@ -17,6 +17,8 @@ _REPEATED, _REPEATED_COUNTS = 0.2, 0.6
 _FROZEN = 5
 #: A jump exceeds so many times the usual difference of a column in so large a part of the columns that vary continuously.
 _JUMP, _JUMP_ALONE, _JUMP_COLUMNS = 5.0, 50.0, 0.6
+#: A jump is so many times as far as the steps beside it.
+_ALONE = 3.0
 #: At ends, where nearly all steps are compared at once, half of them exceed so many times the usual difference.
 _MOVED = 1.5
 #: More jumps than this share of the steps are how the data move.
@@ -60,14 +62,13 @@ class LeafTransitions:
         self._own = self._late = 0
         #: By episode: whether any step changes the observation.
         self.changed = np.zeros(len(table), bool)
-        self.moves, self.is_counted = bool(self.step.any()), True
+        self.moves, self.is_counted = bool(self.step.any()), not usual.measured
         self._last: Array | None = None
 
     def see(self, block: Block) -> Mapping[str, Array]:
         """Masks ``[n]`` of a block: ``same`` (the successor is the state), ``zero`` and ``zero_state`` (one of them is zeros),
         ``jump``, and ``joins``: of a last step, the successor is the first state of the next episode (in this block)."""
         state, successor = block.rows[self.name], block.rows["next/" + self.name]
-        self.is_counted = state.dtype.kind != "f"
         self.steps += len(block)
         same = same_rows(state, successor)
         if not self._unchained:
@@ -156,14 +157,20 @@ class Transitions:
             return
         jump = np.logical_and.reduce([one for _, one in moving])
         left = self._last_steps[block.episode] - np.arange(block.low, block.high)
-        self._jump.add(block.numbers(jump & ~block.is_first & (left > 1)))
-        for name, mask in (("first", block.is_first), ("before last", left == 1), ("last", left == 0)):
-            rows = np.flatnonzero(mask)
+        inner = np.flatnonzero(jump & ~block.is_first & (left > 1))
+
+        def moved(rows: Array) -> Array:
             far = [
                 distances(block.rows[leaf.name][rows], block.rows["next/" + leaf.name][rows], leaf.step)
                 for leaf, _ in moving
             ]
-            self._moves[name][block.episode[rows]] = np.minimum.reduce(far)
+            return np.asarray(np.minimum.reduce(far))
+
+        beside = np.maximum(moved(np.maximum(inner - 1, 0)), moved(np.minimum(inner + 1, len(block) - 1)))
+        self._jump.add(inner[moved(inner) > _ALONE * beside] + block.low)  # a start from rest is fast for many steps
+        for name, mask in (("first", block.is_first), ("before last", left == 1), ("last", left == 0)):
+            rows = np.flatnonzero(mask)
+            self._moves[name][block.episode[rows]] = moved(rows)
 
     def _see_actions(self, block: Block) -> None:
         episodes, begins = block.pieces
@@ -171,6 +178,11 @@ class Transitions:
             action = block.rows[name]
             differs = np.append(~same_rows(action[:-1], action[1:]) & ~block.is_last[:-1], False)
             self._acts[episodes] |= np.logical_or.reduceat(differs, begins)
+
+    @property
+    def repeated(self) -> float:
+        """The share of steps that lead to the same observation again."""
+        return self._same.count / max(1, self.steps)
 
     @property
     def _counted(self) -> bool:
@@ -199,9 +211,10 @@ class Transitions:
         yield from self._joined()
 
     def _shifted(self) -> Finding | None:
-        """Flags that are a step off: in most episodes, the first or the last but one step leads across a reset."""
+        """Flags that are a step off: each episode goes on from the one before, and in most of them the first or the last but
+        one step leads across a reset."""
         long = np.asarray(self._table.length) >= 4
-        if long.sum() < 3:
+        if long.sum() < 3 or self._joins[:-1].mean() < 0.5:
             return None
         for name, words in (("first", "early: the first step"), ("before last", "late: the last step but one")):
             moved = self._moves[name][long]
@@ -233,7 +246,7 @@ class Transitions:
             yield find(code, what, hits, len(joins), unit="episode")
 
     def _repeated(self) -> Iterator[Finding]:
-        share = self._same.count / self.steps
+        share = self.repeated
         many = _REPEATED_COUNTS if self._counted else _REPEATED
         if self._alone and self._same.count >= 5 and share >= 0.01:
             severity: Severity = "warning" if share >= many else "note"

@@ -127,7 +127,7 @@ def play(episodes: int = 40, seed: int = 0, *, width: int = 2) -> Columns:
             place = place + 0.1 * speed
             states.append(np.concatenate([place, speed]))
             actions.append(force)
-            rewards.append(float(1 - np.abs(place).sum() - 0.1 * np.square(force).sum()))
+            rewards.append(float(1 - np.abs(place).sum() - 0.5 * np.square(force).sum()))
             length += 1
         lengths.append(length)
         outcomes.append(TERMINATED if np.abs(place).max() >= 2 else TRUNCATED)

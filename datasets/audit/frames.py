@@ -1,0 +1,113 @@
+"""Images: a sample of states, evenly spread over evenly spaced episodes, says whether they show anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...storage.dataset import Dataset
+from .blocks import Array
+from .findings import Finding, Hits, Severity, find
+
+#: Limits of the sample of a leaf: bytes, episodes, states of an episode (more if there are few).
+_BYTES, _EPISODES, _STATES = 96 << 20, 128, 6
+#: Fewer frames say nothing about all of them.
+_FEW = 8
+#: Shares of frames without content that are a warning, and of black borders that are another size.
+_MANY, _BORDER = 0.1, 0.15
+
+
+@dataclass(frozen=True)
+class FrameSample:
+    """What is kept of the frames of one episode: ``steps`` that begin in these states, the extremes of each frame, whether
+    all frames are equal, whether actions differ, and the share of the area in borders that are black in all frames."""
+
+    episode: int
+    steps: Array
+    low: Array
+    high: Array
+    is_frozen: bool
+    acts: bool
+    border: float
+
+
+def sample_frames(dataset: Dataset, name: str, actions: tuple[str, ...]) -> list[FrameSample]:
+    """Read frames of a leaf, a few of each chosen episode."""
+    rows, table = dataset.rows[name], dataset.episodes
+    most = max(2, min(_EPISODES * _STATES, _BYTES // rows.leaf.row_bytes))
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), _EPISODES, most // 2)).astype(np.int64))
+    found = []
+    for episode in chosen.tolist():
+        start, length = int(table.start[episode]), int(table.length[episode])
+        steps = start + np.unique(np.linspace(0, length - 1, min(length, max(2, most // len(chosen)))).astype(np.int64))
+        numbers = steps + episode if rows.leaf.kind == "state" else steps
+        frames = rows.take(torch.from_numpy(numbers)).numpy()
+        flat = frames.reshape(len(frames), -1)
+        given = [dataset.rows[action].take(torch.from_numpy(steps)).numpy() for action in actions]
+        found.append(
+            FrameSample(
+                episode,
+                steps,
+                flat.min(1),
+                flat.max(1),
+                length >= 5 and len(flat) > 1 and bool((flat[1:] == flat[:1]).all()),
+                any(bool((one[1:] != one[:1]).any()) for one in given),
+                _border(frames),
+            )
+        )
+    return found
+
+
+def _border(frames: Array) -> float:
+    """The share of the area that lies in borders that are black in all frames ``[n, ...]``; 0 if all of it is black."""
+    if frames.ndim not in (3, 4):
+        return 0.0
+    seen: Array = np.asarray(frames.any(0))
+    if seen.ndim == 3:
+        seen = np.any(seen, axis=int(np.argmin(seen.shape)))  # the channels, or the frames of a stack
+    if not seen.any():
+        return 0.0
+    tall, wide = (np.flatnonzero(np.any(seen, axis=axis)) for axis in (1, 0))
+    return float(1 - (tall[-1] - tall[0] + 1) * (wide[-1] - wide[0] + 1) / seen.size)
+
+
+def check_frames(name: str, sample: list[FrameSample]) -> Iterator[Finding]:
+    """What is wrong with the frames of a leaf."""
+    low, high = (np.concatenate([getattr(one, side) for one in sample]) for side in ("low", "high"))
+    steps = np.concatenate([one.steps for one in sample])
+    empty = low == high
+    total, unit = len(steps), "sampled frame"
+    if empty.all():
+        what = "every frame that was read is black" if not high.any() else "every frame that was read has one colour"
+        severity: Severity | None = None if total >= _FEW else "note"
+        yield find("frame_black_all", what, _hits(steps), total, leaf=name, unit=unit, severity=severity)
+        return
+    blank = [one for one in sample if len(one.low) > 1 and (one.low == one.high).all()]
+    if empty.any():
+        # Single black frames occur where a game fades; a whole episode of them is a camera that was off.
+        severity = "warning" if blank or empty.mean() >= _MANY else "note"
+        what = "frames of one colour" + (f", all that were read of episode {blank[0].episode}" if blank else "")
+        yield find("frame_constant", what, _hits(steps[empty]), total, leaf=name, unit=unit, severity=severity)
+    if low.dtype == np.uint8 and high.max() <= 1:
+        what = "no pixel is brighter than 1 of 255: frames were scaled to 0..1 before they were stored as whole numbers"
+        yield find("frame_dark", what, _hits(steps), total, leaf=name, unit=unit)
+    able = [one for one in sample if len(one.low) > 1]
+    frozen = [one.episode for one in able if one.is_frozen and one.acts and one not in blank]
+    if frozen and len(frozen) <= 0.5 * len(able):
+        what = "frames never change in episodes, whatever the action"
+        yield find("frame_frozen", what, _hits(np.array(frozen)), len(sample), leaf=name, unit="sampled episode")
+    borders = np.array([one.border for one in sample])
+    framed = borders > _BORDER + np.median(borders)
+    if framed.any() and np.median(borders) < _BORDER and framed.mean() < 0.5:
+        what = "frames have wide black borders in these episodes, in the others they have none"
+        numbers = np.array([one.episode for one in sample])[framed]
+        yield find("frame_size", what, _hits(numbers), len(sample), leaf=name, unit="sampled episode")
+
+
+def _hits(numbers: Array) -> Hits:
+    found = Hits()
+    found.add(np.asarray(numbers))
+    return found
