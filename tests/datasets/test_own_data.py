@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
-import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -506,13 +508,25 @@ print(*notes)
 
 
 def run_program(kind: str, folder: Path, root: Path, kill: int = -1) -> str:
-    program = folder / "program.py"
+    """Run the program in a forked child, which need not import everything again, and return what it printed."""
+    program, printed = folder / "program.py", folder / "printed"
     program.write_text(PROGRAM)
     (folder / "kill").write_text(str(kill))
-    command = [sys.executable, str(program), kind, str(folder)]
-    ended = subprocess.run(command, env={**os.environ, "RBDATA_ROOT": str(root)}, capture_output=True, text=True)
-    assert ended.returncode == (0 if kill < 0 else -signal.SIGKILL), ended.stderr
-    return ended.stdout
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.environ["RBDATA_ROOT"] = str(root)
+            sys.argv[:] = [str(program), kind, str(folder)]
+            with printed.open("w") as file, redirect_stdout(file):
+                runpy.run_path(str(program), run_name="__main__")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (0 if kill < 0 else -signal.SIGKILL)
+    return printed.read_text()
 
 
 def contents(root: Path) -> dict[str, Any]:
@@ -525,6 +539,7 @@ def contents(root: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize(("kind", "kills"), [("rows", [3, 1100, 1499]), ("frames", [3, 299]), ("identity", [1100])])
 def test_a_killed_run_continues_with_the_same_bytes(kind: str, kills: list[int], tmp_path: Path) -> None:
     run_program(kind, tmp_path, tmp_path / "whole")
@@ -541,6 +556,7 @@ def test_a_killed_run_continues_with_the_same_bytes(kind: str, kills: list[int],
     assert later and kills[-1] - 512 < later[-1] <= kills[-1]
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_killed_generator_starts_over_and_says_so(tmp_path: Path) -> None:
     run_program("plain", tmp_path, tmp_path / "root", 1100)
     assert "is made from the beginning" in run_program("plain", tmp_path, tmp_path / "root")

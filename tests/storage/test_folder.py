@@ -74,8 +74,8 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("layout", ["flat", "zstd"])
-@pytest.mark.parametrize("replacing", [False, True])
+# What is in the folder and whether it replaces another one are decided in different places: each once, not in all pairs.
+@pytest.mark.parametrize(("layout", "replacing"), [("flat", False), ("zstd", True)])
 def test_killed_at_every_point_of_a_commit(tmp_path, monkeypatch, layout, replacing):
     """Kill before each file-system call of commit; then the old dataset is there, or the new one, and a rerun ends well."""
     truth = contents(write_dataset(tmp_path / "truth", NEW, layout, parts=2))

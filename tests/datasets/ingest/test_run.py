@@ -202,9 +202,9 @@ def test_killed_while_starting_over(options, small_mirror, tmp_path):
     """Two parts are done; --force is killed while it throws them away; an ordinary run must not believe the journal."""
     top, _ = small_mirror
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
+    interrupt(request(top, tmp_path / "interrupted", options=options), after_parts=2)
     for at in range(4, 44, 2):
-        root = tmp_path / f"{at}"
-        interrupt(request(top, root, options=options), after_parts=2)
+        root = shutil.copytree(tmp_path / "interrupted", tmp_path / f"{at}")
         in_child(request(top, root, options=options, force=True), at)
         outcome = download(request(top, root, options=options))
         assert content(outcome.path) == reference, f"killed at touch {at}"
