@@ -195,7 +195,7 @@ def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str,
     import pickle
 
     folder, path, work = shared
-    if Path.cwd() != folder and folder.is_dir():
+    if folder.is_dir():  # the folder of an earlier run may be gone
         os.chdir(folder)
     sys.path += [entry for entry in path if entry not in sys.path]
     # Pickled by the command itself: tasks never come from files.

@@ -56,7 +56,12 @@ def indices(found):
 
 
 def test_runs_tasks_where_the_command_was_given(engine, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert len(list(engine.run(square, [Task(n) for n in range(4)], lambda progress: None))) == 4
     monkeypatch.chdir(tmp_path)
+    gone.rmdir()  # where the workers are
     told = []
     found = dict(engine.run(square, [Task(n) for n in range(30)], told.extend))
     assert {index: record["square"] for index, record in found.items()} == {n: n * n for n in range(30)}
