@@ -53,10 +53,11 @@ strict: $(STAMP)
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
 # there is enough. A process for each core. By file, as tests of one module share fixtures; in order, as the longest files are
 # not those with the most tests. The package is compiled for the hundreds of processes that tests start.
-MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 4000 {print "/dev/shm"}')
+IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 6000 {print "yes"}')
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage
-	OMP_NUM_THREADS=1 TMPDIR=$(or $(MEMORY),$${TMPDIR:-/tmp}) $(BIN)/pytest -n logical --dist loadfile --no-loadscope-reorder
+	@$(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile --no-loadscope-reorder
 
 # Reads every page and docstring as `docs` does, without writing HTML.
 pages: $(STAMP)

@@ -60,7 +60,7 @@ def _run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tup
 
 
 class LocalEngine:
-    """An `Engine` of ``procs`` worker processes, kept from one ``run`` to the next and ended by `close`.
+    """An `Engine` of ``procs`` worker processes, kept from one ``run`` that does not fail to the next, and ended by `close`.
 
     ``modules``, which the work needs, are imported before workers are forked. At most ``in_flight`` tasks are submitted at a
     time (None: AHEAD per process). ``patience``: seconds within which some task must make progress (None: no limit). With one
@@ -167,24 +167,28 @@ class LocalEngine:
                     yield tasks[slot].index, record
         finally:
             if not idle:
-                self.close()  # no worker may still write when the dataset's lock is released
+                self.end_workers()  # none may still write when the dataset's lock is released
             scratch.remove()
 
     def _forward(self) -> None:
         if self._output is not None:
             self._output.forward()
 
-    def close(self) -> None:
-        """Kill the processes, idle ones too: a regular exit takes a second."""
+    def end_workers(self) -> None:
+        """Kill the workers, idle ones too: a regular exit takes a second. The next ``run`` has new ones, of the same server."""
         executor, self._executor = self._executor, None
-        server, self._server = self._server, None
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)
-        if server is not None:
-            server.stop()
         output, self._output = self._output, None
         if output is not None:
             output.close()
+
+    def close(self) -> None:
+        """Kill the workers and the server that they are forked from."""
+        self.end_workers()
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
 
 
 def run_tasks(

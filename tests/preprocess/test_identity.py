@@ -22,7 +22,6 @@ from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 from rbdata.preprocess import driver
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.planning import WORKER
 from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 
@@ -38,13 +37,6 @@ def here(tmp_path, monkeypatch):
     for name in {*sys.modules} - modules:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
-
-
-@pytest.fixture
-def workers():
-    engine = open_engine("local", procs=2, address=None, preload=[WORKER])
-    yield engine
-    engine.close()
 
 
 def write(name: str, text: str) -> Path:

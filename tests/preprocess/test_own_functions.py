@@ -17,10 +17,8 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
-from rbdata.datasets.workers.engines import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.planning import WORKER
 from rbdata.storage.dataset import Dataset
 from tensordict import LazyStackedTensorDict
 
@@ -36,14 +34,6 @@ def shared(tmp_path_factory):
     make_input(root)
     make_input(root, "zstd", id="my/frames")
     return root
-
-
-@pytest.fixture(scope="module")
-def workers():
-    """Two processes for all tests in which no function fails."""
-    engine = open_engine("local", procs=2, preload=[WORKER])
-    yield engine
-    engine.close()
 
 
 def applied(dataset: Dataset, fn: Any, per: str, batch: int) -> Any:
@@ -432,17 +422,17 @@ class TestEnds:
             (BaseException("odd"), 1),
         ],
     )
-    def test_every_exception_is_an_error(self, shared, error, procs):
-        name = type(error).__name__
-        stops(shared, leave(lambda: error), f"raised {name}", batch_size=7, procs=procs)
+    def test_every_exception_is_an_error(self, shared, workers, error, procs):
+        name, engine = type(error).__name__, workers if procs == 2 else None
+        stops(shared, leave(lambda: error), f"raised {name}", batch_size=7, open_engine=engine)
 
     def test_the_process_is_not_ended(self, shared):
         stops(shared, lambda td: os._exit(0), r"raised SystemExit: os._exit\(0\)")
 
-    def test_keyboard_interrupt_of_code(self, shared):
-        stops(shared, leave(KeyboardInterrupt), "raised KeyboardInterrupt", batch_size=7, procs=2)
+    def test_keyboard_interrupt_of_code(self, shared, workers):
+        stops(shared, leave(KeyboardInterrupt), "raised KeyboardInterrupt", batch_size=7, open_engine=workers)
 
-    def test_errors_of_a_users_class(self, shared):
+    def test_errors_of_a_users_class(self, shared, workers):
         class Mine(rbdata.errors.UsageError):
             def __init__(self, one, two):
                 super().__init__(f"{one} {two}")
@@ -451,7 +441,7 @@ class TestEnds:
             def __str__(self):
                 raise ValueError
 
-        stops(shared, leave(lambda: Mine("a", "b")), "raised Mine: a b", batch_size=7, procs=2)
+        stops(shared, leave(lambda: Mine("a", "b")), "raised Mine: a b", batch_size=7, open_engine=workers)
         stops(shared, leave(Mute), "raised Mute", batch_size=7)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

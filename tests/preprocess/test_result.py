@@ -37,10 +37,9 @@ def raises(td):
 
 
 class TestResults:
-    def test_raises(self, shared):
-        error = fails(
-            shared, raises, FunctionError, "raised ValueError: something went wrong", batch_size=7, procs=2, kept=True
-        )
+    def test_raises(self, shared, workers):
+        told = "raised ValueError: something went wrong"
+        error = fails(shared, raises, FunctionError, told, batch_size=7, open_engine=workers, kept=True)
         last = len(Dataset(shared / "my" / "input"))
         assert f"steps {last // 7 * 7}..{last - 1}" in str(error)
         assert "my/input" in str(error)
