@@ -87,6 +87,7 @@ def column_difference(columns: Sequence[Column], wanted: Sequence[Column]) -> st
     """What differs between columns, for people."""
     here, there = ({column.key: column for column in some} for some in (columns, wanted))
     odd = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    odd = [key for key in odd if _described(here.get(key)) != _described(there.get(key))] or odd
     shown = [f"{key} is {_described(here.get(key))}, and {_described(there.get(key))} there" for key in odd[:4]]
     return "; ".join(shown) or "its arrays come in another order"
 

@@ -161,6 +161,26 @@ def test_a_leaf_of_ted_that_is_named_step_is_kept() -> None:
     assert rbdata.open_dataset(rbdata.from_arrays(steps, "my/x"))["step"].tolist() == [0, 2, 4, 6]
 
 
+def test_archives_of_episodes_say_what_is_left_out_of_any(tmp_path: Path) -> None:
+    """Also where the first has no such array; and only some of them may state successors."""
+    folder = tmp_path / "episodes"
+    folder.mkdir()
+    one: dict[str, Any] = {"act": np.zeros(3), "rew": np.zeros(3), "terminated": np.arange(3) == 2}
+    np.savez(folder / "e_1.npz", obs=np.arange(3.0), next_obs=np.arange(1.0, 4), **one)
+    np.savez(folder / "e_2.npz", obs=np.arange(4.0), words=np.array(["a", "b", "c"]), **one)
+    dataset = rbdata.open_dataset(rbdata.convert(folder, "my/x"))
+    assert dataset["next/observation"].tolist() == [1, 2, 3] * 2
+    assert "words" in dataset.manifest.notes[-1]
+
+
+def test_a_checkpoint_of_records_says_how_to_read_it(tmp_path: Path) -> None:
+    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.ListStorage(9), batch_size=2)
+    buffer.extend(TensorDict({"observation": torch.zeros(4, 2)}, [4]))
+    buffer.dumps(tmp_path / "ck")
+    with pytest.raises(UsageError, match="holds records of their own"):
+        rbdata.convert(tmp_path / "ck", "my/x")
+
+
 def test_rounded_successors_of_frames_that_come_later_are_said() -> None:
     first = {"observation": np.zeros((4, 300), np.float32), "action": np.zeros(4), "reward": np.zeros(4)}
     first |= {"next_observation": np.zeros((4, 300), np.float32), "terminated": True}

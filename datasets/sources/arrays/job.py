@@ -92,7 +92,7 @@ class ArraysJob(RecordedJob):
         self._given, self._made_from, self._environment = given, made_from, environment
         self.continues, self._content = content is not None, uuid.uuid4().hex if content is None else content
         self.begin = begin
-        self._unreadable = dict(first.unreadable)
+        self._left_out = {**self.roles.left_out, **first.unreadable}
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
             for key in ("observation", "action")
@@ -117,6 +117,7 @@ class ArraysJob(RecordedJob):
         """
         for table in self.begin(first) if self.begin and first else self._tables:
             roles = self._roles_of(table, self._first, self._given)
+            self._left_out = {**roles.left_out, **table.unreadable, **self._left_out}
             columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
@@ -168,7 +169,7 @@ class ArraysJob(RecordedJob):
     @property
     def left_out(self) -> dict[str, str]:
         """The arrays that are not taken, and why."""
-        return {**self.roles.left_out, **self._unreadable}
+        return self._left_out
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         notes = list(self.roles.assumed)

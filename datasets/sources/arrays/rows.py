@@ -56,7 +56,7 @@ def stored_apart(tables: Sequence[tuple[Table, Roles]]) -> set[str]:
     Those are fractions, which may differ in rounding, or in the sign of a zero. Small rows have two leaves anyway; large ones
     are stored once per state unless a successor in ``tables`` differs so.
     """
-    if not tables:
+    if not all(roles.next_observation for _, roles in tables):
         return set()
     first, roles = tables[0]
     columns = {key: _column(key, first.arrays[name], "state") for key, name in roles.observation.items()}

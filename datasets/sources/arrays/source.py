@@ -47,7 +47,7 @@ class ArraysSource(Source):
 
         if path.is_file():
             return path.suffix.lower() in SUFFIXES
-        if any((path / inner / "meta.json").is_file() for inner in ("", "storage")):
+        if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json")):
             return True
         return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.rglob("*"))
 

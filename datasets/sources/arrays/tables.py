@@ -227,6 +227,9 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
         return [memory_table(read_memmap(path), path.name)]
     if (path / "storage" / "meta.json").is_file():
         return [_open_checkpoint(path)]
+    if (path / "storage" / "state.json").is_file():
+        message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
+        raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
     found = sorted((one for one in path.rglob("*") if one.is_file() and one.suffix.lower() in SUFFIXES), key=_in_order)
     kinds = {one.suffix.lower() for one in found}
     if kinds == {".npy"}:
