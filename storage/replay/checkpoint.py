@@ -116,16 +116,27 @@ class CheckpointWriter:
     def describe(self, kind: str, about: dict[str, Any]) -> None:
         """Write what the checkpoint is; call it when everything else is there."""
         files = {}
-        for path in sorted(self.path.rglob("*")):
+        for path in self._own_files():
             name = path.relative_to(self.path).as_posix()
-            inner = any((parent / FILENAME).exists() for parent in path.parents if self.path in parent.parents)
-            if path.is_file() and name != FILENAME and not inner:
-                # Data that in_place on in place change after this: only what is written here is summed.
-                size, is_mapped = path.stat().st_size, self._in_place and name.startswith("storage/")
-                files[name] = [size, None if is_mapped else sum_range(path, 0, size)[1]]
+            # Data that in_place on in place change after this: only what is written here is summed.
+            size, is_mapped = path.stat().st_size, self._in_place and name.startswith("storage/")
+            files[name] = [size, None if is_mapped else sum_range(path, 0, size)[1]]
         record = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind, "about": about, "files": files}
         record["checksum"] = crc32c(json.dumps(record, sort_keys=True).encode())
         write_atomically(self.path / FILENAME, json.dumps(record, indent=1).encode())
+
+    def _own_files(self) -> list[Path]:
+        """All files, in order, but the description and those of checkpoints inside this one."""
+        found: list[Path] = []
+        for top, folders, names in os.walk(self.path):
+            folder = Path(top)
+            if folder == self.path:
+                names = [name for name in names if name != FILENAME]
+            elif FILENAME in names:
+                folders.clear()
+                continue
+            found += [folder / name for name in names]
+        return sorted(path for path in found if path.is_file())
 
 
 class Checkpoint:

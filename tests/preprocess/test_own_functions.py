@@ -162,9 +162,7 @@ def add_one(td):
 @pytest.mark.parametrize("make", ODD)
 def test_the_next_function_gets_memory_of_its_own(shared, per, make):
     dataset = run(shared, [make(), add_one], dest="my/chain", per=per, batch_size=50, force=True)
-    run(shared, make(), dest="my/first", per=per, batch_size=50, force=True)
-    turn = run(shared, add_one, dest="my/second", source="my/first", per=per, batch_size=50, force=True)
-    check_equal(dataset, turn.to_tensordict())
+    check_equal(dataset, add_one(applied(Dataset(shared / "my/input"), make(), per, 50)))
 
 
 def test_a_function_twice(shared):

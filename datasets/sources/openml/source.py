@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
-from ...formats.arrow import is_exported
 from ...ingest.job import ConvertOptions, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
@@ -88,6 +87,8 @@ class OpenmlSource(Source):
         return OpenmlJob(about, file, table, notes, answers, options)
 
     def recognises(self, path: Path) -> bool:
+        from ...formats.arrow import is_exported  # imports numpy
+
         file = only_file(path, ".arff", *_PARQUET)
         return file is not None and not (file.suffix.lower() in _PARQUET and is_exported(file))
 
