@@ -48,7 +48,7 @@ from .reference_scores import (
     reference_scores,
     require_scores,
 )
-from .row_index import row_index
+from .row_index import lookup, row_index
 from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
@@ -285,7 +285,7 @@ class Dataset:
             raise UsageError(f"pad is {pad!r}, not 'zero' or 'repeat'")
         extent = before + length + after
         episode = self.episode_of(index)
-        low, high = self.episode_starts[episode], self.episode_starts[episode + 1]
+        low, high = lookup(self.episode_starts, episode), lookup(self.episode_starts, episode + 1)
         first = index - before
         position = first[:, None] + torch.arange(extent)
         columns: dict[str, torch.Tensor] = {"mask": (position >= low[:, None]) & (position < high[:, None])}

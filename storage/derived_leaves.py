@@ -37,6 +37,7 @@ from .dataset import ComputedRows, Dataset, DatasetPrefix, Derivation, DerivedDa
 from .durable import write_atomically
 from .leaf import Leaf
 from .partial_dataset import PartialDataset
+from .row_index import lookup
 from .schema import FLAGS
 from .untrusted_json import parse_json
 
@@ -180,10 +181,10 @@ class _ReturnToGo(ComputedRows):
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         episode = self._dataset.episode_of(index)
-        known = self._known[episode]
+        known = lookup(self._known, episode)
         if not bool(known.all()):
             self._compute(torch.unique(episode[~known]))
-        return self._sums[index]
+        return lookup(self._sums, index)
 
     def _compute(self, episodes: torch.Tensor) -> None:
         """Compute the sums of these episodes. Threads that compute the same episode write the same numbers."""

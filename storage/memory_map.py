@@ -28,9 +28,6 @@ _FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platf
 # into memory; for larger ones, random reads would fetch hundreds of times what they need.
 _READ_AHEAD_BELOW = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
 
-#: For rows of up to this many bytes NumPy gathers several times faster than torch; for longer ones it is slower.
-SHORT_ROW = 128
-
 VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again with --force"
 
 

@@ -28,11 +28,15 @@ from .codecs.codec import Rows
 from .episodes import CUT, EpisodeTable
 from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
+from .memory_map import in_numpy
 from .reference_scores import original_source
+from .row_index import lookup
 from .schema import Schema
 
 #: The flags that are set where a segment ends and its episode continues.
 _ENDING = ("next/done", "next/truncated")
+#: Rows of up to this many bytes of several members are joined and then ordered; longer ones are copied once, to their places.
+_SHORT_ROW = 128
 #: Of the ``source`` of a manifest: what holds for a part of the data, and for several datasets if all state it.
 _OF_ANY_PART = ("name", "dataset", "options", "environment", "reference_scores")
 
@@ -278,19 +282,23 @@ class _Places:
     """Where in the members some rows of a view lie.
 
     ``runs`` (int64 ``[n]``) is the run of each, ``there`` its number in the member. ``groups``: for each member that has any of
-    them, its number, the places of those among the n, and ``there`` of these; empty where there is one member.
+    them, its number and their numbers there; empty where there is one member. ``order`` are the places among the n of those of
+    the first group, of the second, ...; ``back`` is its inverse.
     """
 
     def __init__(self, rows: torch.Tensor, runs: _Runs) -> None:
         self.runs = runs.of(rows)
-        self.there = rows + runs.shift[self.runs]
-        self.groups: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self.there = rows + lookup(runs.shift, self.runs)
+        self.groups: list[tuple[int, torch.Tensor]] = []
         if runs.members > 1:
-            members = runs.member[self.runs].numpy()
-            for number in range(runs.members):
-                mine = torch.from_numpy(np.flatnonzero(members == number))
-                if len(mine):
-                    self.groups.append((number, mine, self.there[mine]))
+            members = lookup(runs.member, self.runs).numpy()
+            counts = np.bincount(members, minlength=runs.members)
+            # NumPy sorts numbers of one or two bytes several times faster than others.
+            order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
+            self.order, self.back = torch.from_numpy(order), torch.empty(len(order), dtype=torch.int64)
+            self.back.numpy()[order] = np.arange(len(order))
+            there = lookup(self.there, self.order).split(counts.tolist())
+            self.groups = [(number, there[number]) for number in np.flatnonzero(counts).tolist()]
 
 
 class _Runs:
@@ -337,13 +345,15 @@ class SegmentRows:
 
     def __init__(self, leaf: Leaf, runs: _Runs, rows: Sequence[Rows]) -> None:
         self.leaf, self.count, self._runs, self._rows = leaf, runs.count, runs, list(rows)
+        self._in_numpy = in_numpy(self._empty(0))
+        self._is_short = self._in_numpy and leaf.row_bytes <= _SHORT_ROW
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return self._read(self._runs.places(index), lambda rows, there: rows.take(there), ())
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         places = self._runs.places(first)
-        inside = first + length <= self._runs.start[places.runs + 1]
+        inside = first + length <= lookup(self._runs.start, places.runs + 1)
         if bool(inside.all()):
             return self._read(places, lambda rows, there: rows.windows(there, length), (length,))
         # What is read beyond the end of a run are rows of other episodes, which most readers replace.
@@ -381,11 +391,18 @@ class SegmentRows:
         """What ``read`` gives for rows of members, in the order of the view."""
         if len(self._rows) == 1:
             return read(self._rows[0], places.there)
+        pieces = (read(self._rows[number], there) for number, there in places.groups)
         if len(places.groups) == 1:
-            return read(self._rows[places.groups[0][0]], places.there)
+            return next(pieces)
+        if self._is_short:
+            joined: np.ndarray = np.concatenate([piece.numpy() for piece in pieces])
+            return torch.from_numpy(joined.take(places.back.numpy(), 0))
         out = self._empty(len(places.there), *extent)
-        for number, mine, there in places.groups:
-            out.index_copy_(0, mine, read(self._rows[number], there))
+        for mine, piece in zip(places.order.split([len(there) for _, there in places.groups]), pieces):
+            if self._in_numpy:
+                out.numpy()[mine.numpy()] = piece.numpy()
+            else:
+                out.index_copy_(0, mine, piece)
         return out
 
     def _empty(self, *batch: int) -> torch.Tensor:
@@ -399,7 +416,7 @@ class MemberRows:
         self.leaf, self.count, self._runs = Leaf("dataset", "step", "int64", ()), runs.count, runs
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._runs.member[self._runs.places(index).runs]
+        return lookup(self._runs.member, self._runs.places(index).runs)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length)
@@ -415,7 +432,9 @@ class EndedRows:
         self.leaf, self.count, self._rows, self._ends = replace(rows.leaf, constant=None), rows.count, rows, ends
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._rows.take(index) | torch.isin(index, self._ends)[:, None]
+        ends, rows = self._ends.numpy(), index.numpy()
+        is_end = ends.take(np.searchsorted(ends, rows), mode="clip") == rows
+        return self._rows.take(index) | torch.from_numpy(is_end)[:, None]
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length, 1)

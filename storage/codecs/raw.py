@@ -1,8 +1,10 @@
 """The ``raw`` codec: rows in one flat little-endian file, as in memory, which other programs can map.
 
-The file is mapped privately (copy-on-write): changes to the tensors never reach it. Rows are gathered with ``index_select`` on
-an overlapping view of the widest words that the row allows: a window of consecutive rows is then one long row, copied at memory
-speed (element-wise indexing, ``tensor[index]``, is about six times slower).
+The file is mapped privately (copy-on-write): changes to the tensors never reach it. Windows of consecutive short rows are
+gathered from an overlapping view of the widest words that the row allows, in which a window is one long row.
+
+NumPy gathers, in the calling thread: it is as fast as ``index_select`` of torch, for short rows twice as fast, and torch shares
+more than 32,768 elements out to threads, which beside other processes that compute wait for each other: 24 ms instead of 20 us.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ..leaf import Leaf
-from ..memory_map import SHORT_ROW, in_numpy, map_array, widest_word, will_read
+from ..memory_map import in_numpy, map_array, widest_word, will_read
 from ..parts import RowsInPlace
+from ..schema import LARGE_ROW
 from .codec import Codec, Files, OldPart
 
 if TYPE_CHECKING:
@@ -65,27 +69,34 @@ class RawRows:
         bytes_ = torch.from_numpy(self._mapped) if len(self._mapped) else torch.empty(0, dtype=torch.uint8)
         self.tensor = bytes_.view(getattr(torch, leaf.dtype)).view(count, *leaf.shape)
         width, word = widest_word(leaf.row_bytes)
-        self._words = bytes_.view(word)
-        self._per_row = leaf.row_bytes // width
-        self._views: dict[int, torch.Tensor] = {}
-        # If an element is as wide as a word, rows are gathered without a view, which saves a few microseconds.
-        self._plain = width <= self.tensor.element_size() or leaf.row_bytes < 64
-        self._short = self.tensor.numpy() if leaf.row_bytes <= SHORT_ROW and in_numpy(self.tensor) else None
+        self._words, self._word, self._per_row = bytes_.view(word).numpy(), word, leaf.row_bytes // width
+        self._views: dict[int, np.ndarray] = {}
+        self._array = self.tensor.numpy() if in_numpy(self.tensor) else None
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
+        import torch
+
+        if self.leaf.row_bytes >= LARGE_ROW:
+            # In memory of torch, which it can copy on write. "clip" spares a second copy, so the bounds are checked here.
+            if len(first) and not 0 <= int(first.min()) <= int(first.max()) <= self.count - length:
+                raise IndexError(f"windows of {length} rows are not all among {self.count} rows")
+            index = (first.numpy()[:, None] + np.arange(length)).reshape(-1)
+            out = torch.empty(len(index), self._per_row, dtype=self._word)
+            self._words.reshape(-1, self._per_row).take(index, 0, out.numpy(), "clip")
+            return out.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
         view = self._views.get(length)
         if view is None:
-            shape = (max(0, self.count - length + 1), length * self._per_row)
-            view = self._views[length] = self._words.as_strided(shape, (self._per_row, 1))
-        rows = view.index_select(0, first)
+            shape, word = (max(0, self.count - length + 1), length * self._per_row), self._words.itemsize
+            view = self._views[length] = as_strided(self._words, shape, (self._per_row * word, word), writeable=False)
+        rows = torch.from_numpy(view[first.numpy()])
         return rows.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        if self._short is not None:
-            import torch
+        import torch
 
-            return torch.from_numpy(self._short.take(index.numpy(), 0))
-        return self.tensor.index_select(0, index) if self._plain else self.windows(index, 1).squeeze(1)
+        if self._array is not None:
+            return torch.from_numpy(self._array.take(index.numpy(), 0))
+        return self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         will_read(self._mapped, start * self.leaf.row_bytes, stop * self.leaf.row_bytes)

@@ -236,6 +236,11 @@ class BatchReader:
 
     def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
         """Read the small leaves of several draws of one sampler at once."""
+        together = self.prepare_joined(draws)
+        return [together] if len(draws) == 1 else _split(draws, together)
+
+    def prepare_joined(self, draws: Sequence[Draw]) -> Prepared:
+        """As `prepare`, with the draws as one batch."""
         together = draws[0] if len(draws) == 1 else Draw.join(draws)
         drawn = together.indices()
         timeline = together.timeline
@@ -262,9 +267,7 @@ class BatchReader:
         found = (
             self._state_rows(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
         )
-        if len(draws) == 1:
-            return [Prepared(together, index, position, last, columns, found)]
-        return _split(draws, Prepared(together, index, position, last, columns, found))
+        return Prepared(together, index, position, last, columns, found)
 
     def _state_rows(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> StateRows:
         """The state row of step i in episode e is i + e, and an episode has one more of them."""
@@ -274,8 +277,8 @@ class BatchReader:
         row = position + episode
         if not self.stack:
             return StateRows(row, None, sliced)
-        low = timeline.starts.index_select(0, episode) + episode
-        high = timeline.starts.index_select(0, episode + 1) + episode + 1
+        low, high = timeline.extent_of(episode)
+        low, high = low + episode, high + episode + 1
         extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
         return StateRows(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
 
@@ -283,7 +286,7 @@ class BatchReader:
         """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
         assert self.n_step is not None
         episode = timeline.episode_of(position)
-        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        low, high = timeline.extent_of(episode)
         taken = self.n_step.ahead(position, high)
         rows = by_position(self._fields["next/reward"], timeline)
         rewards = read_window(rows, position, self.n_step.steps, low, high)
@@ -304,6 +307,10 @@ class BatchReader:
 
     def complete(self, prepared: Prepared) -> TensorDict:
         """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
+        return nest(self.columns(prepared), (len(prepared.index), *self._tail), self.storage.device)
+
+    def columns(self, prepared: Prepared) -> dict[str, torch.Tensor]:
+        """All leaves of the batch by path, ``[steps, ...]``; the large ones are read now."""
         draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
         timeline = None
         if self._windowed:
@@ -328,11 +335,9 @@ class BatchReader:
         if self._with_info:
             columns["index"] = expand_to_records(index, self._tail)
         device = self.storage.device
-        if device is not None and device.type != "cpu":
-            columns = {
-                name: column.to(device) for name, column in columns.items()
-            }  # what the sampler knows is on the CPU
-        return nest(columns, (len(index), *self._tail), device)
+        if device is not None and device.type != "cpu":  # what the sampler knows is on the CPU
+            columns = {name: column.to(device) for name, column in columns.items()}
+        return columns
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
@@ -357,7 +362,7 @@ class BatchReader:
                 rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),
             )
         # Decoding costs more than copying: each row once, then both views of it made flat, which takes a copy (but for the
-        # views of a single slice, hence the first one); by numpy, for the reason given in `Timeline.episode_of`.
+        # views of a single slice, hence the first one); by numpy, for the reason given in `row_index.lookup`.
         read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
         return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
@@ -400,7 +405,7 @@ class BatchReader:
         assert self.stack
         k = self.stack
         episode = timeline.episode_of(position)
-        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        low, high = timeline.extent_of(episode)
         for name in self._stacked:
             rows = by_position(self._fields[name], timeline)
             after = by_position(self._fields["next/" + name], timeline)
@@ -419,7 +424,7 @@ class BatchReader:
         """The windows of each key ``[B, length, *shape]``, and which rows are those of the episode (``mask/KEY``, bool)."""
         assert self._key_windows is not None
         episode = timeline.episode_of(position)
-        begin, end = timeline.starts[episode], timeline.starts[episode + 1]
+        begin, end = timeline.extent_of(episode)
         for key, (first, last) in self._key_windows.offsets.items():
             rows, successors, low, high, at = self._fields.get(key), None, begin, end, position
             if rows is None:  # the successor of a state is the next state

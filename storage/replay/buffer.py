@@ -460,6 +460,12 @@ class ReplayBuffer:
                 batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
 
+    def _next_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
+        """See `Pipeline.sample_columns`."""
+        while True:
+            with suppress(RetiredError):
+                return self._pipeline.sample_columns(size, count)
+
     @property
     def _runs_own_code(self) -> bool:
         """Whether a batch may lie in memory of the user's code, which uses it again for the next one."""

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from ...errors import ReadOnlyError, SamplingError, SchemaError, UsageError, reason
 from ..keywords import with_options
+from ..window import nest
 from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_seed, make_generator
 from .buffer import ReplayBuffer
 from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from
@@ -297,6 +298,15 @@ def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = F
     return _concatenate([data for data, _ in pieces]), joined
 
 
+def _are_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether columns have the same names, dtypes, and shapes of a record."""
+    pairs = ((leaf, other.get(key)) for key, leaf in one.items())
+    return len(one) == len(other) and all(
+        theirs is not None and leaf.dtype == theirs.dtype and leaf.shape[1:] == theirs.shape[1:]
+        for leaf, theirs in pairs
+    )
+
+
 def _stack_parts(parts: list[Any]) -> Any:
     """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
     if not isinstance(parts[0], TensorDictBase):
@@ -544,6 +554,10 @@ class ReplayBufferEnsemble:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
         part = self._sampler.part_size(check_batch_size(size))
         ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
+        as_read = self._collate is None and not len(self._transforms) and not return_info
+        if as_read and all(self.buffers[member]._pipeline.gives_columns for member in set(ids)):
+            batch = self._sample_columns(ids, part)
+            return to_device(batch, self._device, self._pin) if self._pin or self._device is not None else batch
         parts = [
             _draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids
         ]
@@ -579,6 +593,35 @@ class ReplayBufferEnsemble:
         tails = [tuple(batch.batch_size[1:]) for batch in complete]
         expanded = [expand_to_records(row, tail) for row, tail in zip(rows, tails)]
         return joined.set("index", _index_of(ids, expanded, min(map(len, tails)) + 1))
+
+    def _sample_columns(self, ids: list[int], part: int) -> Any:
+        """The batch of parts that are only read: those of one member at once, and each leaf of all members."""
+        places: dict[int, list[int]] = {}
+        for place, member in enumerate(ids):
+            places.setdefault(member, []).append(place)
+        drawn = {member: self.buffers[member]._next_columns(part, len(own)) for member, own in places.items()}
+        devices = {member: self.buffers[member].storage.device for member in drawn}
+        lengths = {length for _, of_parts in drawn.values() for length in of_parts}
+        first, *others = [columns for columns, _ in drawn.values()]
+        if len(lengths) > 1 or not all(_are_alike(first, columns) for columns in others):
+            parts: list[Any] = [None] * len(ids)
+            for member, (columns, of_parts) in drawn.items():
+                for place, leaves in zip(places[member], zip(*(leaf.split(of_parts) for leaf in columns.values()))):
+                    found = dict(zip(columns, leaves))
+                    parts[place] = nest(found, (len(found["index"]),), devices[member]), {"index": found["index"]}
+            return self._join(ids, parts)
+        order = torch.tensor([place for own in places.values() for place in own]).argsort()
+        is_ordered = len(places) in (1, len(ids))
+        shape = (len(ids), *lengths)
+        joined = {}
+        for key in first:
+            leaf = torch.cat([first[key], *(columns[key] for columns in others)]).unflatten(0, shape)
+            joined[key] = leaf if is_ordered else leaf.index_select(0, order)
+        index = TensorDict(
+            {"buffer_ids": torch.tensor(ids)[:, None].expand(shape).contiguous(), "index": joined.pop("index")}, shape
+        )
+        device = None if set(devices.values()) == {None} else torch.device("cpu")
+        return nest(joined, shape, device).set("index", index)
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is None:

@@ -117,7 +117,7 @@ class GoalRelabeling:
         places = draw.indices()
         steps = places if draw.timeline is None else draw.timeline.rows(places)
         timeline = storage.timeline(self.edges)
-        last = timeline.starts[timeline.episode_of(steps) + 1] - 1
+        last = timeline.extent_of(timeline.episode_of(steps))[1] - 1
         chosen = [goals.draw(steps, last, len(storage), generator) for goals in self._mixtures.values()]
         draw.goals = torch.stack([steps, *chosen])
 

@@ -72,7 +72,7 @@ class HindsightRelabeling:
         timeline = self._timeline(storage)
         position = timeline.positions(places if draw.timeline is None else draw.timeline.rows(places))
         episode = timeline.episode_of(position)
-        low, high = timeline.starts[episode], timeline.starts[episode + 1]
+        low, high = timeline.extent_of(episode)
         if self.strategy is HindsightStrategy.FINAL:
             chosen = high - 1
         else:

@@ -37,7 +37,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from ...errors import SamplingError, UsageError
 from .batches import BatchReader, KeyWindows, NStep, Prepared
 from .devices import record_stream, to_device
-from .draw import Draw, expand_to_records, flag_keys, slice_flags
+from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
 from .samplers.sampler import Sampler, draw_batch, is_known
@@ -146,6 +146,30 @@ class BatchOrder:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
             self._ahead = min(2 * self._ahead, limit)
         return self._drawn.popleft()
+
+    def take_parts(self, size: int, count: int) -> list[list[Draw]]:
+        """The draws of the next ``count`` batches of this size; where a pass ends within one, draws of the next pass follow."""
+        self.rewind()
+        before = self._current() if self.keep_states else None
+        parts: list[list[Draw]] = []
+        try:
+            for _ in range(count):
+                parts.append([])
+                missing = size
+                while missing > 0:
+                    parts[-1].append(draw_batch(self.sampler, self.storage, missing, self.generator))
+                    self.batches += 1
+                    missing -= parts[-1][-1].steps
+                    # With num_slices, what is missing would be cut into shorter slices.
+                    if not self.sampler.ran_out or getattr(self.sampler, "num_slices", None):
+                        break
+        except BaseException:
+            if before is not None:
+                self.go_to(before)
+            raise
+        if self._watched:
+            self._left_at = self.generator.get_state()
+        return parts
 
     @property
     def _may_look_ahead(self) -> bool:
@@ -286,6 +310,37 @@ class Pipeline:
             prepared, rows = self._take_and_read(size)
         batch, info = self._finish(prepared, self._collate(prepared, rows))
         return record_stream(batch, self.spec.device), info, prepared.ran_out
+
+    @property
+    def gives_columns(self) -> bool:
+        """Whether a batch is nothing but rows that are read leaf by leaf, so that `sample_columns` can give it."""
+        spec, storage = self.spec, self.storage
+        as_read = (
+            spec.collate is None and spec.relabeling is None and spec.expand is None and is_known(self.order.sampler)
+        )
+        if not as_read or spec.device is not None or spec.pin_memory or spec.prefetch or len(self.transforms):
+            return False
+        plain = storage.ndim == 1 and not storage.batch_tail and not storage.is_shared and not storage.may_grow
+        return plain and (storage.device is None or storage.device.type == "cpu") and self._reader() is not None
+
+    def sample_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
+        """The next ``count`` batches, one after the other in columns by path ``[steps, ...]``, and the steps of each.
+
+        Where `gives_columns`; with ``index`` and what the sampler says. A batch that ends a pass is filled up from the next.
+        Raises RetiredError when the buffer has another pipeline by now.
+        """
+        with self.lock:
+            self._check_current()
+            reader = self._reader()
+            assert reader is not None
+            parts = self.order.take_parts(size, count)
+            prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
+            columns = reader.columns(prepared)
+        if not self.spec.info_in_batch:
+            columns |= {"/".join(as_key(key)): value for key, value in prepared.draw.info.items()}
+            mark_slices(prepared.draw, columns)
+        columns["index"] = prepared.index
+        return columns, [sum(draw.steps for draw in part) for part in parts]
 
     def _sample_paced(self, size: int) -> tuple[Any, Info, bool]:
         """A batch that was drawn ahead of time: made in a thread meanwhile, or now where that is quicker."""

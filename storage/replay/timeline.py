@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from ...errors import UnknownKeyError, UsageError
+from ..row_index import lookup
 
 TRAJECTORY_KEYS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 DONE: Key = ("next", "done")
@@ -173,7 +174,7 @@ class Timeline:
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
         """The rows that positions are stored in, int64, same shape."""
         if self.order is not None:
-            return self.order[positions]
+            return lookup(self.order, positions)
         if self.identity:
             return positions
         column = positions // self.length
@@ -183,7 +184,7 @@ class Timeline:
     def positions(self, rows: torch.Tensor) -> torch.Tensor:
         """The positions of rows, int64, same shape."""
         if self.order is not None:
-            return self._places[rows]
+            return lookup(self._places, rows)
         if self.identity:
             return rows
         time = rows // self.width
@@ -191,9 +192,13 @@ class Timeline:
 
     def episode_of(self, positions: torch.Tensor) -> torch.Tensor:
         """The episode each position belongs to, int64, same shape."""
-        # In numpy: torch would share this out to threads that then spin for milliseconds, beside those that decode.
+        # By NumPy for the reason given in `lookup`.
         found = np.searchsorted(self.starts.numpy(), positions.numpy(), side="right")
         return torch.from_numpy(found - 1)
+
+    def extent_of(self, episode: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first position of each episode, and the one after its last; int64, same shape."""
+        return lookup(self.starts, episode), lookup(self.starts, episode + 1)
 
     @cached_property
     def _places(self) -> torch.Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -115,7 +116,8 @@ class Sequence(SampleUnit):
         timeline = self._timeline(storage)
         position = timeline.positions(rows)
         episode = timeline.episode_of(position)
-        first, last = timeline.starts[episode], timeline.starts[episode + 1] - 1
+        first, after = timeline.extent_of(episode)
+        last = after - 1
         if self.episode_boundary == "stop":
             beyond = position + self.dilation * (self.length + self.bootstrap - 1) - last
             position = torch.maximum(position - beyond.clamp(min=0), first)
@@ -124,7 +126,7 @@ class Sequence(SampleUnit):
         found = wanted.clamp(first[:, None], last[:, None])
         learning = (step >= self.burn_in) & (step < self.burn_in + self.length)
         said = {
-            "sequence_id": torch.arange(len(rows)).repeat_interleave(self.records),
+            "sequence_id": self._repeat(torch.arange(len(rows))),
             "step_in_sequence": step.repeat(len(rows)),
             "learning_mask": learning.repeat(len(rows)),
             "validity_mask": (wanted == found).reshape(-1),
@@ -161,7 +163,7 @@ class Sequence(SampleUnit):
     def _repeat(self, value: Any) -> Any:
         """A value of each anchor for all its records; other values as they are."""
         values = torch.as_tensor(value) if not isinstance(value, str) else None
-        return value if values is None or not values.ndim else values.repeat_interleave(self.records, 0)
+        return value if values is None or not values.ndim else _repeat_rows(values, self.records)
 
     def _timeline(self, storage: Storage) -> Timeline:
         if self.done_key is not None and self.episode_boundary != "include_reset":
@@ -174,6 +176,11 @@ class Sequence(SampleUnit):
     def __repr__(self) -> str:
         names = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
         return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _repeat_rows(values: torch.Tensor, times: int) -> torch.Tensor:
+    """Each row so many times. (``repeat_interleave`` starts threads for any size, which wait where other processes compute.)"""
+    return values.unsqueeze(1).expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
 def check_unit(unit: Any) -> SampleUnit | None:
@@ -191,9 +198,8 @@ def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> l
     # Windows of small batches are a few dozen numbers: what they cost are calls, so all draws are expanded by the same ones.
     together = _expand(unit, Draw.join(draws), storage)
     windows = torch.tensor([len(draw.start) for draw in draws])
-    before = (windows.cumsum(0) - windows).repeat_interleave(windows * unit.records)
-    together.info["sequence_id"] -= before
     sizes = (windows * unit.records).tolist()
+    together.info["sequence_id"] -= torch.from_numpy(np.repeat((windows.cumsum(0) - windows).numpy(), sizes))
     pieces = zip(*(value.split(sizes) for value in together.info.values()))
     return [
         replace(together, start=start, info=dict(zip(together.info, piece)), notes=dict(together.notes))

@@ -52,8 +52,9 @@ class MixtureSampler(Sampler):
         self._upto[self._last_drawn :] = 1.0  # whatever rounding made of the sum
         self._from = np.append(0.0, self._upto[:-1])
         self._scale = 1.0 / np.maximum(self._upto - self._from, np.finfo(float).tiny)
-        self._size = np.array(self.sizes, np.int64)
-        self._first = np.cumsum(self._size) - self._size
+        self._size = np.array(self.sizes, np.float64)
+        self._end = np.cumsum(self.sizes)
+        self._first = self._end - self.sizes
 
     @property
     def _last_drawn(self) -> int:
@@ -72,12 +73,12 @@ class MixtureSampler(Sampler):
             self.shares == "random"
         ):  # where in the share of its dataset a number lies says which row: 53 bits are enough
             which = np.searchsorted(self._upto[:-1], places, "right")
-            places = (places - self._from[which]) * self._scale[which]
+            places = (places - self._from.take(which)) * self._scale.take(which)
         else:
             begin = torch.rand(1, dtype=torch.float64, generator=generator).item()
             which = np.searchsorted(self._upto[:-1], (np.arange(batch_size) + begin) / batch_size, "right")
-        within = np.minimum((places * self._size[which]).astype(np.int64), self._size[which] - 1)
-        return Draw(torch.from_numpy(self._first[which] + within))
+        rows = self._first.take(which) + (places * self._size.take(which)).astype(np.int64)
+        return Draw(torch.from_numpy(np.minimum(rows, self._end.take(which) - 1)))
 
     def __repr__(self) -> str:
         return f"MixtureSampler(sizes={list(self.sizes)}, weights={list(self.weights)}, shares={self.shares!r})"

@@ -403,11 +403,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             raise SamplingError(f"no step that a slice of {length} could begin with has a priority above zero")
         rows = torch.from_numpy(starts.draw(count, generator)[0])
         position = pool.timeline.positions(rows)
-        left = pool.timeline.starts[pool.timeline.episode_of(position) + 1] - position
+        left = pool.timeline.extent_of(pool.timeline.episode_of(position))[1] - position
         lengths = left.clamp(max=length) if bool((left < length).any()) else None
         padded = self.pad_output and pool.short
-        each = torch.full((count,), length) if lengths is None or padded else lengths
-        info = {name: value.repeat_interleave(each) for name, value in self._info(self.tree[rows.numpy()]).items()}
+        each = length if lengths is None or padded else lengths.numpy()
+        known = self._info(self.tree[rows.numpy()])
+        info = {name: torch.from_numpy(np.repeat(value.numpy(), each, 0)) for name, value in known.items()}
         return self._finish(Draw(position, length, lengths, pool.timeline, padded, self.marks, info))
 
     def _configure(self) -> None:

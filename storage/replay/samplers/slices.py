@@ -334,7 +334,7 @@ def _learning_mask(draw: Draw, burn_in: int) -> torch.Tensor:
     """False on the first ``burn_in`` steps of pieces that do not begin with their episode, and on padding; bool ``[steps]``."""
     timeline, start = draw.timeline, draw.start
     assert timeline is not None
-    later = timeline.starts[timeline.episode_of(start)] != start
+    later = timeline.extent_of(timeline.episode_of(start))[0] != start
     ahead = draw.beginnings()[later]
     burnt = torch.minimum(draw.each_length()[later], torch.tensor(burn_in))
     mask = draw.mask()

@@ -1,6 +1,6 @@
 """Rows of trees by index: which rows an index names, and rows of tensors read the way those of a dataset folder are.
 
-`TensorRows` reads whole rows of a tensor in memory, on the widest words they allow. `TimelineRows` reads rows by their
+`TensorRows` reads whole rows of a tensor in memory. `TimelineRows` reads rows by their
 position in time, so that a window of consecutive steps is one however the ring lies. Both have the operations of
 `storage.codecs.codec.Rows`.
 """
@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from ....errors import RowIndexError, SamplingError, SchemaError, reason
 from ...codecs import PLAIN
-from ...memory_map import SHORT_ROW, in_numpy, widest_word
+from ...memory_map import in_numpy, widest_word
 from ...row_index import numbers_or_mask
 from ..timeline import Timeline, as_key
 from .trees import path_of
@@ -60,15 +60,15 @@ class TensorRows:
         self.leaf = Field(name, shape, size)
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
+        self._in_numpy = in_numpy(tensor)
         width, word = widest_word(size) if size else (0, None)
         # Of short rows the views cost more than wider words save.
-        if word is not None and size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0:
+        is_wider = size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0
+        if word is not None and is_wider and not self._in_numpy:
             self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
 
-        self._short = size <= SHORT_ROW and in_numpy(tensor)
-
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        if self._short and not index.is_cuda:
+        if self._in_numpy and not index.is_cuda:  # see `codecs.raw`
             # The view is made each time: torch moves a tensor that other processes are to see, and the old one stays behind.
             return torch.from_numpy(self.tensor.numpy().take(index.numpy(), 0))
         index = index.to(self.tensor.device)

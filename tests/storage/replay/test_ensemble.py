@@ -214,6 +214,47 @@ def test_what_samplers_say_is_in_the_batch():
     assert torch.equal(info["next", "truncated"], batch["next", "truncated"])
 
 
+SAMPLERS = {
+    "uniform": RandomSampler,
+    "passes": SamplerWithoutReplacement,
+    "slices": lambda: SliceSampler(slice_len=2),
+    "short slices": lambda: SliceSampler(slice_len=4, strict_length=False, pad_output=True),
+    "priorities": lambda: PrioritizedSampler(40, 0.7, 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("unlike", ["nothing", "key", "dtype", "device", "transform"])
+def test_a_batch_is_the_same_with_and_without_its_info(kind, sampler, unlike):
+    """Without the info, parts that are only read are joined leaf by leaf; the batch does not show it."""
+
+    def make():
+        buffers = []
+        for size in (30, 13, 40):
+            storage = LazyTensorStorage(size, device="cpu" if unlike == "device" and size == 13 else None)
+            buffers.append(kind(storage=storage, sampler=SAMPLERS[sampler]()))
+            data = rollout([size - 8, 8], first=100 * size)
+            if size == 13 and unlike == "key":
+                data["more"] = torch.zeros(len(data))
+            if size == 13 and unlike == "dtype":
+                data["action"] = data["action"].double()
+            buffers[-1].extend(data)
+        if unlike == "transform":
+            buffers[1].append_transform(lambda batch: batch.set("action", batch["action"] + 1))
+        return ReplayBufferEnsemble(*buffers, num_buffer_sampled=3, batch_size=12, seed=0)
+
+    with_info, alone = make(), make()
+    for _ in range(12):
+        one, other = with_info.sample(return_info=True)[0], alone.sample()
+        assert type(one) is type(other) and one.device == other.device and one.batch_size == other.batch_size
+        assert set(map(str, one.keys(True, True))) == set(map(str, other.keys(True, True)))
+        for part, same in zip(one.unbind(0), other.unbind(0), strict=True):
+            assert part.device == same.device
+            for key, leaf in part.items(True, True):
+                assert leaf.dtype == same[key].dtype and torch.equal(leaf, same[key]), key
+
+
 @pytest.mark.parametrize("routing", [{"routing_key": "task"}, {"routing_dim": 1}])
 def test_records_are_shared_out(routing):
     ensemble = ReplayBufferEnsemble(
