@@ -601,8 +601,7 @@ class Applier:
     def _numbers(self, fn: BoundFunction, steps: torch.Tensor | int) -> dict[str, Any]:
         """The numbers of steps and episodes that a function asks for: tensors for a batch, otherwise Python numbers."""
         steps = torch.as_tensor(steps)
-        episodes = np.searchsorted(self.view.dataset.episodes.start, steps.numpy(), "right") - 1  # not those of slices
-        numbers = {STEP: steps.clone(), EPISODE: torch.as_tensor(episodes)}
+        numbers = {STEP: steps.clone(), EPISODE: self.view.dataset.episode_of(steps)}  # not the episodes of slices
         return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager

@@ -48,7 +48,7 @@ from .reference_scores import (
     reference_scores,
     require_scores,
 )
-from .row_index import lookup, row_index
+from .row_index import lookup, row_index, runs_of
 from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
@@ -227,7 +227,7 @@ class Dataset:
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
-        return torch.searchsorted(self.episode_starts, steps.contiguous(), right=True) - 1
+        return runs_of(self.episode_starts, steps)
 
     # -- views -----------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,11 @@ class AffineRows:
         return self._mapped(self._rows.block(start, stop))
 
     def _mapped(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.to(self._within).sub(self._shift).div_(self._scale).to(self._dtype)
+        # By NumPy for the reason given in `row_index.lookup`.
+        values = rows.to(self._within).numpy()
+        with np.errstate(all="ignore"):
+            mapped = np.divide(np.subtract(values, self._shift.numpy()), self._scale.numpy())
+        return torch.from_numpy(mapped).to(self._dtype)
 
 
 class _IsFirst(ComputedRows):
@@ -147,8 +151,7 @@ class _IsFirst(ComputedRows):
         self._dataset = dataset
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        starts = self._dataset.episode_starts
-        return (starts[self._dataset.episode_of(index)] == index)[:, None]
+        return (lookup(self._dataset.episode_starts, self._dataset.episode_of(index)) == index)[:, None]
 
 
 class _StepNumber(ComputedRows):
@@ -157,7 +160,7 @@ class _StepNumber(ComputedRows):
         self._dataset = dataset
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return (index - self._dataset.episode_starts[self._dataset.episode_of(index)])[:, None]
+        return (index - lookup(self._dataset.episode_starts, self._dataset.episode_of(index)))[:, None]
 
 
 class _Discount(ComputedRows):

@@ -30,7 +30,7 @@ from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
 from .memory_map import in_numpy
 from .reference_scores import original_source
-from .row_index import lookup
+from .row_index import lookup, runs_of
 from .schema import Schema
 
 #: The flags that are set where a segment ends and its episode continues.
@@ -328,7 +328,7 @@ class _Runs:
         """The run of each row."""
         if len(self.member) == 1:
             return torch.zeros_like(rows)
-        return torch.from_numpy(np.searchsorted(self.start.numpy(), rows.numpy(), "right") - 1)
+        return runs_of(self.start, rows)
 
     def places(self, rows: torch.Tensor) -> _Places:
         """Where rows lie. All leaves of a batch are asked for the same ones: those of the last call are remembered."""

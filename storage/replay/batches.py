@@ -32,6 +32,7 @@ from ...errors import UsageError
 from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
 from ..keywords import whole_number
+from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices
@@ -418,7 +419,7 @@ class BatchReader:
                 before = stack[:, :0]
                 if k > 1:
                     before = read_window(rows, last - (k - 2), k - 1, low, high)
-            columns["next/" + name] = torch.cat([before, end.unsqueeze(1)], 1)
+            columns["next/" + name] = _append(before, end)
 
     def _read_key_windows(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
         """The windows of each key ``[B, length, *shape]``, and which rows are those of the episode (``mask/KEY``, bool)."""
@@ -461,6 +462,13 @@ def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:
     """Whether a key is that of the successors of a leaf that is stored once for each state."""
     root = fields.get(key.removeprefix("next/"))
     return key.startswith("next/") and root is not None and root.leaf.kind == "state"
+
+
+def _append(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """``rows`` ``[B, k, *shape]`` and behind them ``last`` ``[B, *shape]``; by NumPy where it can, see `row_index.lookup`."""
+    if not in_numpy(rows):
+        return torch.cat([rows, last.unsqueeze(1)], 1)
+    return torch.from_numpy(np.concatenate([rows.numpy(), last.unsqueeze(1).numpy()], 1))
 
 
 def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:

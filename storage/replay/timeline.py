@@ -29,11 +29,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...errors import UnknownKeyError, UsageError
-from ..row_index import lookup
+from ..row_index import lookup, runs_of
 
 TRAJECTORY_KEYS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 DONE: Key = ("next", "done")
@@ -192,9 +191,7 @@ class Timeline:
 
     def episode_of(self, positions: torch.Tensor) -> torch.Tensor:
         """The episode each position belongs to, int64, same shape."""
-        # By NumPy for the reason given in `lookup`.
-        found = np.searchsorted(self.starts.numpy(), positions.numpy(), side="right")
-        return torch.from_numpy(found - 1)
+        return runs_of(self.starts, positions)
 
     def extent_of(self, episode: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The first position of each episode, and the one after its last; int64, same shape."""

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
 from ...keywords import whole_number, with_options
+from ...row_index import runs_of
 from ..draw import Draw, SliceMarks
 from ..storages.storage import Storage
 from ..timeline import Edges, Timeline, as_key
@@ -185,7 +186,7 @@ class SliceSampler(Sampler):
         pool = self.pool(storage, length)
         if self.uniform_over == "transitions":
             place = torch.randint(pool.total, (count,), generator=generator)
-            chosen = torch.searchsorted(pool.before, place, right=True) - 1
+            chosen = runs_of(pool.before, place)
             start, lengths = pool.first[chosen] + (place - pool.before[chosen]) * pool.stride, pool.cut(chosen)
         else:
             chosen = self._choose(pool, count, generator)
