@@ -316,7 +316,7 @@ class SchemaError(RbdataError, ValueError):
 
 
 class RowIndexError(UsageError, SchemaError, IndexError):
-    """An index names steps, episodes or records that are not there, or is none."""
+    """An index is invalid, or names steps, episodes or records that do not exist."""
 
 
 class UnsupportedError(UsageError, RuntimeError):

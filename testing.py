@@ -181,7 +181,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _run_and_kill(make: Callable[[Listener], object], events: int) -> bool:
-    """Run in a fork that kills itself after so many events; whether it did. Raises AssertionError for another end."""
+    """Run in a fork that kills itself after this many events; returns whether it did. Raises AssertionError for another end."""
     process = os.fork()
     if not process:
         try:

@@ -2,7 +2,7 @@
 
     push("my/x", "hf://datasets/me/x", licence="mit")
 
-The repository holds the dataset's files at its top and the card as README.md; a README.md that somebody else wrote stays,
+The repository holds the dataset's files at its top and the card as README.md; a README.md written by someone else stays,
 unless with ``force``. Large files are uploaded in groups, and the Hub
 keeps them before they are part of any commit; then one commit names all files. So readers see the dataset whole or not at
 all, and a push that was interrupted goes on with what the Hub does not have. `fetch.hugging_face` reads such repositories.
@@ -75,10 +75,10 @@ def push(
 
     Raises UsageError for a URL of another kind, no licence, or a repository of the other visibility; MissingExtraError;
     ForbiddenError without a token, or for one that may not write; DatasetExistsError, DamagedDatasetError, DatasetBusyError as
-    `mirrors.push.push`; ObjectChangedError if somebody else commits meanwhile; and the fetch errors.
+    `mirrors.push.push`; ObjectChangedError if another commit is made meanwhile; and the fetch errors.
     """
     if not is_hub_dataset(url):
-        raise UsageError(f"{url} is no dataset repository of the Hub", hint="push to hf://datasets/owner/name")
+        raise UsageError(f"{url} is not a dataset repository of the Hub", hint="push to hf://datasets/owner/name")
     location = HubLocation.from_url(url, fetch or FetchOptions())
     if location.url.count("/") != 4 or re.fullmatch("[0-9a-f]{40}", location.revision):
         hint = "push to hf://datasets/owner/name, or to a branch: hf://datasets/owner/name@branch"
@@ -266,7 +266,7 @@ class _Hub:
                 continue
             status, said = one.response.status_code, (one.server_message or "").replace(self._token, "***")[:200]
             if status == 412:
-                message = f"{self.url}: somebody else committed to it during the push"
+                message = f"{self.url}: another commit was made to it during the push"
                 return ObjectChangedError(message, hint=_AGAIN)
             failure = status_error(status, self.url, one.response.headers, explanation=said)
             if status == 429:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-#: Short episodes are put together before their rows are looked at: so many bytes, episodes and seconds.
+#: Short episodes are joined before their rows are inspected, up to this many bytes, episodes and seconds.
 _TOGETHER_BYTES, _TOGETHER_EPISODES, _TOGETHER_SECONDS = 4 << 20, 512, 1.0
 
 

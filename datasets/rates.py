@@ -51,7 +51,7 @@ PINGS, PING_BYTES = 12, 1024
 #: Bytes of the dataset that a pattern's cache may keep.
 CACHE_BYTES = 4 << 30
 PROBE_BYTES = 256 << 10
-#: A first batch that takes so many times the seconds of its pattern is calculated.
+#: A first batch that would take this many times the seconds of its pattern is calculated.
 TOO_LONG = 3.0
 #: Share of a batch's time that something takes that bounds it.
 MOSTLY = 0.5
@@ -123,7 +123,7 @@ class CountedFiles:
 
 
 def usual_batch(dataset: Dataset, most: int) -> int:
-    """Steps of a batch for which nobody asked: at most ``most``, and no more than 64 MiB hold, but one.
+    """Steps of a batch where no size was given: at most ``most``, and no more than 64 MiB hold, but one.
 
     Rows are as large as the dataset states, and compressed ones may be a thousandth of that on disk.
     """
@@ -146,7 +146,7 @@ def measure(
     fetch: FetchOptions | None = None,
     on_progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Measurement:
-    """Measure a dataset, given by id, folder or URL, for about so many seconds; ``on_progress(what comes, share done)``.
+    """Measure a dataset, given by id, folder or URL, for about this many seconds; ``on_progress(what comes, share done)``.
 
     Without a ``batch_size`` batches have 256 steps, fewer where rows are large (`usual_batch`).
     At a URL, a temporary folder below ``cache_dir`` (default: ``.remote`` under the root) takes up to 4 GiB of it.
@@ -318,7 +318,7 @@ def _buffer(dataset: Dataset, options: dict[str, Any], batch_size: int) -> Tenso
 
 
 def _batches(buffer: TensorDictReplayBuffer, seconds: float, most: int | None = None) -> tuple[int, float]:
-    """Batches made in so many seconds, one at least, and the seconds that they took."""
+    """Batches made in this many seconds, at least one, and the seconds that they took."""
     began, count = time.perf_counter(), 0
     while not count or (time.perf_counter() - began < seconds and count != most):
         buffer.sample()

@@ -175,7 +175,7 @@ def unchanged_program() -> Iterator[None]:
                     signal.signal(one, handler)
 
 
-#: Pages of files of so many bytes in all stay in memory.
+#: Pages of files stay in memory up to this total size in bytes.
 KEPT_BYTES = 128 << 20
 
 

@@ -268,7 +268,7 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
 
 @contextmanager
 def _replaced_input(source: Input) -> Iterator[None]:
-    """Around a run: what fails because the input was replaced meanwhile is no damage, and no wrong request."""
+    """Around a run: what fails because the input was replaced meanwhile is neither damage nor a wrong request."""
     try:
         yield
     except (UsageError, DamagedDatasetError) as error:

@@ -172,7 +172,7 @@ class Function:
             name = given if is_builtin_name(given) else name
             return cls(name, given, folder, None, identify(fn, name), _bound_arguments(fn))
         if not callable(given):
-            message = f"{given!r} of type {type(given).__name__} is no function"
+            message = f"{given!r} of type {type(given).__name__} is not a function"
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
         args, given = _bound_arguments(given), _without_arguments(given)
         name, payload = qualified_name(given), _pickle(given)

@@ -325,7 +325,7 @@ class RunContext:
     place: DatasetPlace
     episodes: Episodes
     sections: list[Chunk]
-    #: Steps of a section; with whole episodes, about so many.
+    #: Steps of a section; with whole episodes, about as many.
     section_steps: int
     identity: dict[str, Any]
     #: None until the functions have been tried.

@@ -276,7 +276,7 @@ class CollectedSteps:
         self._name = name
         self._kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
         #: The paths of each dtype, and a row for each step with the elements of all of them. To copy each tensor on its own
-        #: would take several times as long, mostly for so many objects.
+        #: would take several times as long, mostly for the number of objects.
         self._paths: dict[torch.dtype, list[str]] = {}
         self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
 

@@ -137,7 +137,7 @@ class WriterLock:
         pid = os.getpid()
         record = {"pid": pid, "host": socket.gethostname(), "space": pid_space(), "started": _started(pid)}
         record.update(token=self._token, since=time.time())
-        # Written under a temporary name and linked into place, so that nobody sees it half-written.
+        # Written under a temporary name and linked into place, so that no process sees it half-written.
         temporary = self.path.with_name(f"{self.path.name}.{self._token}")
         try:
             temporary.write_bytes(json.dumps(record).encode())

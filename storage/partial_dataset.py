@@ -141,7 +141,7 @@ class PartialDataset(Dataset):
     def refresh(self, wait: float = 0.0) -> bool:
         """Show what was finished since the last call; returns whether the dataset grew or became complete.
 
-        ``wait``: seconds to wait for more. If nobody writes the dataset any longer, raises StoppedError; without ``wait``,
+        ``wait``: seconds to wait for more. If the dataset is no longer being written, raises StoppedError; without ``wait``,
         issues a StoppedWarning once. Raises DatasetNotFoundError if the dataset was deleted or started over with other options.
         What was shown before stays readable in any case.
         """

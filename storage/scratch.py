@@ -1,7 +1,7 @@
 """Temporary folders that are removed when the process that made them ends, and whether a process of a number is running.
 
 A process holds a lock (``flock``) on its folder, which the system releases when the process ends, however it ends. The next
-process of the same user on the same machine that makes such a folder in the same place removes those that nobody holds. On a
+process of the same user on the same machine that makes such a folder in the same place removes those that none holds. On a
 file system without such locks, it removes those whose process, by the number in their names, has ended.
 """
 

@@ -44,7 +44,7 @@ class Windows:
     blank: np.ndarray
 
     def split(self, sizes: Sequence[int]) -> list[Windows]:
-        """The same in consecutive groups of so many windows."""
+        """The same in consecutive groups of these many windows."""
         edges = np.append(0, np.cumsum(sizes)) * self.length
         copied, blank = np.searchsorted(self.copied, edges).tolist(), np.searchsorted(self.blank, edges).tolist()
         starts = [None] * len(sizes) if self.start is None else self.start.split(list(sizes))
@@ -64,7 +64,7 @@ class Windows:
 def plan_windows(
     rows: int, first: torch.Tensor, length: int, low: torch.Tensor, high: torch.Tensor, pad: Pad = "zero"
 ) -> Windows:
-    """Windows of ``length`` rows from each ``first`` in a leaf of so many rows; those outside ``[low, high)`` are padded.
+    """Windows of ``length`` rows from each ``first`` in a leaf of ``rows`` rows; those outside ``[low, high)`` are padded.
 
     ``first``, ``low`` and ``high`` are int64 ``[B]`` row numbers of the leaf; ``first`` itself may lie outside. Every
     range must hold at least one row. ``zero`` fills with zeros, ``repeat`` with the nearest row of the range.

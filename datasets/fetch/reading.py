@@ -58,7 +58,7 @@ class _Crc32c:
         self._value = 0
 
     def update(self, data: bytes, /) -> None:
-        # The C function takes `bytes` only; for an argument of that type this is no copy.
+        # The C function takes `bytes` only; for an argument of that type this does not copy.
         self._value = self._extend(self._value, bytes(data))
 
     def hexdigest(self) -> str:

@@ -98,7 +98,7 @@ class ArffTable:
             elif word == "@data":
                 return self._checked(attributes)
             elif word != "@relation":
-                raise self._error(number, f"{text[:40]!r} is no ARFF declaration")
+                raise self._error(number, f"{text[:40]!r} is not an ARFF declaration")
         raise CorruptSourceError(f"{self._name} is not an ARFF file: it has no @data")
 
     def _attribute(self, text: str, number: int) -> Attribute:
@@ -193,7 +193,7 @@ class ArffTable:
                 text = "".join(values)  # type: ignore[arg-type]
                 if text.isascii() and "_" not in text:
                     return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
-                raise ValueError("one of these is no number to ARFF, though it is to Python")
+                raise ValueError("ARFF does not accept this number, though Python does")
             except (TypeError, ValueError):
                 pairs = zip(values, numbers)
                 return np.array([self._number(value, number, attribute) for value, number in pairs], np.float64)

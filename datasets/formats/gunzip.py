@@ -23,7 +23,7 @@ MAGIC = b"\x1f\x8b"
 def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """Yield the unpacked bytes of a gzip stream, in pieces of at most ``PIECE``.
 
-    Raises CorruptSourceError naming ``name`` when it is no gzip stream, is damaged, ends early, or is followed by
+    Raises CorruptSourceError naming ``name`` when it is not a gzip stream, is damaged, ends early, or is followed by
     something else.
     """
     from isal import igzip_lib

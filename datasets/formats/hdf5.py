@@ -1,4 +1,4 @@
-"""HDF5 files that somebody else wrote: damage becomes a CorruptSourceError, and what would be wrong or endless is refused.
+"""HDF5 files from third parties: damage becomes a CorruptSourceError, and what would be wrong or endless is refused.
 
 HDF5 itself is not protected from a file here: it is used in a sandbox (`workers.sandbox`).
 

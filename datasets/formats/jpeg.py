@@ -54,7 +54,7 @@ def decode(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.nd
         except CorruptSourceError:
             raise
         except (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError) as error:
-            raise CorruptSourceError(f"{where}: frame {number} is no sound JPEG: {error}") from error
+            raise CorruptSourceError(f"{where}: frame {number} is not a valid JPEG: {error}") from error
         rows[number] = frame.reshape(shape)
     return rows
 
@@ -72,7 +72,7 @@ def _open(data: bytes, where: str) -> ImageFile:
         *(UnidentifiedImageError, Image.DecompressionBombError),
         *(OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError),
     ) as error:
-        raise CorruptSourceError(f"{where}: a frame is no sound JPEG: {error}") from error
+        raise CorruptSourceError(f"{where}: a frame is not a valid JPEG: {error}") from error
 
 
 def check_segments(data: bytes, where: str) -> None:

@@ -116,7 +116,7 @@ class NpyStream:
     def _header(self, expected: Expected | None) -> tuple[np.dtype, tuple[int, ...]]:
         head = self._take(6)
         if not head.startswith(b"\x93NUMPY"):
-            raise self._error(f"holds no .npy array: it begins with {head!r}")
+            raise self._error(f"is not a .npy array: it begins with {head!r}")
         head += self._take(4)
         version = head[6]
         if version not in (1, 2, 3) or head[7]:

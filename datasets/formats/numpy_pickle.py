@@ -1,4 +1,4 @@
-"""Read pickled dictionaries of NumPy arrays and plain values; nothing of NumPy's or anybody's is called.
+"""Read pickled dictionaries of NumPy arrays and plain values; no function that the file names is called.
 
 A pickle is a program (https://docs.python.org/3/library/pickletools.html) that calls what it names. The names that are
 admitted here are those by which NumPy 1 and 2 pickle arrays, dtypes and single numbers. Each leads to a stand-in that only

@@ -118,4 +118,4 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
     try:
         return Image.open(io.BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, *_UNSOUND) as error:
-        raise CorruptSourceError(f"{where} is no sound {' or '.join(formats)}: {error}") from error
+        raise CorruptSourceError(f"{where} is not a valid {' or '.join(formats)}: {error}") from error

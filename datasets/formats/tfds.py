@@ -243,7 +243,7 @@ def _json(data: bytes, where: str) -> Any:
     try:
         record = parse_json(data)
     except ValueError as error:
-        raise CorruptSourceError(f"{where} is no JSON: {error}", hint=_REFETCH) from error
+        raise CorruptSourceError(f"{where} is not JSON: {error}", hint=_REFETCH) from error
     if not isinstance(record, dict):
         raise CorruptSourceError(f"{where} is not what tensorflow-datasets writes", hint=_REFETCH)
     return record

@@ -20,7 +20,7 @@ from .pictures import encode_png
 from .tfds import STEPS
 from .tfrecord import masked_crc32c
 
-#: A file is closed when it has so many bytes, as TensorFlow Datasets does about.
+#: A file is closed at this many bytes, about as in TensorFlow Datasets.
 _FILE_BYTES = 256 << 20
 #: Values of at least this many bytes are packed one by one.
 _LARGE = 64

@@ -40,7 +40,7 @@ import numpy as np
 from ...errors import CorruptSourceError
 
 #: A stream keeps its record in memory. The longest episode of RL Unplugged (27,000 frames) takes about 60 MB; what claims
-#: more than this is no such file.
+#: more than this is not such a file.
 _LONGEST_RECORD = 1 << 27
 
 _MASK = 0xA282EAD8
@@ -409,7 +409,7 @@ def _extent(data: memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
-    """Past a group: an old way to nest messages, which nobody should meet any more."""
+    """Past a group: an old way to nest messages, no longer in use."""
     open_groups = [group]
     while open_groups:
         budget.spend(1)

@@ -177,7 +177,7 @@ class Video:
 
     def _corrupt(self, why: str) -> CorruptSourceError:
         hint = "fetch it again, or use another mirror (--mirror)"
-        return CorruptSourceError(f"{self._name} is no sound video: {why}", hint=hint)
+        return CorruptSourceError(f"{self._name} is not a valid video: {why}", hint=hint)
 
 
 def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Zip archives that somebody else wrote: members as streams of bytes, compared with size and checksum.
+"""Zip archives from third parties: members as streams of bytes, compared with size and checksum.
 
 The central directory is read by `zipfile`; bytes are unpacked here, by ISA-L, in pieces of at most `PIECE` bytes, so that a
 member that unpacks to terabytes never gets further than its consumer. Nothing is extracted to a disk. Several members may be
@@ -45,7 +45,7 @@ class ZipArchive:
                 entries = archive.infolist()
         except (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error) as error:
             self.close()
-            raise CorruptSourceError(f"{name} is no whole zip file: {reason(error)}", hint=_REFETCH) from error
+            raise CorruptSourceError(f"{name} is not a complete zip file: {reason(error)}", hint=_REFETCH) from error
         except BaseException:
             self.close()
             raise

@@ -86,7 +86,7 @@ def bytes_of_columns(job: Job, plan: Plan) -> int:
 
 
 def estimate_fetch(job: Job, place: DatasetPlace, fetch_bytes: int) -> Estimate:
-    """Before raw files of so many bytes are fetched: only their sizes are known."""
+    """Before raw files of this total size are fetched: only their sizes are known."""
     return _estimate(job, place, shards=len(job.files()), fetch_bytes=fetch_bytes, disk_bytes=fetch_bytes, unread=True)
 
 

@@ -26,7 +26,7 @@ _INTERVAL = 0.2
 def progress_listener(title: str, listener: Listener | None, show: bool | None) -> Iterator[Listener]:
     """A listener that draws a bar inside the block where ``show`` is True, and calls ``listener`` as well.
 
-    None: draw where somebody sees it (a terminal, a notebook), from the first event on, unless the caller listens.
+    None: draw where it is visible (a terminal, a notebook), from the first event on, unless the caller listens.
     """
     given = listener or Listener()
     wanted = listener is None and _is_seen() if show is None else show
@@ -150,7 +150,7 @@ def _titled(title: str, what: str) -> str:
 
 
 def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook; a terminal with IPython is none."""
+    """Whether this is the kernel of a notebook; IPython in a terminal is not one."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
 

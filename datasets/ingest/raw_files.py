@@ -51,7 +51,7 @@ def fetch_all(
 ) -> None:
     """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
-    What is there already and sound is not fetched again; what was begun is continued. ``on_bytes`` receives a name, the bytes
+    Valid files that exist are not fetched again; incomplete ones are continued. ``on_bytes`` receives a name, the bytes
     stored by this call and those that it has to fetch; ``on_stored`` is called in this thread when a file is complete, with
     the size and checksum that were found.
     """
@@ -59,7 +59,7 @@ def fetch_all(
     for raw in objects:
         if raw not in missing:
             discard_part(folder / raw.path)
-    #: What is there already of files that were begun; the rest is to be fetched.
+    #: What exists of files that were begun; the rest is fetched.
     begun = {raw.path: 0 if (folder / raw.path).is_file() else bytes_there(folder / raw.path) for raw in missing}
     total = sum(max(0, (raw.item.size or 0) - begun[raw.path]) for raw in missing)
     check_space(folder, total, "the raw data")
@@ -146,7 +146,7 @@ def remember_fetched(writer: DatasetWriter, path: Path, found: RemoteObject) -> 
 
 
 def drop_changed(writer: DatasetWriter) -> None:
-    """Remove what is not as it was recorded."""
+    """Remove files that differ from what was recorded."""
     known = writer.remembered(_KIND)
     for path in list(_complete(writer.folder / RAW)):
         if not _is_as_recorded(path, known.get(path.name, {}).get("files"), writer):

@@ -117,7 +117,7 @@ class RecordingWriter:
         self._about = about
 
     def keep(self) -> None:
-        """Make what was written up to the last mark last."""
+        """Make durable what was written up to the last mark."""
         if self._about is not None:
             sync_files(self._folder, self._ranges)
             content = {"files": self._ranges, "about": self._about}
@@ -264,7 +264,7 @@ def block_rows(columns: Sequence[Column], count: int) -> int:
 
 
 class RecordedJob(StagedJob):
-    """The dataset of a recording, whoever makes it: ``environments`` are recorded side by side."""
+    """The dataset of a recording, however it is made: ``environments`` are recorded side by side."""
 
     staging = "recording"
     #: The folder of the recording, set by `staging_tasks`.
@@ -294,11 +294,11 @@ class RecordedJob(StagedJob):
         return bool(self.bulk) and not load_codec(self._codec).fixed_rows
 
     def ratio_range(self) -> tuple[float, float]:
-        """So many times `ratio` is what large rows shrink to at least, and at most."""
+        """The least and the most that large rows shrink to, as multiples of `ratio`."""
         return 1 / 20, 5.0
 
     def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
-        """What so many steps are expected to take on the disk."""
+        """The expected size on disk of this many steps."""
         small = sum(column.row_bytes for column in self.columns if not column.large)
         large: float = sum(column.row_bytes for column in self.columns if column.large)
         if large and not load_codec(self._codec).fixed_rows:

@@ -175,7 +175,7 @@ def format_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-# -- what is there already -----------------------------------------------------------------------------------------------
+# -- what exists already -----------------------------------------------------------------------------------------------
 
 
 def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:

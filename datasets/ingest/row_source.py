@@ -106,7 +106,7 @@ def unfinished(target: Path) -> Path:
 
 @contextmanager
 def staging_folder(target: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A folder to stage into, which becomes ``target`` when it is complete: a new one, unless what is there is to be kept."""
+    """A folder to stage into, which becomes ``target`` when it is complete: a new one, unless the existing one is kept."""
     partial = unfinished(target)
     if not keep:
         shutil.rmtree(partial, ignore_errors=True)

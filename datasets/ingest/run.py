@@ -269,7 +269,7 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
 def stage_all(
     job: StagedJob, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
 ) -> Estimate:
-    """Stage everything in the working folder: in processes, of which ``procs`` gives the number for so many tasks, or by
+    """Stage everything in the working folder: in processes, of which ``procs`` gives the number for a number of tasks, or by
     an ``engine``."""
     folder, place, finished = writer.folder / RAW, writer.place, 0
     try:

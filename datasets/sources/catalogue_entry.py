@@ -47,13 +47,13 @@ OBSERVATIONS: tuple[str, ...] = get_args(Observations)
 ACTIONS: tuple[str, ...] = get_args(Actions)
 
 _RANGE = re.compile(r"(.*/)(\d+)-(\d+)")
-#: A notebook shows so many rows of a `Catalogue`.
+#: Rows of a `Catalogue` that a notebook shows.
 _MOST_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a dataset can be had. ``date`` is when ``access`` was last seen; a ``mirror`` is to be named with ``--mirror``."""
+    """Where a dataset is available. ``date`` is when ``access`` was last seen; a ``mirror`` is named with ``--mirror``."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ class CatalogueEntry:
     ``observation_space`` and ``action_space`` are Gymnasium's spaces in short. ``steps`` and ``episodes`` are counts, rounded
     or counted otherwise than rbdata does where ``approximate``. ``bytes`` are those to download. ``reference_scores`` are the
     returns that normalised scores call 0 and 100, ``horizon`` is the environment's time limit in steps. ``places`` are where
-    it can be had, in the order in which to try them. ``options`` are the options of the source that matter most. ``date`` and
+    it is available, in the order in which to try them. ``options`` are the options of the source that matter most. ``date`` and
     ``figures`` state when and from where all this is known.
     """
 
@@ -109,7 +109,7 @@ class CatalogueEntry:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """The names of the places where it can be had; empty where only a mirror of your own can have it."""
+        """The names of the places where it is available; empty where only a mirror of your own can have it."""
         return tuple(place.name for place in self.places if place.access != "closed")
 
     @property
@@ -290,7 +290,7 @@ def cache_listing(
     listing = RemoteListing(remote, date, tuple(sorted(datasets, key=lambda dataset: dataset.name)))
     path = _cache_path(source, remote, root)
     record = {"format": _CACHE_FORMAT, **asdict(listing)}
-    with contextlib.suppress(OSError):  # a root that cannot be written to is no reason not to answer
+    with contextlib.suppress(OSError):  # a root that cannot be written to does not prevent the answer
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(record, indent=1).encode())
     return listing

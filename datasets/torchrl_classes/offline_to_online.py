@@ -1,4 +1,4 @@
-"""From a dataset to a run of one's own: batches of both, or a buffer that begins with the dataset."""
+"""From a dataset to online training: batches of both, or a buffer that starts with the dataset."""
 
 from __future__ import annotations
 

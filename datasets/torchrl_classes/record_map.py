@@ -120,7 +120,7 @@ def map_records(
     1,024; ``num_workers`` processes (by default one for each processor; 0: this one) work on them, started by
     ``mp_start_method`` ("spawn" by default), each with ``worker_threads`` threads and replaced after ``max_tasks_per_child``
     chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides torch's seed for
-    every chunk, whoever works on it. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
+    every chunk in any worker. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
 
     Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, for a function that does
     not return as many records, or returns records of other keys, shapes or dtypes than the first ones (it names them; values

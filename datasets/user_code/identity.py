@@ -482,7 +482,7 @@ class Content:
         self.add(function.__defaults__, " default ")
         self._add_attributes(function.__kwdefaults__ or {})
         before, codes = self._names, nested_codes(code)
-        if "environ" not in _names_changed(function):  # what it sets itself is no setting
+        if "environ" not in _names_changed(function):  # what the function sets itself is not a setting
             self._add_environment(codes)
         self._names = frozenset(name for one in codes for name in one.co_names)
         try:

@@ -185,7 +185,7 @@ def path_of(label: str, folder: Path) -> str:
 
 
 def state_of(path: str) -> str:
-    """The state of a file, folder or variable as it is now; WRITTEN for what is none of them (a pipe, a device)."""
+    """The state of a file, folder or variable as it is now; WRITTEN for anything else (a pipe, a device)."""
     if path[:1] == _VARIABLE:
         value = os.environ.get(path[1:])
         return ABSENT if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()

@@ -126,7 +126,7 @@ def begin_forked(output: Any) -> None:
 
 
 def _end_after(is_over: Callable[[], None]) -> None:
-    """End this process, busy or not, when ``is_over`` returns: nobody reads its results, and another run may start."""
+    """End this process, busy or not, when ``is_over`` returns: its results are not read, and another run may start."""
 
     def watch() -> None:
         is_over()

@@ -84,7 +84,7 @@ class _BlockFetcher:
                 raise error
 
     def plan(self, numbers: Iterable[int]) -> None:
-        """Set what to fetch, in this order, while nobody waits; replaces the previous plan. Errors end a plan silently."""
+        """Set what to fetch, in this order, while no reader waits; replaces the previous plan. Errors end a plan silently."""
         with self._changed:
             if not self._closed:
                 self._plan = iter(numbers)

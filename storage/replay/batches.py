@@ -82,7 +82,7 @@ class KeyWindows:
 
     @classmethod
     def of(cls, windows: Mapping[Any, Any], padding: Any) -> KeyWindows:
-        """Of what a user gives. Raises UsageError for offsets that are none."""
+        """Of what a user gives. Raises UsageError for invalid offsets."""
         if padding not in ("repeat", "zero"):
             raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
         if not isinstance(windows, Mapping) or not windows:

@@ -62,7 +62,7 @@ class OrderState:
 def check_count(batches: Any) -> int:
     """The batches drawn before a saved state. Raises UsageError unless it is a whole number >= 0."""
     if type(batches) is not int or not 0 <= batches < 1 << 62:
-        raise UsageError(f"{batches!r} is no number of batches")
+        raise UsageError(f"{batches!r} is not a number of batches")
     return batches
 
 
@@ -214,7 +214,7 @@ class BatchOrder:
         return OrderState(self.generator.get_state(), self.sampler.position(), self.batches)
 
     def _was_set(self) -> bool:
-        """Whether somebody else has set the generator, or drawn from it."""
+        """Whether other code has set the generator, or drawn from it."""
         return self._left_at is not None and not torch.equal(self.generator.get_state(), self._left_at)
 
     def state(self, oldest: OrderState | None = None) -> OrderState:
@@ -426,7 +426,7 @@ class Pipeline:
                 message = f"frame_stack, n_step and windows read leaf by leaf, and {name}.get is your own"
                 raise UsageError(message, hint="leave them out, or do in a transform what get() does")
             return None
-        # Whoever collates the records of a storage themselves gets them as the storage has them.
+        # A collate_fn gets the records of a storage as the storage has them.
         if windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
             reader = BatchReader(
                 self.storage,
@@ -443,7 +443,7 @@ class Pipeline:
     # -- reading and finishing ---------------------------------------------------------------------------------------
 
     def read(self, prepared: Prepared) -> Any:
-        """Copy out of the storage what is drawn. Not while somebody writes."""
+        """Copy the drawn rows out of the storage. Not to be called during a write."""
         reader = self._reader()
         if self.spec.relabeling is not None and prepared.draw.goals is not None:
             prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
@@ -527,7 +527,7 @@ class Pipeline:
             raise
         with self.lock:
             if queue is self._queue:
-                with suppress(Exception):  # whoever wants the next batch gets the error
+                with suppress(Exception):  # the caller of the next batch gets the error
                     self._fill(queue, size, queue.last if len(queue) else job.item)
         return result, job
 

@@ -9,15 +9,15 @@
 Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is held to draw, to write and to exchange parts.
 
 - A read takes no lock but that of its job, and waits for nothing.
-- Whoever writes holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for those that
+- A writer holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for those that
   run, and performs itself those that have not begun. So a batch holds whole rows, as they were when it was drawn.
-- Finishing runs functions of the user, which may call the buffer. Nobody waits for it while holding the buffer's lock. It
+- Finishing runs functions of the user, which may call the buffer. No thread waits for it while holding the buffer's lock. It
   waits for the batch before, never for a later one, and happens for one batch at a time.
 - A caller whose batch no thread has begun makes it in its own thread. Where that is quicker (see `Pace`), no thread is given
   any; batches are drawn just as many ahead, so that which rows they have does not depend on measured time.
 - Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): a batch during
   whose reading it changed is dropped, and made in the caller's thread under the lock of the writers.
-- Whoever exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
+- A thread that exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
   from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 
 `Pace` decides by measurement whether batches are made ahead of time in threads, or when they are asked for.
@@ -163,7 +163,7 @@ class Job(Generic[Item]):
     def withdraw(self) -> None:
         """Have nothing of the job done that has not begun; on return nothing reads any more.
 
-        One that has not begun ends here: nobody need take it out of the pool's queue, which may be emptied, for the job after
+        One that has not begun ends here: it need not be taken out of the pool's queue, which may be emptied, for the job after
         it to end.
         """
         with self._reading:
@@ -181,7 +181,7 @@ class Job(Generic[Item]):
             if self._collate is not None and self._error is None and not self.withdrawn:
                 self._value = self._collate(self._value)
             if self._previous is not None:
-                # Nobody may ever ask for it, where it was left to the caller: a process could not end while this waits.
+                # The caller may never ask for it: a process could not end while this waits.
                 self._previous.run()
                 self._previous.wait()
             if self._error is None and not self.withdrawn:
@@ -253,8 +253,8 @@ class Prefetcher(Generic[Item]):
     ) -> None:
         """Queue a job: ``read`` and ``collate``, then ``finish`` with what they returned, in order.
 
-        It is begun at once ``in_thread``; otherwise whoever wants its result does it, or the thread of the job after it, and
-        whoever writes does the reading.
+        It is begun at once ``in_thread``; otherwise the caller that needs its result does it, or the thread of the next job;
+        the reading may also be done by a writer.
         """
         job = self._last = Job(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)
@@ -280,7 +280,7 @@ class Prefetcher(Generic[Item]):
             job.complete_read()
 
     def withdraw(self) -> list[Job[Item]]:
-        """Throw away what was not delivered; returns the jobs that may be in the middle of finishing, to be waited for."""
+        """Discard what was not delivered; returns the jobs that may be in the middle of finishing, to be waited for."""
         for job in self._queue:
             job.withdraw()
         self.complete_reads()  # what is left to read are batches that callers wait for

@@ -227,7 +227,7 @@ def _decode(folder: Path, value: Any) -> Any:
         return torch.device(value["value"])
     if kind == "numpy":
         return _array(folder, value)
-    raise ValueError(f"{kind!r} is no type of a value")
+    raise ValueError(f"{kind!r} is not a type of value")
 
 
 def _elements(folder: Path, entry: dict[str, Any], item: int) -> bytearray:
@@ -252,6 +252,6 @@ def _tensor(folder: Path, entry: dict[str, Any]) -> torch.Tensor:
 def _array(folder: Path, entry: dict[str, Any]) -> Any:
     dtype = np.dtype(entry["dtype"])
     if dtype.kind not in _NUMPY_KINDS:
-        raise ValueError(f"{entry['dtype']!r} is no dtype of numbers")
+        raise ValueError(f"{entry['dtype']!r} is not a numeric dtype")
     array = np.frombuffer(_elements(folder, entry, dtype.itemsize), dtype).reshape(entry["shape"])
     return array[()] if entry["scalar"] else array

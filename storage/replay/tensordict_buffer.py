@@ -84,7 +84,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
         """One priority for each of the rows that ``dims`` leading dimensions of the data are, in the order in which rows are
-        written, ``[n]``; None where there are none. Raises SchemaError or SamplingError for what are no priorities."""
+        written, ``[n]``; None where there are none. Raises SchemaError or SamplingError for invalid priorities."""
         if not isinstance(self._sampler, PrioritizedSampler):
             return None
         values = self._priority_leaf(data)

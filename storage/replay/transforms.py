@@ -7,7 +7,7 @@ A transform is any callable that takes a batch and returns one (or changes it in
     sampling     storage -> a -> b -> batch
     writing      storage <- a.inv <- b.inv <- data
 
-`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches that are at hand, ``[*batch, time]``: what
+`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``: what
 collectors and slice samplers give.
 
 Read from a storage, n-step returns come from `n_step` and end where the episode does. Here nothing beyond the batch is

@@ -34,7 +34,7 @@ from .timeline import Key, as_key
 class SlotGenerations:
     """A stamp for each row along a storage's first dimension, int64: the writes it got, less one; -1 where there were none.
 
-    Whoever kept the number of a row can tell by it whether the record is still there. It belongs to the storage, as buffers
+    It tells a caller that kept the number of a row whether the record is still there. It belongs to the storage, as buffers
     that share one overwrite each other's rows. Each process counts for itself.
     """
 
@@ -335,7 +335,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 def count_records(data: Any) -> int:
-    """How many records a batch has. Raises SchemaError where it is no batch, or its columns differ in length."""
+    """How many records a batch has. Raises SchemaError for anything else, and for columns of unlike lengths."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
     leaves = pytree.tree_leaves(data)

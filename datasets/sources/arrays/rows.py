@@ -211,7 +211,7 @@ def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> b
 def blocks(
     table: Table, roles: Roles, columns: Sequence[Column], transitions: TransitionRows, most_rows: int = _BLOCK_ROWS
 ) -> Iterator[Block]:
-    """The steps of a table in order, from so many rows at a time."""
+    """The steps of a table in order, read this many rows at a time."""
     rows = len(transitions.keep)
     size = max(1, min(most_rows, _BLOCK_BYTES // max(1, sum(column.row_bytes for column in columns))))
     names = {**roles.observation, **roles.action, **roles.extra}

@@ -184,7 +184,7 @@ SMALL = {
 }
 #: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
 _SMALL_BYTES = 1 << 28
-#: gzip shrinks frames at most so many times, which bounds the rows of a shard by the size of its frames.
+#: gzip shrinks frames at most this many times, which bounds the rows of a shard by the size of its frames.
 _LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
 #: Where that size is not stated. Published shards have 1 M rows.
 MAX_ROWS = 1 << 22

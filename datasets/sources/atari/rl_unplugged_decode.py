@@ -172,7 +172,7 @@ class EpisodeStream:
         try:
             features = parse_example(record.payload)
         except WireError as error:
-            message = f"{where} is no tf.train.Example: {error}"
+            message = f"{where} is not a tf.train.Example: {error}"
             raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
         return to_episode(features, where)
 
@@ -262,7 +262,7 @@ class Ending(NamedTuple):
 
 
 def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -> Ending:
-    """Which steps an episode of so many rows gives, and how it ends; the same rule as for the ring files.
+    """Which steps an episode of this many rows gives, and how it ends; the same rule as for the ring files.
 
     After a terminal row comes a blank state. The last row of an episode that was cut, or that lasted ``time_limit`` rows and
     so was ended by the clock, has no known successor: it is given up (``truncate``) or gets a blank one (``zero``).

@@ -119,7 +119,7 @@ class RunJob(Job, Generic[Piece]):
     def sentences(
         self, counts: Mapping[str, Any], first: str, dropped: str, gaps: Iterable[str], absent: Iterable[str] = ()
     ) -> Iterator[str]:
-        """What a user should know about the values: what is the same for both upstreams, and between it what is not."""
+        """What a user should know about the values: what both upstreams share, and what differs."""
         yield first
         yield _CLIPPED
         if counts["time_limit_episodes"]:

@@ -7,7 +7,7 @@
     infos/<name>, or infos itself                [N, ...]
     metadata/...                                 strings, numbers, policy weights: not per step
 
-The file is somebody else's: links out of it, arrays kept in other files, and shapes that its bytes cannot hold are
+The file is not trusted: links out of it, arrays kept in other files, and shapes that its bytes cannot hold are
 refused before anything is read.
 
 Large observations (CARLA's flattened images) are state rows. Those of an episode are the observations of its steps and, last,
@@ -155,7 +155,7 @@ def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
 
 
 def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:
-    """Why a dataset is no per-step array of numbers; None when it is one."""
+    """Why a dataset is not a per-step array of numbers; None when it is one."""
     shape = dataset.shape
     if not shape or shape[0] != rows:
         return f"its shape is {shape}, not one row a step"

@@ -51,7 +51,7 @@ class ExorlSource(Source):
             hint = (
                 f"tasks of {domain}: {', '.join(of_domain)}" if of_domain else f"rewards of {domain} cannot be computed"
             )
-            raise UsageError(f"{task} is no task of {domain}", hint=hint)
+            raise UsageError(f"{task} is not a task of {domain}", hint=hint)
         if task is not None:
             check_task(task)  # before anything is fetched
         return ExorlJob(name, location, location.stat(f"{name}.zip"), domain, options)

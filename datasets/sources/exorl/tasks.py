@@ -1,4 +1,4 @@
-"""The tasks of ExORL's domains whose rewards can be had: those of dm_control's suite, and the targets of its maze."""
+"""The tasks of ExORL's domains whose rewards can be computed: those of dm_control's suite, and the targets of its maze."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ ALL_TASKS = tuple(f"{domain}_{task}" for domain, tasks in TASKS.items() for task
 def domain_of(task: str) -> str:
     """The domain of a task in `ALL_TASKS`. Raises UsageError for another one."""
     if task not in ALL_TASKS:
-        raise UsageError(f"{task!r} is no task whose rewards can be computed", hint=f"tasks: {', '.join(ALL_TASKS)}")
+        raise UsageError(f"{task!r} is not a task whose rewards can be computed", hint=f"tasks: {', '.join(ALL_TASKS)}")
     return next(domain for domain in TASKS if task.startswith(f"{domain}_"))

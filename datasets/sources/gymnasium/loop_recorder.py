@@ -291,7 +291,7 @@ class Tape:
         self._release()
 
     def abandon_if_open(self) -> None:
-        """Stop where nobody else did: nothing refers to the recorder any more."""
+        """Stop when the recorder is garbage-collected without having been stopped."""
         if not self._is_released:
             self.abandon()
 
@@ -612,7 +612,7 @@ def _held_arrays(holder: Any) -> list[np.ndarray]:
 
 
 def _is_foreign(array: np.ndarray) -> bool:
-    """Whether the memory of an array is not numpy's: nobody knows who changes it."""
+    """Whether NumPy does not own the memory of an array, so that other code may change it."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -223,7 +223,7 @@ class Actor:
 
 
 def checked(action: Any, space: gymnasium.Space, count: int | None) -> Any:
-    """An action as the space has it; with ``count`` those of so many environments, stacked.
+    """An action as the space has it; with ``count`` those of ``count`` environments, stacked.
 
     Raises TypeError or ValueError in words for a wrong structure, shape or kind of number, a Discrete action that does not
     exist, one that is not finite, and one that the dtype of the space does not hold. Box actions may lie outside the

@@ -1,6 +1,6 @@
 """What environments return, as rows of a recording, and what its dataset says of them.
 
-Whoever steps the environments (`policy_recording`, `loop_job`) writes the recording (`ingest.recording`).
+What steps the environments (`policy_recording`, `loop_job`) writes the recording (`ingest.recording`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LeafRows:
         try:
             array = as_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            message = f"{self._name} gave {leaf.key} as {type(value).__name__}, which is no array: {error}"
+            message = f"{self._name} gave {leaf.key} as {type(value).__name__}, which is not an array: {error}"
             raise RbdataError(message, hint=_HINT) from error
         basic = tuple(leaf.space.get("shape", ()))
         if array.shape != basic:

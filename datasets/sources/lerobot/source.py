@@ -30,7 +30,7 @@ class LerobotSource(Source):
     open_ended = True
     supports = frozenset({"codec", "layout"})
     options = (
-        SourceOption("size", "resize frames to so many pixels, width x height", metavar="WxH"),
+        SourceOption("size", "resize frames to this size in pixels, width x height", metavar="WxH"),
         SourceOption("episodes", "only these episodes, such as 0-9,12", metavar="LIST"),
         SourceOption("cameras", "only these cameras, such as front,wrist, or none", metavar="NAMES"),
         TEXT,

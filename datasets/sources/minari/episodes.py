@@ -507,7 +507,7 @@ class LargeRows(RowSource):
 
 
 def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:
-    """Episodes of so many states in groups of about ``part_bytes`` of large rows: (first, last + 1)."""
+    """Episodes of these many states in groups of about ``part_bytes`` of large rows: (first, last + 1)."""
     sizes = np.cumsum(states) * row_bytes
     bounds = []
     low = 0

@@ -10,7 +10,7 @@
 Groups are listed by name, ``episode_10`` before ``episode_2``; their order is that of the numbers. Texts are UTF-8 strings,
 pictures rows of JPEG bytes (of variable length, or uint8 ``[n, bytes]`` where all happen to be of one length).
 
-The file is somebody else's: links out of it, values kept in other files, and shapes that its bytes cannot hold are refused.
+The file is not trusted: links out of it, values kept in other files, and shapes that its bytes cannot hold are refused.
 """
 
 from __future__ import annotations

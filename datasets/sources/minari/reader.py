@@ -98,7 +98,7 @@ def _space(stated: Any, where: str, depth: int) -> Json:
     """A space in Minari's form as ours."""
     kind = stated.get("type") if isinstance(stated, dict) else None
     if depth > _DEEPEST or kind is None:
-        raise CorruptSourceError(f"{where} is no space: {str(stated)[:80]}")
+        raise CorruptSourceError(f"{where} is not a space: {str(stated)[:80]}")
     try:
         if kind == "Dict":
             inner = stated["subspaces"].items()

@@ -1,4 +1,4 @@
-"""Minari: datasets of the Farama Foundation, and of anybody who records with its collector.
+"""Minari: datasets of the Farama Foundation, and those that its collector records.
 
 https://minari.farama.org; the files are described in `hdf5`, `arrow` and `reader`.
 

@@ -28,7 +28,7 @@ from .tasks import SingleTask
 _REQUIRED = ("observations", "actions", "terminals")
 #: What becomes of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
-#: Arrays that are not columns: flags, and rewards of files that somebody relabelled.
+#: Arrays that are not columns: flags, and rewards of files that were relabelled.
 _FLAGS = ("terminals", "valids", "rewards")
 
 
@@ -157,7 +157,7 @@ class _Cutter:
         self._next = 0
 
     def rows(self, low: int, high: int) -> LazyRows:
-        """The rows from ``low`` to ``high - 1``; those before ``low`` that nobody took are left out."""
+        """The rows from ``low`` to ``high - 1``; those before ``low`` that were not taken are left out."""
         return LazyRows(self._dtype.name, self._row, self._taken(low, high))
 
     def finish(self) -> None:

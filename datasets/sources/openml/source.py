@@ -150,7 +150,7 @@ def _number(api: Api, name: str, preset: Preset | None) -> tuple[int, list[str]]
         return preset.number, [f"Preset {name}: {settings}."]
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UsageError(f"{name!r} is no name of an OpenML dataset", hint="for example: 61, iris, adult@2")
+        raise UsageError(f"{name!r} is not the name of an OpenML dataset", hint="for example: 61, iris, adult@2")
     if match["number"]:
         return int(match["number"]), []
     version = int(match["version"]) if match["version"] else None

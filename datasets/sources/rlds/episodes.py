@@ -209,7 +209,7 @@ def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
         try:
             yield where, Lists(record.payload)
         except WireError as error:
-            message = f"{where} is no tf.train.Example: {error}"
+            message = f"{where} is not a tf.train.Example: {error}"
             raise CorruptSourceError(message, hint="the file was not written by tensorflow-datasets") from error
 
 

@@ -82,7 +82,7 @@ class _Trial:
 
         self._where, self._counts, self._numbers = f"{raw.name}: {name}", raw.counts, numbers
         if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
-            raise CorruptSourceError(f"{self._where} is no group of this file")
+            raise CorruptSourceError(f"{self._where} is not a group of this file")
         size = file.id.get_filesize()
         found = dict(arrays_below(file[name], self._where, most=1000))
         self._real = any(path.startswith("data/") for path in found)

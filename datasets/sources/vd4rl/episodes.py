@@ -125,7 +125,7 @@ class _Shard:
 
         where = f"{self._name}: {key}"
         if not isinstance(file.get(key, getlink=True), h5py.HardLink) or not isinstance(file[key], h5py.Dataset):
-            raise CorruptSourceError(f"{where} is no array of this file")
+            raise CorruptSourceError(f"{where} is not an array of this file")
         dataset = file[key]
         check_storage(dataset.id, where, least=1 << 16, size=file.id.get_filesize())
         if not dataset.shape or 0 in dataset.shape or dataset.dtype.newbyteorder("=").name not in DTYPES:

@@ -1,4 +1,4 @@
-"""Sampling that uses records up: a record is removed once it was in so many batches, and its row is written next.
+"""Sampling that uses records up: a record is removed once it was in a given number of batches, and its row is written next.
 
 rows              0  1  2  3  4        max_sample_count = 1
 sample(2)         0  .  2  3  .        1 and 4 are consumed, 3 records are live
@@ -26,7 +26,7 @@ class ConsumingSampler(Sampler):
     ``len(buffer)`` counts the records left, a batch larger than that is short, iteration ends with the last of them, and
     `add` and `extend` write to consumed rows first. A draw costs time in proportion to the length of the storage. For
     storages of one dimension, without prefetching, shared memory, windows, or shares of data-parallel training.
-    Raises UsageError where ``max_sample_count`` is no whole number of at least 1.
+    Raises UsageError where ``max_sample_count`` is not a whole number of at least 1.
     """
 
     ahead = False

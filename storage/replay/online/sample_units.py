@@ -179,12 +179,12 @@ class Sequence(SampleUnit):
 
 
 def _repeat_rows(values: torch.Tensor, times: int) -> torch.Tensor:
-    """Each row so many times. (``repeat_interleave`` starts threads for any size, which wait where other processes compute.)"""
+    """Each row ``times`` times; ``repeat_interleave`` would start threads for any size, see `row_index.lookup`."""
     return values.unsqueeze(1).expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
 def check_unit(unit: Any) -> SampleUnit | None:
-    """The unit to apply, None where there is nothing to do. Raises ArgumentTypeError for what is no unit."""
+    """The unit to apply, None where there is nothing to do. Raises ArgumentTypeError for anything else."""
     if unit is not None and not isinstance(unit, SampleUnit):
         message = f"sample_unit must be a SampleUnit, not a {type(unit).__module__}.{type(unit).__qualname__}"
         raise ArgumentTypeError(message, hint="rbdata.Sequence and rbdata.Transition are units")

@@ -212,7 +212,7 @@ class PrioritizedSampler(Sampler):
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         self.add_missing_priorities(storage)
         rows, values = self._draw_rows(batch_size, generator)
-        if rows[rows.argmax()] >= len(storage):  # marked by somebody who did not say in which storage
+        if rows[rows.argmax()] >= len(storage):  # marked by a caller that did not name the storage
             self._forget(len(storage))
             rows, values = self._draw_rows(batch_size, generator)
         return Draw(torch.from_numpy(rows), info=self._info(values))

@@ -164,7 +164,7 @@ class Sampler(metaclass=_Replacement):
         return writer
 
     def reserve(self, rows: int) -> None:
-        """A storage of several dimensions has rounded its size up to so many rows."""
+        """A storage of several dimensions has rounded its size up to this many rows."""
 
     _sampleable_count = sampleable
 
@@ -371,7 +371,7 @@ def _to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
             values = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SamplingError(
-                f"info[{key!r}] that {name} returned is no tensor, but a {type(value).__name__}"
+                f"info[{key!r}] that {name} returned is not a tensor but a {type(value).__name__}"
             ) from error
         if not values.ndim:
             values = values.expand(len(rows))
@@ -383,7 +383,7 @@ def _to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
 
 
 def rows_of(index: Any, storage: Storage, what: str) -> torch.Tensor:
-    """Flat rows, int64 ``[N]``, of an index that a user's function returned. Raises SamplingError for what is none."""
+    """Flat rows, int64 ``[N]``, of an index that a user's function returned. Raises SamplingError for anything else."""
     shape = tuple(storage.shape) if storage.ndim > 1 else (len(storage),)
     try:
         if isinstance(index, tuple):

@@ -68,7 +68,7 @@ class SliceSampler(Sampler):
       have, and batches come out shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")``
       says which are real, where there are episodes shorter than a slice).
     - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
-      one step remains, a number for at most so many steps; one value, or (left, right).
+      one step remains, a number for at most this many steps; one value, or (left, right).
     - ``truncated_key``, ``init_key``: see `SliceMarks`; the ``done`` beside the former is set as well.
     - ``uniform_over``: see above.
     - ``stride``: slices begin at the first step of an episode, or a multiple of ``stride`` steps after it.

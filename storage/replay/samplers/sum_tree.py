@@ -38,15 +38,15 @@ from ....errors import SamplingError
 
 FANOUT_BITS = 4
 FANOUT = 1 << FANOUT_BITS
-#: A level of at most so many rows is the top: its running sum is worked out at the first draw after a change.
+#: A level of at most this many rows is the top: its running sum is worked out at the first draw after a change.
 TOP = 256
 #: A tree of fewer values has too little to gain from compiled loops.
 LARGE = 10_000
-#: So many draws of this process, by NumPy, are compiled for: what they would have saved is what compiling takes.
+#: After this many draws of the process by NumPy the search is compiled: they would have saved the time that compiling takes.
 OFTEN = 20_000
 _AT_ONCE = 1 << 12  # rows that are added up in the processor's cache
 _EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
-_BLOCK = 64  # the running sum of the top level is searched by blocks of so many, then within one
+_BLOCK = 64  # the running sum of the top level is searched by blocks of this many, then within one
 _U = np.uint64  # an unsigned index needs no test for being negative
 
 

@@ -367,7 +367,7 @@ def _kind(about: dict[str, Any]) -> RecordKind:
     leaves = []
     for path, name, shape in about["leaves"]:
         if not all(type(size) is int and size >= 0 for size in shape):
-            raise DamagedDatasetError(f"{name!r} {shape!r} is no leaf of a record")
+            raise DamagedDatasetError(f"{name!r} {shape!r} is not a leaf of a record")
         leaves.append(LeafKind(tuple(path), dtype_named(name, "state of the storage"), tuple(shape)))
     batch = None if about["batch"] is None else tuple(about["batch"])
     return RecordKind(tuple(leaves), batch, None, tuple(tuple(path) for path in about["others"]))

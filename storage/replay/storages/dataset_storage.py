@@ -1,6 +1,6 @@
 """A dataset folder as the storage of a buffer: nothing is copied, nothing is scanned, nothing can be written.
 
-Its steps are in order of time and its episode table is at hand, so that slices and windows cost the same however large
+Its steps are in order of time and its episode table is known, so that slices and windows cost the same however large
 the dataset is.
 
 Of a dataset that is still being written the storage shows the first episodes, and more of them between two batches
@@ -102,7 +102,7 @@ class DatasetStorage(Storage):
         return isinstance(self.source, PartialDataset) and not self.source.complete
 
     def due(self, batches: int) -> int | None:
-        """The steps to be shown for the next batch, after so many; None where that is what is shown."""
+        """The steps to be shown for the next batch, after this many batches; None where they are shown already."""
         if self._to_come:
             return self._to_come[0][1] if self._to_come[0][0] <= batches else None
         if self._watch and isinstance(self.source, PartialDataset) and time.monotonic() - self._looked >= LOOK_EVERY:
@@ -122,11 +122,11 @@ class DatasetStorage(Storage):
             self.growth = [[0, len(self.dataset)]]
 
     def show_later(self) -> None:
-        """What is there is to be shown as soon as the sampler may see it."""
+        """Show the finished steps as soon as the sampler may see them."""
         self._waiting = True
 
     def show(self, steps: int, batches: int) -> None:
-        """Show the first steps, whole episodes; ``batches`` were drawn before. Only while nobody samples."""
+        """Show the first steps, whole episodes; ``batches`` were drawn before. Not to be called during sampling."""
         self._show(steps)
         self.growth = [*(entry for entry in self.growth if entry[0] < batches), [batches, steps]]
         self._waiting = False
@@ -216,7 +216,7 @@ class DatasetStorage(Storage):
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What names the dataset, and the ``growth`` of what was shown of it, if it grew; its data stay where they are."""
+        """The name of the dataset, and the ``growth`` of its shown part, if it grew; its data stay where they are."""
         named = self._named()
         return {**named, "growth": [list(entry) for entry in self.growth]} if self.growth else named
 
@@ -227,7 +227,7 @@ class DatasetStorage(Storage):
         return named
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Show what was shown when the state was taken: all of it, or the last of its ``growth``.
+        """Show the part that was shown when the state was taken: all of it, or the last of its ``growth``.
 
         Raises UsageError for the state of another dataset, and where less of it is there now.
         """
@@ -254,7 +254,7 @@ class DatasetStorage(Storage):
 
 
 def read_only(dataset: Any) -> ReadOnlyError:
-    """The error of whoever tries to write."""
+    """The error raised for every attempt to write."""
     message = f"{dataset.id} is a dataset: it doesn't allow writing"
     return ReadOnlyError(message, hint="preprocess it into a new one, or extend a LazyMemmapStorage")
 

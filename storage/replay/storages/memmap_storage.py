@@ -7,7 +7,7 @@ of ours in it:
     rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, and a number that
                               every write increases, odd while rows are written
 
-The counters are mapped, as the data are: whoever opens the folder sees what was written last, also after the writer was
+The counters are mapped, as the data are: a process that opens the folder sees what was written last, also after the writer was
 killed, and a process that got the storage by pickling or forking sees new rows as they come. Processes that write do so in
 turn, under a lock on the file of the counters.
 """
@@ -160,7 +160,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _allocate(self, example: Any) -> None:
         if self._occupied:
             message = f"{self.scratch_dir} is not empty"
-            raise DatasetExistsError(message, hint="open what is there with existsok=True, or name another folder")
+            raise DatasetExistsError(message, hint="open the existing files with existsok=True, or name another folder")
         with self.write_lock, self._making_files():
             self._attach()
             if self._data is None:
@@ -193,7 +193,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._data is None and self._is_named:
             with self._making_files():
                 self.scratch_dir.mkdir(parents=True, exist_ok=True)
-                check_plain(self.scratch_dir)  # with existsok it may be anybody's
+                check_plain(self.scratch_dir)  # with existsok it may belong to other programs
                 (self.scratch_dir / COUNTERS).touch(0o600)  # which is locked
         return super().write_lock
 

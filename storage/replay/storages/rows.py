@@ -153,7 +153,7 @@ def _is_plain_memory(leaf: torch.Tensor) -> bool:
 
 
 def whole_numbers(index: Any) -> torch.Tensor:
-    """Row numbers as an int64 tensor. Raises SamplingError for what are none."""
+    """Row numbers as an int64 tensor. Raises SamplingError for anything else."""
     try:
         rows = torch.as_tensor(list(index) if isinstance(index, range) else index)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 class CheckedError(BaseException):
     """What is to be loaded fits: raised in the place of the first write, where that is all that is asked (`Storage.checking`).
 
-    No Exception, so that it undoes what was loaded before as any error does, and is not taken for one.
+    Not an Exception, so that it undoes what was loaded before as any error does, and is not taken for one.
     """
 
 
@@ -77,7 +77,7 @@ class Storage:
 
     @property
     def contents_version(self) -> Any:
-        """What every write changes, and every change of the contents through a view that somebody has."""
+        """What every write changes, and every change of the contents through a view of them."""
         return self.version
 
     @property

@@ -74,7 +74,7 @@ def test_declarations_in_every_form():
     ("text", "match"),
     [
         ("", "no @data"),
-        ("<html></html>\n", "line 1: .* is no ARFF declaration"),
+        ("<html></html>\n", "line 1: .* is not an ARFF declaration"),
         ("@data\n1\n", "declares no attributes"),
         ("@attribute a relational\n@data\n", "type 'relational'"),
         ("@attribute a\n@data\n", "without a name and a type"),

@@ -309,7 +309,7 @@ BAD_RECORDS = {
         SOUND.record(observations=blobs([png(np.zeros((80, 80), np.uint8))] * 3)),
         "frame 0: the PNG is 80x80",
     ),
-    "no Example": (b"\x0a\xff", "is no tf.train.Example"),
+    "no Example": (b"\x0a\xff", "is not a tf.train.Example"),
     "nothing at all": (b"", "has no actions"),
 }
 

@@ -233,7 +233,7 @@ def test_pictures_that_are_damaged_or_elsewhere_are_refused(tmp_path):
     table = pq.read_table(file)
     kind, rows = table.schema.field(FRONT).type, table[FRONT].to_pylist()
     for data, message in (
-        (b"no picture", "is no sound PNG or JPEG or TIFF"),
+        (b"no picture", "is not a valid PNG or JPEG or TIFF"),
         (rows[0]["bytes"][:60], "is damaged"),
         (None, "a picture is not in the file"),
     ):

@@ -212,7 +212,7 @@ def test_metadata_of_before_05(tmp_path, spaces_stated):
         (
             lambda about: json.dumps({**about, "observation_space": json.dumps(_nested(40))}),
             CorruptSourceError,
-            "is no space",
+            "is not a space",
         ),
     ],
 )
@@ -460,7 +460,7 @@ def test_a_damaged_frame(tmp_path):
     with file_of("tests/jpeg-v0") as file:
         rows = file["episode_1/observations"]
         rows[2] = np.frombuffer(b"\xff\xd8\xff" + b"nonsense" * 20, np.uint8)
-    with pytest.raises(CorruptSourceError, match=r"observation of episode 1: (frame \d|a frame) is no sound JPEG"):
+    with pytest.raises(CorruptSourceError, match=r"observation of episode 1: (frame \d|a frame) is not a valid JPEG"):
         convert(tmp_path / "root", "tests/jpeg-v0")
 
 
