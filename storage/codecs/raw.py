@@ -76,9 +76,11 @@ class RawRows:
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         import torch
 
+        if not len(first):
+            return torch.empty(0, length, *self.leaf.shape, dtype=self.tensor.dtype)
         if self.leaf.row_bytes >= LARGE_ROW:
             # In memory of torch, which it can copy on write. "clip" spares a second copy, so the bounds are checked here.
-            if len(first) and not 0 <= int(first.min()) <= int(first.max()) <= self.count - length:
+            if not 0 <= int(first.min()) <= int(first.max()) <= self.count - length:
                 raise IndexError(f"windows of {length} rows are not all among {self.count} rows")
             index = (first.numpy()[:, None] + np.arange(length)).reshape(-1)
             out = torch.empty(len(index), self._per_row, dtype=self._word)
