@@ -94,7 +94,9 @@ def main() -> None:
     compare("Sequence(64), slices of 64", repeats, sequence=unit, slices=slices)
     parts = [load(half, batch_size=BATCH, seed=number) for number in range(64)]
     ensemble = rbdata.ReplayBufferEnsemble(*parts, batch_size=BATCH, seed=0)
-    compare("an ensemble of 64 parts, one", repeats, ensemble=ensemble, one=one)
+    compare("an ensemble of 64 buffers, one", repeats, ensemble=ensemble, one=one)
+    ensemble = rbdata.ReplayBufferEnsemble(*parts[:2], p=[0.9, 0.1], num_buffer_sampled=64, batch_size=BATCH, seed=0)
+    compare("an ensemble of two buffers in 64 parts, one", repeats, ensemble=ensemble, one=one)
 
 
 if __name__ == "__main__":
