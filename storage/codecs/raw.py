@@ -19,13 +19,14 @@ from numpy.lib.stride_tricks import as_strided
 from ..leaf import Leaf
 from ..memory_map import in_numpy, map_array, widest_word, will_read
 from ..parts import RowsInPlace
-from ..schema import LARGE_ROW
 from .codec import Codec, Files, OldPart
 
 if TYPE_CHECKING:
     import torch
 
 _BLOCK_ROWS = 4096
+#: Windows of rows from this many bytes on are read row by row.
+_LONG_ROW = 1024
 
 
 class RawCodec(Codec):
@@ -78,7 +79,7 @@ class RawRows:
 
         if not len(first):
             return torch.empty(0, length, *self.leaf.shape, dtype=self.tensor.dtype)
-        if self.leaf.row_bytes >= LARGE_ROW:
+        if self.leaf.row_bytes >= _LONG_ROW:
             # In memory of torch, which it can copy on write. "clip" spares a second copy, so the bounds are checked here.
             if not 0 <= int(first.min()) <= int(first.max()) <= self.count - length:
                 raise IndexError(f"windows of {length} rows are not all among {self.count} rows")
