@@ -31,6 +31,8 @@ Exit codes:
   130  interrupted
 """
 
+#: Leaves that are named as checked.
+_SHOWN = 8
 _STYLES = {"error": "bad", "warning": "doubtful", "note": "faint"}
 _COLUMNS = tuple(
     Column(name) for name in ("id", "severity", "code", "leaf", "count", "total", "unit", "first", "what", "effect")
@@ -115,7 +117,8 @@ def _headline(one: Audited, findings: tuple[Finding, ...]) -> str:
 
 def _scope(one: Audited) -> list[str]:
     """What was checked, what was read in part, and what was not checked."""
-    lines = [f"checked: {', '.join(one.checked)}"]
+    more = f" and {len(one.checked) - _SHOWN} more" if len(one.checked) > _SHOWN else ""
+    lines = [f"checked: {', '.join(one.checked[:_SHOWN])}{more}"]
     lines += [f"sampled: {amounts.count(steps)} steps of {name}" for name, steps in one.sampled.items()]
     return lines + [f"not checked: {name}, {why}" for name, why in one.skipped.items()]
 

@@ -39,9 +39,8 @@ def row_hashes(columns: Sequence[Array]) -> Array:
         rows = np.ascontiguousarray(values.reshape(len(values), -1)).view(np.uint8)
         if rows.shape[1] % 8:
             rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
-        words = rows.view(np.uint64)
-        for column in range(words.shape[1]):
-            total += _mix(words[:, column] ^ _FACTORS[(column + 37 * number) % len(_FACTORS)]) * _FACTORS[column % 4096]
+        for column, words in enumerate(np.ascontiguousarray(rows.view(np.uint64).T)):
+            total += _mix(words ^ _FACTORS[(column + 37 * number) % len(_FACTORS)]) * _FACTORS[column % len(_FACTORS)]
     return total
 
 

@@ -24,7 +24,8 @@ class Flags:
 
     def __init__(self, table: EpisodeTable) -> None:
         self._table, self.steps = table, 0
-        self.returns = np.zeros(len(table))
+        #: Episodes whose return is not the sum of their rewards, and the sum of the first; the sum so far of an open episode.
+        self._wrong, self._first_sum, self._open = Hits(), 0.0, 0.0
         self._found = {code: Hits() for code in ("flags_disagree", "end_inside", "no_end", "outcome_disagrees")}
         self._root = {flag: Hits() for flag in FLAGS}
         self.ends_twice = Hits()
@@ -51,7 +52,15 @@ class Flags:
         self.ends_twice.add(block.numbers(terminated & truncated))
         episodes, begins = block.pieces
         with np.errstate(all="ignore"):  # rewards that are not finite
-            self.returns[episodes] += np.add.reduceat(block.rows["next/reward"], begins, dtype=np.float64)
+            sums = np.add.reduceat(block.rows["next/reward"], begins, dtype=np.float64)
+            sums[0] += self._open
+            ended = len(sums) if block.is_last[-1] else len(sums) - 1
+            self._open = 0.0 if block.is_last[-1] else float(sums[-1])
+            stated = np.asarray(self._table.returns[episodes])[:ended]
+            wrong = np.flatnonzero(~np.isclose(sums[:ended], stated, rtol=1e-6, atol=1e-4, equal_nan=True))
+        if len(wrong):
+            self._first_sum = self._first_sum if self._wrong.count else float(sums[wrong[0]])
+            self._wrong.add(wrong + episodes.start)
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong with the flags, and returns of the table that are not the sums of the rewards."""
@@ -70,18 +79,16 @@ class Flags:
                 yield find("root_flag_set", what, hits, self.steps, leaf=flag)
         if self.ends_twice.count:
             yield find("ends_twice", "terminated and truncated are both set", self.ends_twice, self.steps)
-        stated = np.asarray(self._table.returns)
-        wrong = ~np.isclose(self.returns, stated, rtol=1e-6, atol=1e-4, equal_nan=True)
-        if wrong.any():
-            first = int(wrong.argmax())
-            what = f"the table states returns such as {real(stated[first])}, the rewards add up to {real(self.returns[first])}"
-            yield find("return_mismatch", what, _hits(wrong), len(stated), unit="episode", leaf="next/reward")
+        if self._wrong.count:
+            stated = float(self._table.returns[self._wrong.first[0]])
+            what = f"the table states returns such as {real(stated)}, the rewards add up to {real(self._first_sum)}"
+            yield find("return_mismatch", what, self._wrong, len(self._table), unit="episode", leaf="next/reward")
 
 
 def check_table(table: EpisodeTable) -> Iterator[Finding]:
     """Time limits that are stored as terminations, episodes of one step, episodes that are not whole."""
     length, episodes = np.asarray(table.length), len(table)
-    if not episodes:
+    if not episodes or int(length.max()) == 1:  # bandits
         return
     terminated, whole = table.outcome == TERMINATED, table.whole
     longest = int(length[whole].max()) if whole.any() else 0

@@ -48,7 +48,7 @@ def _leaves(first: Schema, second: Schema) -> Iterator[Finding]:
         shown = [f"{name} ({' and '.join(_kind(kind.get(name)) for kind in kinds)})" for name in sorted(differ)[:3]]
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         what = f"leaves differ: {', '.join(shown)}{more}"
-        yield find("leaves_differ", what, Hits(len(differ)), len({**kinds[0], **kinds[1]}), unit="leaf")
+        yield find("leaves_differ", what, Hits(len(differ)), len({**kinds[0], **kinds[1]}), unit="key")
 
 
 def _is_read(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -117,22 +117,11 @@ class _Run:
         usual = self._usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
         yield from self._alignment(sample)
         del sample
-        values = {
-            role: [ColumnValues(one, role, self._bounds.get(one), usual[one]) for one in names]
-            for role, names in (
-                ("observation", leaves.observations),
-                ("action", leaves.actions),
-                ("other", leaves.others),
-            )
-        }
-        rewards, flags = RewardValues(self._range, usual["next/reward"]), Flags(table)
-        unchained = (dataset.manifest.lineage or {}).get("unchained", ())
-        transitions = Transitions(leaves.observations, leaves.actions, table, usual, unchained, alone=not leaves.frames)
-        measured = any(usual[name].measured for name in leaves.observations)
-        same = self._duplicates = Duplicates(
-            (*leaves.observations, *leaves.actions), table, measured=measured, blind=not leaves.observations
-        )
-        checks: list[Check] = [rewards, flags, transitions, same, *(one for some in values.values() for one in some)]
+        values = self._values(usual)
+        rewards, flags, same = RewardValues(self._range, usual["next/reward"]), Flags(table), self._hashes(usual)
+        columns = [one for some in values.values() for one in some]
+        moves = self._transitions(usual) if reader.longest > 1 else []  # no step of a bandit leads anywhere
+        checks: list[Check] = [rewards, flags, *moves, same, *columns]
         for block in reader.blocks():
             for check in checks:
                 check.see(block)
@@ -143,13 +132,38 @@ class _Run:
                 yield from one.findings()
             if role != "other":
                 yield from constants(role, some, alone=role == "action" or not leaves.frames)
-        yield from flags.findings()
-        yield from transitions.findings()
-        yield from same.findings()
+        for rest in (flags, *moves, same):
+            yield from rest.findings()
         for name in leaves.frames:
             frames = sample_frames(dataset, name, leaves.actions)
             self._sampled[name] = sum(len(one.steps) for one in frames)
             yield from check_frames(name, frames)
+
+    def _values(self, usual: Mapping[str, Usual]) -> dict[str, list[ColumnValues]]:
+        """A check for each leaf of columns, by role."""
+        roles = {
+            "observation": self.leaves.observations,
+            "action": self.leaves.actions,
+            "other": self.leaves.others,
+        }
+        return {
+            role: [ColumnValues(name, role, self._bounds.get(name), usual[name]) for name in names]
+            for role, names in roles.items()
+        }
+
+    def _transitions(self, usual: Mapping[str, Usual]) -> list[Check]:
+        leaves, dataset = self.leaves, self.dataset
+        unchained = (dataset.manifest.lineage or {}).get("unchained", ())
+        names = leaves.observations, leaves.actions
+        return [Transitions(*names, dataset.episodes, usual, unchained, alone=not leaves.frames)]
+
+    def _hashes(self, usual: Mapping[str, Usual]) -> Duplicates:
+        leaves = self.leaves
+        names = (*leaves.observations, *leaves.actions)
+        measured = any(usual[name].measured for name in leaves.observations)
+        found = Duplicates(names, self.dataset.episodes, measured=measured, blind=not leaves.observations)
+        self._duplicates = found
+        return found
 
     def _alignment(self, sample: list[Block]) -> Iterator[Finding]:
         leaves = self.leaves

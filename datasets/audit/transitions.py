@@ -8,7 +8,7 @@ import numpy as np
 
 from ...storage.amounts import exact_percent
 from ...storage.episodes import TERMINATED, EpisodeTable
-from .blocks import Array, Block, Usual
+from .blocks import Array, Block, Usual, every
 from .findings import Finding, Hits, Severity, find
 
 #: Share of steps with a repeated observation that is a warning: of measured numbers, and of counts, which stand still.
@@ -28,9 +28,9 @@ _COMMON = 0.02
 def same_rows(first: Array, second: Array) -> Array:
     """Which rows are equal, bool ``[n]``; NaN is like NaN."""
     equal = first == second
-    if first.dtype.kind == "f":
+    if first.dtype.kind == "f" and np.isnan(first.sum()):  # one pass without memory of its own
         equal |= np.isnan(first) & np.isnan(second)
-    return np.asarray(equal.all(1))
+    return every(equal)
 
 
 def jumps(before: Array, after: Array, step: Array) -> Array:
@@ -40,8 +40,9 @@ def jumps(before: Array, after: Array, step: Array) -> Array:
         return np.zeros(len(before), bool)
     far = _JUMP if len(columns) > 1 else _JUMP_ALONE
     with np.errstate(invalid="ignore", over="ignore"):
-        beyond = np.abs(after[:, columns] - before[:, columns]) > far * step[columns]
-    return np.asarray(beyond.mean(1) > _JUMP_COLUMNS)
+        change = after - before if len(columns) == len(step) else after[:, columns] - before[:, columns]
+        beyond = np.abs(change, out=change) > (far * step[columns]).astype(change.dtype)
+    return np.asarray(np.ascontiguousarray(beyond.T).sum(0) > _JUMP_COLUMNS * len(columns))
 
 
 def distances(before: Array, after: Array, step: Array) -> Array:
@@ -78,7 +79,7 @@ class LeafTransitions:
         self.changed[episodes] |= np.logical_or.reduceat(~same, begins)
         joins = np.zeros(len(block), bool)
         joins[:-1] = block.is_last[:-1] & same_rows(successor[:-1], state[1:])
-        zero, zero_state = (np.asarray(~rows.any(1)) for rows in (successor, state))
+        zero, zero_state = (every(rows == 0) for rows in (successor, state))
         return {"same": same, "jump": jump, "joins": joins, "zero": zero, "zero_state": zero_state}
 
     def _chain(self, block: Block, state: Array, successor: Array, same: Array) -> None:
@@ -122,7 +123,6 @@ class Transitions:
         self._actions, self._table, self._alone, self.steps = tuple(actions), table, alone, 0
         self._acts = np.zeros(len(table), bool)
         self._terminated = np.asarray(table.outcome) == TERMINATED
-        self._last_steps = np.asarray(table.start) + np.asarray(table.length) - 1
         self._same, self._jump, self._zero = Hits(), Hits(), Hits()
         self._zero_states = 0
         #: How far the first, the last but one and the last step of each episode move, by `distances`.
@@ -156,7 +156,9 @@ class Transitions:
         if not moving:
             return
         jump = np.logical_and.reduce([one for _, one in moving])
-        left = self._last_steps[block.episode] - np.arange(block.low, block.high)
+        episodes, _ = block.pieces
+        last = np.asarray(self._table.start[episodes]) + np.asarray(self._table.length[episodes]) - 1
+        left = last[block.episode - block.episode[0]] - np.arange(block.low, block.high)
         inner = np.flatnonzero(jump & ~block.is_first & (left > 1))
 
         def moved(rows: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...storage import amounts
 from ...storage.bounds import LeafBounds
-from .blocks import Array, Block, Usual
+from .blocks import Array, Block, Usual, extremes
 from .findings import Finding, Hits, Severity, find
 
 #: How far outside the usual range an outlier lies, in widths of that range. Rewards may have rare bonuses.
@@ -60,7 +60,7 @@ class ColumnValues:
             self._look(successor[block.is_last], block.numbers(block.is_last))
 
     def _look(self, values: Array, steps: Array) -> None:
-        low, high = values.min(0), values.max(0)
+        low, high = extremes(values)
         if values.dtype.kind == "f" and not (np.isfinite(low).all() and np.isfinite(high).all()):
             bad = ~np.isfinite(values)
             self.not_finite.add(steps[bad.any(1)])

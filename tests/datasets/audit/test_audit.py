@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import rbdata
+from paths import DATA
 from planted import Columns, play
 from rbdata.datasets.audit.findings import KINDS
+from rbdata.errors import NotADatasetError, UsageError
 from rbdata.storage.episodes import TERMINATED, TRUNCATED
 
 Change = Callable[[Columns], None]
@@ -339,3 +342,56 @@ def test_a_planted_fault_is_named(name, tmp_path, clean):
     assert found[0].effect == KINDS[found[0].code].effect and found[0].dataset == "my/planted"
     assert report.ok == (found[0].severity == "note")
     assert set(report.codes) <= {facts["code"]}, report.findings
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_blocks_do_not_matter(name, tmp_path, clean, monkeypatch):
+    """The same findings, whatever lies in one block with what."""
+    FAULTS[name][0](clean)
+    dataset = clean.write(tmp_path)
+    expected = rbdata.audit(dataset).findings
+    monkeypatch.setattr("rbdata.datasets.audit.blocks._BLOCK_STEPS", 67)
+    assert rbdata.audit(dataset).findings == expected
+
+
+def test_views_and_urls(tmp_path, clean):
+    clean["next/reward"][clean.starts[7]] = np.nan
+    dataset = clean.write(tmp_path / "root")
+    (finding,) = rbdata.audit(dataset.select(episodes=[3, 7, 9])).findings
+    assert (finding.code, finding.first) == ("reward_not_finite", (clean.lengths[3],))
+    url = dataset.path.as_uri()
+    (finding,) = rbdata.audit(url, cache_dir=tmp_path / "cache").findings
+    assert (finding.code, finding.first) == ("reward_not_finite", (clean.starts[7],))
+    cut = rbdata.audit(dataset.select(steps=range(5, 200)))
+    assert cut.ok and "begins_midway" not in [one.code for one in cut.findings]
+
+
+def test_bandits(tmp_path):
+    """Episodes of one step: nothing is said of transitions, and little is kept in memory."""
+    rng = np.random.default_rng(0)
+    columns = Columns({}, [1] * 500, [TERMINATED] * 500, spaces={})
+    columns["observation"] = rng.normal(size=(500, 3)).astype("float32")
+    columns["next/observation"] = np.zeros((500, 3), "float32")
+    columns["action"] = rng.integers(0, 4, 500)
+    columns["next/reward"] = rng.integers(0, 2, (500, 1)).astype("float32")
+    columns.set_flags()
+    report = rbdata.audit(columns.write(tmp_path))
+    assert report.findings == ()
+
+
+def test_an_empty_range_of_rewards(tmp_path, clean):
+    with pytest.raises(UsageError):
+        rbdata.audit(clean.write(tmp_path), reward_range=(1, 0))
+    with pytest.raises(NotADatasetError) as raised:
+        rbdata.audit(DATA / "d4rl")
+    assert "rbdata convert" in raised.value.hint
+
+
+def test_the_report_is_for_programs_and_for_people(tmp_path, clean):
+    clean["next/reward"][[3, 9]] = np.inf
+    report = rbdata.audit(clean.write(tmp_path))
+    assert json.loads(json.dumps(report.to_json()))["findings"][0]["first"] == [3, 9]
+    assert repr(report) == "AuditReport(my/planted: 1 error)" and "reward_not_finite" in report._repr_html_()
+    assert str(report.findings[0]).startswith(
+        "error reward_not_finite: next/reward: rewards are NaN or infinite (2 of "
+    )
