@@ -101,7 +101,8 @@ class Windows:
 
 def _varying(states: Array, most: int) -> Array:
     """Evenly chosen columns among those that vary."""
-    columns = np.flatnonzero(np.nan_to_num(states.std(0)) > 0)
+    with np.errstate(invalid="ignore"):
+        columns = np.flatnonzero(np.nan_to_num(states.std(0)) > 0)
     return columns[np.linspace(0, len(columns) - 1, min(most, len(columns))).astype(np.int64)]
 
 

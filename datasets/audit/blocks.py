@@ -179,7 +179,8 @@ class Usual:
         low, high = _quantiles(values, (0.01, 0.99))
         if not np.isfinite(values).all():
             values = np.ma.masked_invalid(values)
-        mean, std = (np.ma.filled(getattr(values, name)(0), np.nan) for name in ("mean", "std"))
+        with np.errstate(invalid="ignore"):  # the masked ones
+            mean, std = (np.ma.filled(getattr(values, name)(0), np.nan) for name in ("mean", "std"))
         measured = bool((values != np.rint(values)).any(1).mean() > 0.1)
         return cls(low, high, mean, std, measured, cls._step(name, sample))
 

@@ -39,12 +39,13 @@ def compare(first: Summary, second: Summary) -> Iterator[Finding]:
 
 
 def _leaves(first: Schema, second: Schema) -> Iterator[Finding]:
-    """Leaves that learners read and that only one has, or that differ."""
+    """Leaves that learners read and that only one has, or that differ; of datasets with no such leaf in common nothing is said,
+    they are of different tasks."""
     kinds = [
         {leaf.name: (leaf.dtype, leaf.shape) for leaf in schema if _is_read(leaf.name)} for schema in (first, second)
     ]
     differ = [name for name in {**kinds[0], **kinds[1]} if kinds[0].get(name) != kinds[1].get(name)]
-    if differ:
+    if 0 < len(differ) < len({**kinds[0], **kinds[1]}):
         shown = [f"{name} ({' and '.join(_kind(kind.get(name)) for kind in kinds)})" for name in sorted(differ)[:3]]
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         what = f"leaves differ: {', '.join(shown)}{more}"

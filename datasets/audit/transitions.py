@@ -40,16 +40,22 @@ def jumps(before: Array, after: Array, step: Array) -> Array:
         return np.zeros(len(before), bool)
     far = _JUMP if len(columns) > 1 else _JUMP_ALONE
     with np.errstate(invalid="ignore", over="ignore"):
-        change = after - before if len(columns) == len(step) else after[:, columns] - before[:, columns]
+        change = _numbers(after, columns) - _numbers(before, columns)
         beyond = np.abs(change, out=change) > (far * step[columns]).astype(change.dtype)
     return np.asarray(np.ascontiguousarray(beyond.T).sum(0) > _JUMP_COLUMNS * len(columns))
+
+
+def _numbers(rows: Array, columns: Array) -> Array:
+    """Some columns as floats: differences of bytes wrap around."""
+    rows = rows if len(columns) == rows.shape[1] else rows[:, columns]
+    return rows if rows.dtype.kind == "f" else rows.astype(np.float64)
 
 
 def distances(before: Array, after: Array, step: Array) -> Array:
     """How far each row moves, float64 ``[n]``: the median of the changes of columns, each in units of its usual ``step``."""
     columns = np.flatnonzero(step)
     with np.errstate(invalid="ignore", over="ignore"):
-        ratios = np.abs(after[:, columns] - before[:, columns]) / step[columns]
+        ratios = np.abs(_numbers(after, columns) - _numbers(before, columns)) / step[columns]
     return np.asarray(np.median(np.nan_to_num(ratios), axis=1))
 
 

@@ -395,3 +395,13 @@ def test_the_report_is_for_programs_and_for_people(tmp_path, clean):
     assert str(report.findings[0]).startswith(
         "error reward_not_finite: next/reward: rewards are NaN or infinite (2 of "
     )
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int64", "float16", "float64"])
+def test_every_dtype(dtype, tmp_path, clean):
+    """Bytes (the memory of a game) that count up and down by one, and flags that switch: no jump is among them."""
+    rng = np.random.default_rng(0)
+    states = np.cumsum(rng.integers(0, 2, (sum(clean.lengths) + 40, 6)) * 2 - 1, axis=0)
+    clean.observe((states % 2 if dtype == "bool" else np.abs(states) % 100).astype(dtype))
+    report = rbdata.audit(clean.write(tmp_path))
+    assert report.ok, report.findings

@@ -59,3 +59,11 @@ def test_other_leaves_are_a_note(tmp_path, train):
     report = rbdata.audit([train, val.write(tmp_path, "my/val")])
     assert report.ok and [finding.code for finding in report.findings] == ["leaves_differ"]
     assert "observation (float32 [4] and missing)" in report.findings[0].what
+
+
+def test_datasets_of_different_tasks_are_not_compared(tmp_path, train):
+    val = play(20, seed=1)
+    for name in ("observation", "next/observation", "action"):
+        val[name] = np.repeat(val.rows[name], 2, axis=1)
+    val.spaces = {}
+    assert rbdata.audit([train, val.write(tmp_path, "my/val")]).findings == ()
