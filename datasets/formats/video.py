@@ -45,7 +45,11 @@ class Video:
 
     def __init__(self, path: Path, name: str, pixels: str = COLOUR) -> None:
         require_av(name)
+        from av.video.reformatter import VideoReformatter
+
         self._path, self._name, self._pixels = path, name, pixels
+        #: One for all frames: setting up the conversion of a frame takes longer than a small frame.
+        self._converter = VideoReformatter()
         self._check_boxes()
         self._open()
         times, is_key = array("q"), bytearray()
@@ -86,7 +90,10 @@ class Video:
         self._seek(low)
         size = max(1, _BLOCK_BYTES // (int(np.prod(self.shape)) * self.dtype.itemsize))
         for first in range(low, high, size):
-            yield np.stack([self._decode(number) for number in range(first, min(first + size, high))])
+            block = np.empty((min(size, high - first), *self.shape), self.dtype)
+            for number in range(len(block)):
+                block[number] = self._decode(first + number)
+            yield block
 
     # -- decoding ------------------------------------------------------------------------------------------------------
 
@@ -148,7 +155,7 @@ class Video:
             self._open()
             return self._decode(number)
         with self._sound(f"frame {number}"):
-            pixels: np.ndarray = frame.to_ndarray(format=self._pixels)
+            pixels: np.ndarray = self._converter.reformat(frame, format=self._pixels).to_ndarray()
         if pixels.size != int(np.prod(self.shape)):
             raise self._corrupt(f"frame {number} has {frame.height}x{frame.width} pixels, not {self.shape[:2]}")
         return pixels.reshape(self.shape)
