@@ -27,7 +27,7 @@ from .reader import LerobotReader
 #: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
 _LARGEST_INFO, _LARGEST_METADATA = 16 << 20, 1 << 30
 #: A unit ends with a video file if it has at least this many bytes.
-LEAST_UNIT = 64 << 20
+LEAST_UNIT = 16 << 20
 #: Tasks that the manifest lists, and bytes that the text of each may have.
 _MOST_TASKS, _LONGEST_TASK = 4096, 4096
 #: Columns that say how rows follow and end. They are read, and have no leaf of their own name.
