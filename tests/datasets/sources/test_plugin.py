@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,23 +125,31 @@ def test_its_mirror_can_be_set(rbdata, tmp_path, monkeypatch):
     assert json.loads(rbdata("config", "--json").stdout)["mirrors.csvlog"]["value"] == "/nowhere"
 
 
-@pytest.mark.parametrize(
-    "log, words",
-    [
-        ("", "is not a table|lacks one of"),
-        (LOG.replace("reward", "score"), "lacks one of"),
-        (LOG.replace("7,4.5,5,,,\n", ""), "not every episode ends"),
-        (LOG.replace("7,3.5,4,1,2,0\n", ""), "episode 7 has no step"),
-        (LOG.replace("1.5,2,0,1,1", "1.5,,0,1,1"), "is not a number"),
-        (LOG.replace("1.5,2,0,1,1", "1.5,2,0,,1"), "the reward of step 1 is nan"),
-        (LOG.replace("1.5,2,0,1,1", "1.5,2,0.5,1,1"), "not all actions are whole numbers"),
-        (LOG.replace("1.5,2,0,1,1", "1.5,2"), "is not a table"),
-    ],
-)
-def test_files_that_are_refused(log, words, rbdata, tmp_path):
-    import re
+REFUSED = [
+    ("", "is not a table|lacks one of"),
+    (LOG.replace("reward", "score"), "lacks one of"),
+    (LOG.replace("7,4.5,5,,,\n", ""), "not every episode ends"),
+    (LOG.replace("7,3.5,4,1,2,0\n", ""), "episode 7 has no step"),
+    (LOG.replace("1.5,2,0,1,1", "1.5,,0,1,1"), "is not a number"),
+    (LOG.replace("1.5,2,0,1,1", "1.5,2,0,,1"), "the reward of step 1 is nan"),
+    (LOG.replace("1.5,2,0,1,1", "1.5,2,0.5,1,1"), "not all actions are whole numbers"),
+    (LOG.replace("1.5,2,0,1,1", "1.5,2"), "is not a table"),
+]
 
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "mine.csv").write_text(log)
-    told = rbdata("download", "csvlog/mine", "--mirror", tmp_path / "logs", code=1).stderr
-    assert re.search(words, " ".join(told.split())), told
+
+def test_files_that_are_refused(python, tmp_path):
+    """All in one process, which has the example installed."""
+    folders = [tmp_path / f"logs{number}" for number in range(len(REFUSED))]
+    for folder, (log, _) in zip(folders, REFUSED):
+        folder.mkdir()
+        (folder / "mine.csv").write_text(log)
+    script = (
+        "import sys; from rbdata.cli import run\n"
+        "for folder in sys.argv[1:]:\n"
+        "    code = run(['download', 'csvlog/mine', '--mirror', folder])\n"
+        "    print('exit code', code, file=sys.stderr)\n"
+    )
+    *answers, rest = python("-c", script, *folders).stderr.split("exit code 1\n")
+    assert len(answers) == len(REFUSED) and not rest
+    for told, (_, words) in zip(answers, REFUSED):
+        assert re.search(words, " ".join(told.split())), told
