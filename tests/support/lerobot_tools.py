@@ -17,7 +17,6 @@ from video_tools import moving_frames, write_video
 
 FIXTURES = DATA / "lerobot"
 TASKS = ("pick up the cube", "ouvre le tiroir à gauche")
-DONE = {"next.reward": "float32", "next.done": "bool", "next.success": "bool"}
 
 
 def truth(name: str) -> list[dict[str, np.ndarray]]:

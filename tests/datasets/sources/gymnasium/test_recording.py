@@ -45,11 +45,6 @@ def leaf(dataset: Dataset, name: str) -> np.ndarray:
     return dataset[name].numpy()
 
 
-def assert_nothing_left(root: Path) -> None:
-    left = [path for path in root.rglob("*") if path.is_dir() and ".writing" in path.name]
-    assert not left
-
-
 # -- the same as stepping by hand ----------------------------------------------------------------------------------
 
 
