@@ -135,9 +135,12 @@ def test_tensors_that_numpy_lacks_are_stored_by_value() -> None:
     assert steps["half"].dtype == torch.float16
 
 
-def test_an_array_of_the_map_that_cannot_be_read_says_why() -> None:
-    with pytest.raises(UsageError, match="goal as 'goal', which cannot be read: can't convert Sparse layout"):
-        rbdata.from_arrays({**transitions(), "goal": torch.ones(N, 3).to_sparse()}, "my/x", map={"goal": "goal"})
+@pytest.mark.parametrize("given", ["goal", "goal/text", "goal/*", ["goal/x", "goal/text"]])
+def test_an_array_of_the_map_that_cannot_be_read_says_why(given: Any) -> None:
+    """Also one of a group, which had the others alone."""
+    goal = {"x": np.zeros(N), "text": np.array(["a"] * N, object)}
+    with pytest.raises(UsageError, match="goal/text cannot be read: its elements are Python objects"):
+        rbdata.from_arrays({**transitions(), "goal": goal}, "my/x", map={"action": given})
 
 
 @pytest.mark.parametrize("name", ["episode", "episode_lengths", "episode_ends"])

@@ -196,8 +196,10 @@ def _given_roles(
             if key != "reward":
                 raise UsageError(f"{where}: the map gives {key} as the number {value}; only a reward may be one")
             continue
-        if value in unreadable:
-            raise UsageError(f"{where}: the map gives {key} as {value!r}, which cannot be read: {unreadable[value]}")
+        unread = [name for name in unreadable if _is_named(name, value)]
+        if unread:
+            some = f"{unread[0]} cannot be read: {unreadable[unread[0]]}"
+            raise UsageError(f"{where}: the map gives {key} as {value!r}, and {some}")
         names = _resolved(value, arrays, key, where)
         if role in _TREES:
             leaves = found.setdefault(role, {})
@@ -214,6 +216,11 @@ def _given_roles(
                 raise UsageError(f"{where}: the map's key {key!r}: {error.message}") from error
             extra[key] = next(iter(names.values()))
     return found, extra
+
+
+def _is_named(name: str, value: str) -> bool:
+    """Whether an entry of the map names an array: alone, in its group, by a pattern, or as one of several."""
+    return name in value.split(",") or name.startswith(value + "/") or ("*" in value and fnmatchcase(name, value))
 
 
 def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str) -> dict[str, str]:

@@ -151,7 +151,8 @@ def _several(table: Table, value: str | Sequence[str]) -> list[str]:
     if not isinstance(value, str):
         return list(value)
     if "*" in value:
-        return sorted((name for name in table.values if fnmatchcase(name, value)), key=natural)
+        every = (*table.values, *table.unreadable)  # where one cannot be read, they are not joined, and `roles` refuses
+        return sorted((name for name in every if fnmatchcase(name, value)), key=natural)
     return [name.strip() for name in value.split(",")] if "," in value else []
 
 
