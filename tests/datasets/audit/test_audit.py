@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from paths import DATA
 from planted import Columns, play
 from rbdata.datasets.audit.findings import KINDS
 from rbdata.errors import NotADatasetError, UsageError
-from rbdata.storage.episodes import TERMINATED, TRUNCATED
+from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 
 Change = Callable[[Columns], None]
 FAULTS: dict[str, tuple[Change, dict[str, object]]] = {}
@@ -52,6 +53,13 @@ def nan(columns):
 @plants("reward_outlier", first=(22,))
 def sentinel(columns):
     columns["next/reward"][22] = -1e9
+
+
+@plants("reward_out_of_range", first=(4,), count=1)
+def not_clipped(columns):
+    columns.source = {"name": "atari", "dataset": "Pong/5", "options": {}, "objects": []}
+    columns["next/reward"] = columns["next/reward"].clip(-1, 1)
+    columns["next/reward"][4] = 1.5
 
 
 @plants("reward_constant", severity="note")
@@ -107,6 +115,18 @@ def strong(columns):
 @plants("action_out_of_space")
 def degrees(columns):
     columns["action"][:] *= 57.3
+
+
+@plants("action_outlier", first=(5,))
+def without_space(columns):
+    columns.spaces = {}
+    columns["action"][5, 0] = 1e5
+
+
+@plants("other_not_finite", severity="note", leaf="info/force", first=(6, 7, 8))
+def info(columns):
+    columns["info/force"] = np.ones((sum(columns.lengths), 2), "float32")
+    columns["info/force"][6:9, 1] = np.nan
 
 
 @plants("action_constant", leaf="action")
@@ -185,6 +205,17 @@ def limit(columns):
     columns.rows = {name: rows[kept] for name, rows in columns.rows.items()}
     lengths = [min(length, 30) for length in columns.lengths]
     columns.cut(lengths, [TERMINATED if length == 30 else how for length, how in zip(lengths, columns.outcomes)])
+
+
+@plants("short_episodes", severity="note", first=(0,), unit="episode")
+def first_step_alone(columns):
+    columns.cut([1, columns.lengths[0] - 1, *columns.lengths[1:]], [TRUNCATED, *columns.outcomes])
+
+
+@plants("ends_cut", severity="note", first=(2, 6), unit="episode")
+def cut_short(columns):
+    columns.outcomes = [CUT if number in (2, 6) else how for number, how in enumerate(columns.outcomes)]
+    columns.set_flags()
 
 
 @plants("return_mismatch", severity="error", first=(2,), unit="episode")
@@ -405,3 +436,9 @@ def test_every_dtype(dtype, tmp_path, clean):
     clean.observe((states % 2 if dtype == "bool" else np.abs(states) % 100).astype(dtype))
     report = rbdata.audit(clean.write(tmp_path))
     assert report.ok, report.findings
+
+
+def test_every_kind_is_planted():
+    """By a fault here, or by name in the other tests."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [code for code in KINDS if f'"{code}"' not in tests] == []
