@@ -135,9 +135,16 @@ def write_and_die(folder: Path | None) -> None:
 
 
 def own_memory(batch: TensorDict) -> TensorDict:
-    """A transform: the bytes of memory that this process alone has and no file does, as ``own``."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    own = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+    """A transform: the bytes of memory that this process alone has and no file does, as ``own``.
+
+    By mapping: pages shared with a parent are anonymous too, and those of files in memory (tmpfs) dirty; a copy is both.
+    """
+    words = [line.split() for line in Path("/proc/self/smaps").read_text().splitlines()]
+    private, anonymous = (
+        [int(value) << 10 for name, value, *_ in words if name == f"{wanted}:"]
+        for wanted in ("Private_Dirty", "Anonymous")
+    )
+    own = sum(map(min, private, anonymous))
     return batch.set("own", torch.full(batch.batch_size, own))
 
 
