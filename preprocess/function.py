@@ -434,12 +434,17 @@ def _pickled(value: Any, importable: Collection[str]) -> bytes:
 
     import cloudpickle
 
+    tensordict = sys.modules.get("tensordict")
+
     class Pickler(cloudpickle.CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ in importable and "<locals>" not in obj.__qualname__:
                 return NotImplemented
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
                 return import_module, (obj.__name__,)  # cloudpickle takes only plain modules by name
+            if tensordict is not None and isinstance(obj, tensordict.MemoryMappedTensor):
+                # It would be pickled as the name of its file, whose content may change while the run goes on.
+                return obj.detach().as_subclass(sys.modules["torch"].Tensor).clone().__reduce_ex__(2)
             return super().reducer_override(obj)
 
     file = io.BytesIO()

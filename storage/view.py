@@ -114,12 +114,16 @@ class Segments:
 def chosen(what: str, given: Any, count: int) -> np.ndarray:
     """Numbers of episodes or steps below ``count``, int64: of numbers, a range, a slice or a mask (bool ``[count]``).
 
-    Raises UsageError for anything else, and for numbers that are out of range.
+    Raises UsageError for anything else (masked arrays), and for numbers that are out of range.
     """
     if isinstance(given, slice):
         return np.arange(*given.indices(count), dtype=np.int64)
     if isinstance(given, torch.Tensor):
         given = given.numpy(force=True)
+    if isinstance(given, np.ma.MaskedArray):
+        raise UsageError(
+            f"{what} are numbers, and some of a masked array are not there", hint="give given.compressed()"
+        )
     numbers = np.asarray(given if isinstance(given, (np.ndarray, range, list, tuple)) else [given])
     if numbers.size == 0 and numbers.dtype != bool:
         numbers = numbers.astype(np.int64)

@@ -20,7 +20,7 @@ from preprocess_tools import fails, make_input, run
 from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
-from tensordict import LazyStackedTensorDict
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, TensorDict
 
 filter_episodes, n_step, relabel_rewards, returns_to_go, scale_rewards, subsample, to_float = map(
     find_builtin,
@@ -844,3 +844,18 @@ def test_an_argument_named_statistics(shared):
 
     out = run(shared, fn, dest="set/statistics", args={"statistics": 3.0})
     assert (out.to_tensordict()["next", "reward"] == 3).all()
+
+
+def test_memory_mapped_tensors_are_copied_with_a_function(shared, tmp_path):
+    """They would be pickled as the names of their files: calls would change them, and writes of others the calls."""
+    scale = MemoryMappedTensor.from_tensor(torch.ones(1), filename=tmp_path / "scale.memmap")
+    stored = TensorDict({"shift": torch.zeros(1)}, []).memmap(tmp_path / "shift")
+
+    def fn(td):
+        td["next", "reward"] = td["next", "reward"] * 0 + scale + stored["shift"]
+        scale.add_(1)
+        stored["shift"].add_(1)
+        return td
+
+    rewards = run(shared, fn, dest="set/mapped", batch_size=10_000).to_tensordict()["next", "reward"]
+    assert (rewards == 1).all() and float(scale) == 1 and float(stored["shift"]) == 0

@@ -174,6 +174,7 @@ def test_wrong_conditions(pair, wrong):
         {"episodes": "all"},
         {"episodes": np.ones(3, bool)},
         {"steps": [10**9]},
+        {"steps": np.ma.array([0, 1], mask=[False, True])},
     ],
     ids=str,
 )
