@@ -460,6 +460,11 @@ class ReplayBuffer:
                 batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
                 return batch, info
 
+    @property
+    def _gives_columns(self) -> bool:
+        """Whether `_next_columns` can take the place of `_next_batch`."""
+        return type(self)._next_batch is ReplayBuffer._next_batch and self._pipeline.gives_columns
+
     def _next_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
         """See `Pipeline.sample_columns`."""
         while True:

@@ -555,7 +555,7 @@ class ReplayBufferEnsemble:
         part = self._sampler.part_size(check_batch_size(size))
         ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
         as_read = self._collate is None and not len(self._transforms) and not return_info
-        if as_read and all(self.buffers[member]._pipeline.gives_columns for member in set(ids)):
+        if as_read and all(self.buffers[member]._gives_columns for member in set(ids)):
             batch = self._sample_columns(ids, part)
             return to_device(batch, self._device, self._pin) if self._pin or self._device is not None else batch
         parts = [

@@ -293,7 +293,7 @@ BAD_FRAMES = {
     "not gzip": (b"<html>log in</html>", "is not gzip although named so: it begins with b'<html>"),
     "unpacked": (UNPACKED, r"is not gzip although named so: it holds an unpacked \.npy file"),
     "empty": (b"", "is empty"),
-    "not npy": (gzip.compress(b"hello, world"), r"holds no \.npy array"),
+    "not npy": (gzip.compress(b"hello, world"), r"is not a \.npy array"),
     "dtype": (
         packed(np.zeros((30, 84, 84), np.float32)),
         r"holds float32 \[30, 84, 84\]; expected uint8 \[any, 84, 84\]",
@@ -302,7 +302,7 @@ BAD_FRAMES = {
     "colour": (packed(np.zeros((30, 84, 84, 1), np.uint8)), r"holds uint8 \[30, 84, 84, 1\]"),
     "fortran": (packed(np.zeros((84, 84, 30), np.uint8).T), r"holds uint8 \[30, 84, 84\] in Fortran order"),
     "rows": (packed(np.zeros((29, 84, 84), np.uint8)), r"has 29 frames; the other arrays have 30 rows"),
-    "pickle": (gzip.compress(pickle.dumps({"weights": 1})), r"holds no \.npy array"),
+    "pickle": (gzip.compress(pickle.dumps({"weights": 1})), r"is not a \.npy array"),
     "objects": (packed(np.array([{}], object), allow_pickle=True), r"asks for pickle \(dtype object\)"),
     "tail": (packed(BLANK) + b"more", r"has something after the end of its gzip stream"),
     "damaged": (packed(BLANK)[:-8] + b"\0" * 8, r"is a damaged gzip file"),

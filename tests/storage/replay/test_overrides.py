@@ -242,7 +242,7 @@ def test_a_tuple_for_a_storage_of_two_dimensions(lib):
         ((3, {}), "has shape"),
         (((torch.tensor([0]), torch.tensor([0])), {}), "has shape"),
         ((torch.tensor([0, 1]), {"x": torch.zeros(3)}), "has shape"),
-        ((torch.tensor([0, 1]), {"x": "text"}), "no tensor"),
+        ((torch.tensor([0, 1]), {"x": "text"}), "not a tensor"),
     ],
     ids=str,
 )

@@ -115,7 +115,7 @@ def test_several_rewards_of_another_domain_are_numbered(tmp_path):
     assert np.array_equal(dataset["info/reward/2"], arrays["reward"][1:, 2])
 
 
-@pytest.mark.parametrize("task, message", [("cheetah_run", "no task of walker"), ("walker_fly", "no task whose")])
+@pytest.mark.parametrize("task, message", [("cheetah_run", "not a task of walker"), ("walker_fly", "not a task whose")])
 def test_a_task_of_another_domain_is_refused(tmp_path, task, message):
     with pytest.raises(UsageError, match=message):
         rbdata.download("exorl/walker/rnd", root=tmp_path, mirror=EXORL, task=task)

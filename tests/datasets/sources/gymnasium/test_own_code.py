@@ -267,7 +267,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"observation": HUGE}, r"observation with the value 1e\+39, which float32 does not hold"),
     ({"observation": np.zeros(3, np.float32)}, r"shape \(3,\), its space says \(2,\)"),
     ({"observation": None}, r"observation of shape \(\)"),
-    ({"observation": [[1], [2, 3]]}, "is no array"),
+    ({"observation": [[1], [2, 3]]}, "is not an array"),
     ({"observation": np.zeros(2, complex)}, "as complex128"),
     ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([300, 1])}, "as int64, its space says uint8"),
     ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([300, 1], np.uint16)}, "the value 300"),

@@ -81,7 +81,7 @@ def test_logs_without_trials_and_with_links(tmp_path):
     refused(path, tmp_path / "root", "holds no trials")
     with h5py.File(path, "a") as file:
         file["Trial0"] = h5py.ExternalLink("other.h5", "Trial0")
-    refused(path, tmp_path / "root", "no group of this file")
+    refused(path, tmp_path / "root", "not a group of this file")
     path.write_bytes(path.read_bytes()[:900])
     refused(path, tmp_path / "root", r"x\.h5")
     path.unlink()
