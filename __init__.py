@@ -64,8 +64,9 @@ _MODULES = {
     **dict.fromkeys(("from_arrays", "from_episodes"), ".datasets.own_data"),
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
-    **dict.fromkeys(("catalogue", "concat", "convert", "delete", "download", "export", "info", "inspect"), ".api"),
-    "audit": ".api",
+    **dict.fromkeys(
+        ("audit", "catalogue", "concat", "convert", "delete", "download", "export", "info", "inspect"), ".api"
+    ),
     **dict.fromkeys(("list_datasets", "load", "open_dataset", "preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }

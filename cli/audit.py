@@ -81,9 +81,7 @@ def _show(report: AuditReport) -> None:
         out.document(report.to_json())
     elif out.quiet:
         for one in report.datasets:
-            if any(
-                finding.severity != "note" and one.id in (finding.dataset, finding.other) for finding in report.findings
-            ):
+            if any(finding.severity != "note" for finding in _of(one, report.findings)):
                 out.line(one.id)
     elif out.on_terminal:
         for finding in report.findings:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"]
 Frames = Literal["video", "image"]
 
+_RENAME = "use another format, or rename the leaf with a function of `rbdata preprocess`"
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
 
@@ -380,7 +381,7 @@ def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
     taken = [field.name for field in fields if field.name in work.ted_keys()]
     if taken:
         message = f"{work.dataset.id} has a leaf {taken[0]}, and the table a column of that name: the number of the {taken[0]}"
-        raise UsageError(message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`")
+        raise UsageError(message, hint=_RENAME)
     for key in work.ted_keys():
         leaf = work.leaf(key)
         kind = pyarrow.from_numpy_dtype(leaf.np_dtype)
@@ -420,9 +421,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     for key in keys:
         if key.partition("/")[0] in own:
             message = f"a leaf is named {key.partition('/')[0]}, which is a feature of the format's own"
-            raise UsageError(
-                message, hint="use another format, or rename the leaf with a function of `rbdata preprocess`"
-            )
+            raise UsageError(message, hint=_RENAME)
     names = _short_names(keys, own)
     features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
     rules = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
@@ -477,7 +476,7 @@ _LEROBOT_TOPS = {"observation", "action", "next", "info", "task"}
 _TASK_NAMES = ("task", "language_instruction", "natural_language_instruction", "instruction")
 #: What is assumed where nothing states how many steps a second has.
 _FPS = 30
-#: Rows of uint8 with sides of at least so many pixels are taken for pictures; smaller ones may be grids of codes.
+#: Rows of uint8 with sides of at least this many pixels are taken for pictures; smaller ones may be grids of codes.
 _LEAST_SIDE = 32
 
 

@@ -97,10 +97,6 @@ class Segments:
         there = self.episode  # an episode of the view is one of its segments
         return Segments(outer.member[there], outer.episode[there], outer.offset[there] + self.offset, self.length)
 
-    def of_members(self, numbers: np.ndarray) -> Segments:
-        """The same, of a longer list of members: ``numbers`` are those of the members there."""
-        return replace(self, member=numbers[self.member])
-
     @property
     def digest(self) -> str:
         """sha256 (hex) of the numbers."""

@@ -20,9 +20,9 @@ from .findings import Finding, Hits, find
 _STEPS, _STATES, _ACTIONS = 8192, 32, 16
 #: Steps for each coefficient of a model.
 _ENOUGH = 6
-#: A shift explains at least this much, the step itself at most that; and leaves a rest that is so many times smaller.
+#: A shift explains at least this much, the step itself at most that; and leaves a rest that is this many times smaller.
 _EXPLAINED, _UNEXPLAINED, _SMALLER = 0.75, 0.3, 4.0
-#: Or the step itself explains more, at most this much, and the shift leaves a rest that is so many times smaller.
+#: Or the step itself explains more, at most this much, and the shift leaves a rest that is this many times smaller.
 _WELL, _MUCH_SMALLER = 0.95, 20.0
 #: Actions that their own state explains so well are no evidence: the policy may follow the state that they would have caused.
 _POLICY = 0.5

@@ -7,7 +7,6 @@ differences between a state and its successor) is what the checks compare every 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,11 +149,6 @@ class Reader:
     def _rows(self, name: str, start: int, stop: int) -> Array:
         values = self.dataset.rows[name].block(start, stop).numpy().reshape(stop - start, -1)
         return values.astype(np.float32) if values.dtype == np.float16 else values
-
-
-def column_count(leaf: Leaf) -> int:
-    """Elements of a row."""
-    return math.prod(leaf.shape)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Duplicates:
         self.by_episode = not len(table) or int(np.max(table.length)) > 1
         #: The hash of each episode.
         self.episodes = np.zeros(len(table) if self.by_episode else 0, np.uint64)
-        #: Kept hashes end in so many zeros.
+        #: Kept hashes end in this many zeros.
         self.zeros = 0
         self._kept: list[tuple[Array, Array]] = []
         self._held = 0
@@ -81,7 +81,7 @@ class Duplicates:
             self._held = len(self._kept[0][0])
 
     def kept(self, zeros: int) -> tuple[Array, Array]:
-        """The hashes that end in so many zeros, and their steps."""
+        """The hashes that end in ``zeros`` zeros, and their steps."""
         hashes, steps = (
             (np.concatenate(parts) for parts in zip(*self._kept)) if self._kept else (np.zeros(0, np.uint64),) * 2
         )
@@ -101,8 +101,7 @@ class Duplicates:
             long = self.comparable()[again]
             severity: Severity = "warning" if long.any() else "note"
             again, of = (again[long], of[long]) if long.any() else (again, of)
-            hits = Hits()
-            hits.add(again)
+            hits = Hits.of(again)
             sentence = f"episodes have {what} as an earlier one: {count(int(again[0]))} as {count(int(of[0]))}"
             yield find("episode_duplicate", sentence, hits, len(self.episodes), unit="episode", severity=severity)
             if severity == "warning":
@@ -113,8 +112,7 @@ class Duplicates:
         again, _ = repeats(hashes)
         share = len(again) / len(hashes)
         if share >= _SOME:
-            hits = Hits()
-            hits.add(np.sort(steps[again]))
+            hits = Hits.of(np.sort(steps[again]))
             sentence = f"{exact_percent(share)} of the transitions have {what} as an earlier one"
             sentence += f", in a sample of {count(len(hashes))}" if self.zeros else ""
             severity = "warning" if share >= _MANY else "note"
@@ -139,8 +137,7 @@ def compare(first: Duplicates, second: Duplicates) -> Iterator[Finding]:
     if first.by_episode and second.by_episode:
         shared = np.flatnonzero(np.isin(second.episodes, first.episodes) & second.comparable())
         if len(shared):
-            hits = Hits()
-            hits.add(shared)
+            hits = Hits.of(shared)
             what = "episodes are also in the other dataset, with the same rows"
             yield find("episode_shared", what, hits, len(second.episodes), unit="episode")
             return
@@ -148,7 +145,6 @@ def compare(first: Duplicates, second: Duplicates) -> Iterator[Finding]:
     known, (hashes, steps) = first.kept(zeros)[0], second.kept(zeros)
     shared = np.flatnonzero(np.isin(hashes, known))
     if first.measured and second.measured and len(hashes) and len(shared) >= max(5, _SHARED * len(hashes)):
-        hits = Hits()
-        hits.add(np.sort(steps[shared]))
+        hits = Hits.of(np.sort(steps[shared]))
         what = f"{exact_percent(len(shared) / len(hashes))} of the transitions are also in the other dataset"
         yield find("transition_shared", what, hits, len(hashes))

@@ -96,17 +96,17 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
     capped = at_limit & terminated
     if capped.sum() == at_limit.sum() >= max(5, 0.05 * episodes) and is_time_limit(length[whole]):
         what = f"episodes of {count(longest)} steps, none longer, are terminated: that is a time limit"
-        yield find("time_limit_terminated", what, _hits(capped), episodes, unit="episode")
+        yield find("time_limit_terminated", what, Hits.of(np.flatnonzero(capped)), episodes, unit="episode")
     short = length == 1
     if 0 < short.sum() <= 0.5 * episodes and np.median(length) >= 20:
         what = f"episodes of one step, where half have {count(int(np.median(length)))} or more"
-        yield find("short_episodes", what, _hits(short), episodes, unit="episode")
+        yield find("short_episodes", what, Hits.of(np.flatnonzero(short)), episodes, unit="episode")
     for code, mask, what in (
         ("begins_midway", table.midway, "the beginning is not in the data"),
         ("ends_cut", table.outcome == CUT, "the data end, or leave steps out, before the episode does"),
     ):
         if np.count_nonzero(mask) > 1:  # the last one of a log is cut
-            yield find(code, what, _hits(mask), episodes, unit="episode")
+            yield find(code, what, Hits.of(np.flatnonzero(mask)), episodes, unit="episode")
 
 
 def is_time_limit(lengths: Array) -> bool:
@@ -138,10 +138,6 @@ def check_scores(name: str, reference: ReferenceScores | None, table: EpisodeTab
         (low, high), of = (_EXPERT, "an expert's") if "expert" in words else (_RANDOM, "a random policy's")
     if not low <= mean <= high:
         what = f"the mean score is {real(mean)}; {of} would be from {low:g} to {high:g} ({reference.description})"
-        yield find("return_implausible", what, _hits(whole), len(table), unit="episode", leaf="next/reward")
-
-
-def _hits(mask: Array) -> Hits:
-    found = Hits()
-    found.add(np.flatnonzero(mask))
-    return found
+        yield find(
+            "return_implausible", what, Hits.of(np.flatnonzero(whole)), len(table), unit="episode", leaf="next/reward"
+        )

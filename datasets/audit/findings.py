@@ -145,6 +145,13 @@ class Hits:
     count: int = 0
     first: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, numbers: Any) -> Hits:
+        """The rows of these numbers, see `add`."""
+        found = cls()
+        found.add(numbers)
+        return found
+
     def add(self, numbers: Any) -> None:
         """Add the numbers of rows, an int64 array ``[n]`` in ascending order."""
         if len(numbers):

@@ -83,31 +83,25 @@ def check_frames(name: str, sample: list[FrameSample]) -> Iterator[Finding]:
     if empty.all():
         what = "every frame that was read is black" if not high.any() else "every frame that was read has one colour"
         severity: Severity | None = None if total >= _FEW else "note"
-        yield find("frame_black_all", what, _hits(steps), total, leaf=name, unit=unit, severity=severity)
+        yield find("frame_black_all", what, Hits.of(steps), total, leaf=name, unit=unit, severity=severity)
         return
     blank = [one for one in sample if len(one.low) > 1 and (one.low == one.high).all()]
     if empty.any():
         # Single black frames occur where a game fades; a whole episode of them is a camera that was off.
         severity = "warning" if blank or empty.mean() >= _MANY else "note"
         what = "frames of one colour" + (f", all that were read of episode {blank[0].episode}" if blank else "")
-        yield find("frame_constant", what, _hits(steps[empty]), total, leaf=name, unit=unit, severity=severity)
+        yield find("frame_constant", what, Hits.of(steps[empty]), total, leaf=name, unit=unit, severity=severity)
     if low.dtype == np.uint8 and high.max() <= 1:
         what = "no pixel is brighter than 1 of 255: frames were scaled to 0..1 before they were stored as whole numbers"
-        yield find("frame_dark", what, _hits(steps), total, leaf=name, unit=unit)
+        yield find("frame_dark", what, Hits.of(steps), total, leaf=name, unit=unit)
     able = [one for one in sample if len(one.low) > 1]
     frozen = [one.episode for one in able if one.is_frozen and one.acts and one not in blank]
     if frozen and len(frozen) <= 0.5 * len(able):
         what = "frames never change in episodes, whatever the action"
-        yield find("frame_frozen", what, _hits(np.array(frozen)), len(sample), leaf=name, unit="sampled episode")
+        yield find("frame_frozen", what, Hits.of(frozen), len(sample), leaf=name, unit="sampled episode")
     borders = np.array([one.border for one in sample])
     framed = borders > _BORDER + np.median(borders)
     if framed.any() and np.median(borders) < _BORDER and framed.mean() < 0.5:
         what = "frames have wide black borders in these episodes, in the others they have none"
         numbers = np.array([one.episode for one in sample])[framed]
-        yield find("frame_size", what, _hits(numbers), len(sample), leaf=name, unit="sampled episode")
-
-
-def _hits(numbers: Array) -> Hits:
-    found = Hits()
-    found.add(np.asarray(numbers))
-    return found
+        yield find("frame_size", what, Hits.of(numbers), len(sample), leaf=name, unit="sampled episode")

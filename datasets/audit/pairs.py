@@ -13,7 +13,7 @@ from .blocks import Array, Usual
 from .duplicates import Duplicates
 from .findings import Finding, Hits, find
 
-#: Means that are so many deviations apart, and deviations of which one is so many times the other, in so many of the columns.
+#: Means this many deviations apart, and deviations of which one is this many times the other, in this part of the columns.
 _APART, _TIMES, _COLUMNS = 4.0, 10.0, 0.5
 
 
@@ -72,8 +72,7 @@ def _scales(name: str, first: Usual, second: Usual) -> Iterator[Finding]:
     scaled: Array = high > _TIMES * low
     differs = apart | scaled
     if differs.mean() > _COLUMNS:
-        hits = Hits()
-        hits.add(np.flatnonzero(vary)[differs])
+        hits = Hits.of(np.flatnonzero(vary)[differs])
         column = hits.first[0]
         means = f"mean {first.mean[column]:.3g} and {second.mean[column]:.3g}"
         deviations = f"deviation {first.std[column]:.3g} and {second.std[column]:.3g}"

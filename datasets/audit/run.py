@@ -69,7 +69,7 @@ def audit_datasets(
     reward_range: Range | None = None,
     on_progress: Progress = lambda what, done, total: None,
 ) -> AuditReport:
-    """Audit each dataset, and each pair of them. Raises UsageError for a reward range that is none."""
+    """Audit each dataset, and each pair of them. Raises UsageError for an empty reward range."""
     if reward_range is not None and not reward_range[0] <= reward_range[1]:
         raise UsageError(f"a reward range from {reward_range[0]} to {reward_range[1]} is empty")
     audited, findings = [], []

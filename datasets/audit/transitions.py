@@ -15,11 +15,11 @@ from .findings import Finding, Hits, Severity, find
 _REPEATED, _REPEATED_COUNTS = 0.2, 0.6
 #: Episodes of fewer steps say nothing about being frozen.
 _FROZEN = 5
-#: A jump exceeds so many times the usual difference of a column in so large a part of the columns that vary continuously.
+#: A jump exceeds this many times the usual difference in more than this part of the columns that vary continuously.
 _JUMP, _JUMP_ALONE, _JUMP_COLUMNS = 5.0, 50.0, 0.6
-#: A jump is so many times as far as the steps beside it.
+#: A jump is this many times as far as the steps beside it.
 _ALONE = 3.0
-#: At ends, where nearly all steps are compared at once, half of them exceed so many times the usual difference.
+#: At ends, where nearly all steps are compared at once, half of them exceed this many times the usual difference.
 _MOVED = 1.5
 #: More jumps than this share of the steps are how the data move.
 _COMMON = 0.02
@@ -147,13 +147,13 @@ class Transitions:
             self._joins[block.episode[0] - 1] = joined
         masks = [leaf.see(block) for leaf in self._leaves]
         self.steps += len(block)
-        every = {name: np.logical_and.reduce([one[name] for one in masks]) for name in masks[0]}
-        self._joins[block.episode[every["joins"]]] = True
+        everywhere = {name: np.logical_and.reduce([one[name] for one in masks]) for name in masks[0]}
+        self._joins[block.episode[everywhere["joins"]]] = True
         self._see_actions(block)
         self._see_moves(block, masks)
-        self._same.add(block.numbers(every["same"]))
-        self._zero_states += int(every["zero_state"].sum())
-        self._zero.add(block.numbers(every["zero"] & block.is_last & ~self._terminated[block.episode]))
+        self._same.add(block.numbers(everywhere["same"]))
+        self._zero_states += int(everywhere["zero_state"].sum())
+        self._zero.add(block.numbers(everywhere["zero"] & block.is_last & ~self._terminated[block.episode]))
         ended = block.is_last[-1]
         self._finals = [block.rows["next/" + leaf.name][-1:].copy() for leaf in self._leaves] if ended else []
 
@@ -228,8 +228,7 @@ class Transitions:
             moved = self._moves[name][long]
             if np.median(moved) > 2 * _MOVED and np.median(self._moves["last"][long]) < _MOVED:
                 what = f"the ends of episodes are a step too {words} of most jumps to where another one begins"
-                hits = Hits()
-                hits.add(np.flatnonzero(long & (self._moves[name] > 2 * _MOVED)))
+                hits = Hits.of(np.flatnonzero(long & (self._moves[name] > 2 * _MOVED)))
                 return find("flags_shifted", what, hits, len(long), unit="episode")
         return None
 
@@ -249,8 +248,7 @@ class Transitions:
                 continue
             if np.median(self._moves["last"][joined]) > _MOVED:
                 code, what = "successor_leaks", "the successor of the last step is the first state of the next episode"
-            hits = Hits()
-            hits.add(np.flatnonzero(joined))
+            hits = Hits.of(np.flatnonzero(joined))
             yield find(code, what, hits, len(joins), unit="episode")
 
     def _repeated(self) -> Iterator[Finding]:
@@ -267,7 +265,6 @@ class Transitions:
                 continue  # a goal, or what the episode is about
             acts = frozen & self._acts
             what = "the observation never changes in episodes" + (", whatever the action" if acts.any() else "")
-            hits = Hits()
-            hits.add(np.flatnonzero(acts if acts.any() else frozen))
+            hits = Hits.of(np.flatnonzero(acts if acts.any() else frozen))
             severity = "warning" if acts.any() and not leaf.is_counted else "note"
             yield find("observation_frozen", what, hits, len(frozen), leaf=leaf.name, unit="episode", severity=severity)

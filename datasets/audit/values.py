@@ -18,7 +18,7 @@ _FAR, _FAR_REWARD = 100.0, 1e4
 _RARE = 0.001
 #: Tolerance of bounds, relative to the bound: float32 rounds.
 _ROUNDED = 1e-5
-#: Discrete actions with up to so many choices are counted.
+#: Discrete actions with up to this many choices are counted.
 _MAX_CHOICES = 1024
 
 
@@ -115,7 +115,7 @@ class ColumnValues:
             unused = np.flatnonzero(self._counts == 0)
             if len(unused):
                 what = "choices that no step takes"
-                yield find("action_unused", what, _hits(unused), len(self._counts), leaf=name, unit="choice")
+                yield find("action_unused", what, Hits.of(unused), len(self._counts), leaf=name, unit="choice")
 
 
 def constants(role: str, leaves: Sequence[ColumnValues], *, alone: bool) -> Iterator[Finding]:
@@ -132,7 +132,9 @@ def constants(role: str, leaves: Sequence[ColumnValues], *, alone: bool) -> Iter
         same = np.flatnonzero(leaf.constant)
         if len(same):
             what = "the leaf never varies" if leaf.constant.all() else "columns that never vary"
-            yield find(f"{role}_constant_column", what, _hits(same), len(leaf.constant), leaf=leaf.name, unit="column")
+            yield find(
+                f"{role}_constant_column", what, Hits.of(same), len(leaf.constant), leaf=leaf.name, unit="column"
+            )
 
 
 class RewardValues:
@@ -185,12 +187,6 @@ def _stated(bounds: LeafBounds | None) -> tuple[Array, Array] | None:
     slack = _ROUNDED if np.dtype(bounds.leaf.dtype).kind == "f" else 0.0
     with np.errstate(invalid="ignore"):
         return low - slack * np.maximum(1, np.abs(low)), high + slack * np.maximum(1, np.abs(high))
-
-
-def _hits(numbers: Array) -> Hits:
-    found = Hits()
-    found.add(numbers)
-    return found
 
 
 def _listed(columns: Sequence[int]) -> str:

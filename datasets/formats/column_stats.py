@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-#: Pictures with a side of at least so many pixels are thinned, to sides of about `_THINNED`.
+#: Pictures with a side of at least this many pixels are thinned, to sides of about `_THINNED`.
 _LARGE_SIDE, _THINNED = 300, 150
 
 

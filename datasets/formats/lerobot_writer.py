@@ -25,7 +25,7 @@ from .column_stats import QUANTILES, Stats, sampled
 from .pictures import encode_png
 from .video_writer import CODEC, OutputFile, VideoWriter, pixel_format
 
-#: Files are closed when they have so many bytes; `info.json` states it in MB. Bytes of rows written at once, files a chunk.
+#: Files are closed at this many bytes; `info.json` states it in MB. Bytes of rows written at once, files a chunk.
 _DATA_BYTES, _VIDEO_BYTES, _GROUP_BYTES, _CHUNK = 100 << 20, 200 << 20, 8 << 20, 1000
 #: Rows of more values have no statistics, which would take more room than the rows.
 _MOST_VALUES = 4096

@@ -25,7 +25,6 @@ _FILE_BYTES = 256 << 20
 #: Values of at least this many bytes are packed one by one.
 _LARGE = 64
 _CLASSES = "tensorflow_datasets.core.features"
-_VERSION = "1.0.0"
 #: Parts of a message, one after the other.
 Pieces = list[bytes]
 

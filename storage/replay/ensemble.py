@@ -25,7 +25,7 @@ from .devices import check_device, to_device
 from .draw import expand_to_records
 from .overrides import is_overridden
 from .pipeline import OrderState
-from .samplers.sampler import Sampler
+from .samplers.sampler import Sampler, fills_up
 from .state_files import reading
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack
@@ -285,8 +285,7 @@ def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = F
         if isinstance(found["index"], tuple):
             found["index"] = torch.stack(found["index"], -1)
         missing -= len(found["index"])
-        # With num_slices, what is missing would be cut into shorter slices.
-        is_last = not buffer._ran_out or getattr(buffer.sampler, "num_slices", None) or missing <= 0
+        is_last = missing <= 0 or not fills_up(buffer.sampler, buffer._ran_out)
         if buffer._runs_own_code and (copied or not is_last):
             data = copy_of(data)
         pieces.append((data, found))
@@ -339,9 +338,14 @@ def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> Tensor
     """
     if len({row.shape for row in rows}) > 1:
         return LazyStackedTensorDict.lazy_stack([_index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
-    shape = torch.Size([len(ids), *rows[0].shape[:dims]])
+    return _named_rows(ids, torch.stack(rows), dims)
+
+
+def _named_rows(ids: list[int], rows: torch.Tensor, dims: int = 1) -> TensorDict:
+    """`_index_of` of the rows of all parts, ``[parts, records, ...]``."""
+    shape = rows.shape[: dims + 1]
     members = torch.tensor(ids).view(-1, *[1] * dims).expand(shape).contiguous()
-    return TensorDict({"buffer_ids": members, "index": torch.stack(rows)}, shape)
+    return TensorDict({"buffer_ids": members, "index": rows}, shape)
 
 
 def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
@@ -556,12 +560,12 @@ class ReplayBufferEnsemble:
         ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
         as_read = self._collate is None and not len(self._transforms) and not return_info
         if as_read and all(self.buffers[member]._gives_columns for member in set(ids)):
-            batch = self._sample_columns(ids, part)
-            return to_device(batch, self._device, self._pin) if self._pin or self._device is not None else batch
-        parts = [
-            _draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids
-        ]
-        batch = self._join(ids, parts)
+            parts, batch = [], self._sample_columns(ids, part)
+        else:
+            parts = [
+                _draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids
+            ]
+            batch = self._join(ids, parts)
         if len(self._transforms):
             batch = self._transforms.apply_beside(batch, self._info_keys(parts))
         if self._pin or self._device is not None:
@@ -617,9 +621,7 @@ class ReplayBufferEnsemble:
         for key in first:
             leaf = torch.cat([first[key], *(columns[key] for columns in others)]).unflatten(0, shape)
             joined[key] = leaf if is_ordered else leaf.index_select(0, order)
-        index = TensorDict(
-            {"buffer_ids": torch.tensor(ids)[:, None].expand(shape).contiguous(), "index": joined.pop("index")}, shape
-        )
+        index = _named_rows(ids, joined.pop("index"))
         device = None if set(devices.values()) == {None} else torch.device("cpu")
         return nest(joined, shape, device).set("index", index)
 

@@ -40,7 +40,7 @@ from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
-from .samplers.sampler import Sampler, draw_batch, is_known
+from .samplers.sampler import Sampler, draw_batch, fills_up, is_known
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
@@ -160,8 +160,7 @@ class BatchOrder:
                     parts[-1].append(draw_batch(self.sampler, self.storage, missing, self.generator))
                     self.batches += 1
                     missing -= parts[-1][-1].steps
-                    # With num_slices, what is missing would be cut into shorter slices.
-                    if not self.sampler.ran_out or getattr(self.sampler, "num_slices", None):
+                    if not fills_up(self.sampler, self.sampler.ran_out):
                         break
         except BaseException:
             if before is not None:

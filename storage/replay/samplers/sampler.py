@@ -331,6 +331,14 @@ def _copied(draw: Draw) -> Draw:
     return replace(draw, start=start, lengths=lengths, goals=goals, info=info, notes=copy_of(draw.notes))
 
 
+def fills_up(sampler: Sampler, ran_out: bool) -> bool:
+    """Whether a part of a batch that ``ran_out`` of its pass is filled up from the next one.
+
+    With ``num_slices`` it is not: what is missing would be cut into shorter slices.
+    """
+    return ran_out and not getattr(sampler, "num_slices", None)
+
+
 def is_known(sampler: Sampler) -> bool:
     """Whether nothing of how the sampler draws was overridden, so that its draws can be taken back by `Sampler.position`."""
     return not (is_overridden(sampler, "draw") or is_overridden(sampler, "sample"))

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from ....errors import RowIndexError, SamplingError, SchemaError, reason
 from ...codecs import PLAIN
 from ...memory_map import in_numpy, widest_word
-from ...row_index import numbers_or_mask
+from ...row_index import lookup, numbers_or_mask
 from ..timeline import Timeline, as_key
 from .trees import path_of
 
@@ -70,7 +70,7 @@ class TensorRows:
     def take(self, index: torch.Tensor) -> torch.Tensor:
         if self._in_numpy and not index.is_cuda:  # see `codecs.raw`
             # The view is made each time: torch moves a tensor that other processes are to see, and the old one stays behind.
-            return torch.from_numpy(self.tensor.numpy().take(index.numpy(), 0))
+            return lookup(self.tensor, index)
         index = index.to(self.tensor.device)
         if self._wide is None:
             return self.tensor.index_select(0, index)
