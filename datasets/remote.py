@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectN
 from ..storage.amounts import plural
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
+from ..storage.threads import map_in_threads
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.location import CONNECTIONS
 from .fetch.reading import stream
@@ -146,13 +146,9 @@ def verify_remote(
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
 
-    pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-verify")
-    try:
-        for block, sound in zip(blocks, pool.map(check, blocks)):
-            if sound is not None:
-                note(block, sound)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    for block, sound in zip(blocks, map_in_threads(check, blocks, CONNECTIONS, "rbdata-verify")):
+        if sound is not None:
+            note(block, sound)
     for name in whole:
         with closing(stream(location, objects[name])) as pieces:
             for block, sound in _check_in_order(ranges.all(name), pieces):
@@ -187,8 +183,7 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
 
 def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:
     names = [pull.check_name(name, location) for name in sorted(manifest.files)]
-    with ThreadPoolExecutor(CONNECTIONS, "rbdata-stat") as pool:
-        return dict(zip(names, pool.map(location.stat, names)))
+    return dict(zip(names, map_in_threads(location.stat, names, CONNECTIONS, "rbdata-stat")))
 
 
 def _explain(location: Location, error: ObjectNotFoundError) -> Exception:

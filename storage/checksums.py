@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import google_crc32c
 
 from .durable import close_durably, open_plain, open_replacement, sync_folder
+
+Digest = TypeVar("Digest", bound=Any)
 
 #: Bytes of a block, which are also read at a time to compute checksums of a file.
 BLOCK = 1 << 22
@@ -61,6 +63,10 @@ class Crc32c:
     def hex(self) -> str:
         """Eight lowercase hex digits."""
         return self.range[1]
+
+    def hexdigest(self) -> str:
+        """The same as ``hex``, by the name that hashlib gives it."""
+        return self.hex
 
     @property
     def range(self) -> tuple[int, str]:
@@ -160,6 +166,14 @@ def record_of(data: Any) -> list[Any]:
 def crc32c(data: Any) -> str:
     """crc32c of a buffer, as eight hex digits."""
     return _summed(data).hex
+
+
+def hash_file(path: Path, digest: Digest) -> Digest:
+    """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, anything with `update`); returns the digest."""
+    with open_plain(path, "rb", follow=True) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest
 
 
 def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tuple[int, int]]:

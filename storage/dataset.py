@@ -53,7 +53,7 @@ from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
 from .specs import gymnasium_space, make_spec
 from .tensor_specs import Composite
-from .view import Segments, chosen, common_leaves, make_manifest, make_rows, make_table
+from .view import ComputedRows, Segments, chosen, common_leaves, make_manifest, make_rows, make_table
 from .window import Pad, nest, read_window
 
 if TYPE_CHECKING:
@@ -633,27 +633,6 @@ class DerivedDataset(Dataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DerivedDataset, (self.stored, self._derive)
-
-
-class ComputedRows:
-    """Rows that are computed from their numbers. A derived class defines ``take``."""
-
-    #: Whether a row says what the action of the step led to, as the leaves under ``next`` do: with n-step returns it is
-    #: that of the last step.
-    follows_action = False
-
-    def __init__(self, leaf: Leaf, count: int) -> None:
-        self.leaf, self.count = leaf, count
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        steps = (first[:, None] + torch.arange(length)).reshape(-1)
-        return self.take(steps).reshape(len(first), length, *self.leaf.shape)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop))
 
 
 class EpisodeRows(ComputedRows):

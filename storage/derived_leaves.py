@@ -33,13 +33,14 @@ import torch
 
 from ..errors import UsageError
 from .codecs.codec import Rows
-from .dataset import ComputedRows, Dataset, DatasetPrefix, Derivation, DerivedDataset
+from .dataset import Dataset, DatasetPrefix, Derivation, DerivedDataset
 from .durable import write_atomically
 from .leaf import Leaf
 from .partial_dataset import PartialDataset
 from .row_index import lookup
 from .schema import FLAGS
 from .untrusted_json import parse_json
+from .view import ComputedRows
 
 EXTRA = ("is_first", "step", "return_to_go", "discount")
 #: Added to standard deviations, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,

@@ -23,11 +23,9 @@ import sys
 import weakref
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,6 +44,7 @@ from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
 from .memory_map import map_array, read_file, verify_hint
 from .schema import FLAGS
 from .snapshot import pinned, read_snapshot
+from .threads import map_in_threads
 
 if TYPE_CHECKING:
     import torch
@@ -272,20 +271,22 @@ def _check_contents(
     except DamagedDatasetError as error:
         checksums, contradiction = BlockChecksums(manifest, None), error.message
 
-    def read(pieces: Sequence[_Piece]) -> list[list[Any]]:
+    def read(pieces: Sequence[_Piece]) -> list[tuple[_Piece, list[Any]]]:
         path, begin = folder / pieces[0].block.path, pieces[0].begin
         try:
-            return sum_pieces(path, begin, [piece.length for piece in pieces])
+            return list(zip(pieces, sum_pieces(path, begin, [piece.length for piece in pieces])))
         except OSError as error:
             if is_about_reader(error):
                 raise
             # A failing disk: of several pieces, find the ones that cannot be read.
             if len(pieces) > 1:
-                return [summed for piece in pieces for summed in read([piece])]
-            return [[0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"]]
+                return [found for piece in pieces for found in read([piece])]
+            return [(pieces[0], [0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"])]
 
     found: list[list[Any]] = []
-    for piece, summed in _map_in_order(read, _joined(_pieces(checksums, paths))):
+    threads = min(16, (os.cpu_count() or 1) + 1)
+    results = map_in_threads(read, _joined(_pieces(checksums, paths)), threads, "rbdata-verify")
+    for piece, summed in chain.from_iterable(results):
         found.append(summed)
         block = piece.block
         report.bytes += summed[0]
@@ -320,25 +321,6 @@ def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         some.append(piece)
     if some:
         yield some
-
-
-def _map_in_order(
-    read: Callable[[Sequence[_Piece]], list[list[Any]]], batches: Iterable[Sequence[_Piece]]
-) -> Iterator[tuple[_Piece, list[Any]]]:
-    """The result of ``read`` for each piece, from one thread per processor, a few batches ahead: there may be 100,000."""
-    threads = min(16, (os.cpu_count() or 1) + 1)
-    pool = ThreadPoolExecutor(threads, "rbdata-verify")
-    waiting: deque[tuple[Sequence[_Piece], Future[list[list[Any]]]]] = deque()
-    try:
-        for batch in batches:
-            waiting.append((batch, pool.submit(read, batch)))
-            if len(waiting) > 4 * threads:
-                batch, future = waiting.popleft()
-                yield from zip(batch, future.result())
-        for batch, future in waiting:
-            yield from zip(batch, future.result())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:

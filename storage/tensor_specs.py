@@ -250,11 +250,28 @@ class TensorSpec:
 
     def _arranged(self, depth: int, first: torch.Size, change: Callable[[Tensor], Tensor]) -> Self:
         """The spec with ``first`` in place of its first ``depth`` dimensions; ``change`` does that to a tensor."""
-        raise NotImplementedError
+        changed = self._with(
+            lambda part: change(part) if isinstance(part, Tensor) else part._arranged(depth, first, change)
+        )
+        changed._shape = torch.Size([*first, *self._shape[depth:]])
+        return changed
 
     def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
         """``specs``, of which this is the first, as one with a further dimension at ``dim``."""
-        raise NotImplementedError
+        for other in specs:
+            if self._description() != other._description():
+                message = f"specs {self._unlike} are not stacked: {self} and {other}"
+                raise UsageError(message, hint="keep them under keys of their own in a Composite")
+        every = [spec._parts() for spec in specs]
+        stacked = copy.copy(self)
+        stacked._shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
+        stacked._set_parts(
+            {
+                name: None if part is None else torch.stack([parts[name] for parts in every], dim)
+                for name, part in self._parts().items()
+            }
+        )
+        return stacked
 
     @classmethod
     def __torch_function__(
@@ -282,7 +299,40 @@ class TensorSpec:
 
     def clone(self) -> Self:
         """A copy that shares nothing with the spec."""
+        return self._with(lambda part: part.clone())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        if self._description() != other._description():
+            return False
+        theirs = other._parts()
+        return all(
+            torch.equal(part, theirs[name]) if isinstance(part, Tensor) else part == theirs[name]
+            for name, part in self._parts().items()
+        )
+
+    # -- parts: the tensors (bounds, masks) of a leaf's spec, the specs of a Composite -------------------------------------
+
+    #: What is not the same in specs that are not stacked.
+    _unlike = "that differ in more than their bounds and masks"
+
+    def _parts(self) -> dict[str, Any]:
+        """The parts by name; None for one that is not stated."""
         raise NotImplementedError
+
+    def _set_parts(self, parts: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _description(self) -> tuple[Any, ...]:
+        """All that tells specs apart but their parts."""
+        raise NotImplementedError
+
+    def _with(self, change: Callable[[Any], Any]) -> Self:
+        """A copy whose parts ``change`` has changed."""
+        changed = copy.copy(self)
+        changed._set_parts({name: None if part is None else change(part) for name, part in self._parts().items()})
+        return changed
 
     def to_torchrl(self) -> Any:
         """The same as one of TorchRL's specs. Raises MissingExtraError without torchrl."""
@@ -379,32 +429,11 @@ class _LeafSpec(TensorSpec):
         """A value of the right shape that is not in the spec, made one that is."""
         raise NotImplementedError
 
-    def _arranged(self, depth: int, first: torch.Size, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = self._with(change)
-        changed._shape = torch.Size([*first, *self._shape[depth:]])
-        return changed
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._tensors}
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """A copy whose tensors ``change`` has changed."""
-        changed = copy.copy(self)
-        for name in self._tensors:
-            tensor = getattr(self, name)
-            setattr(changed, name, None if tensor is None else change(tensor))
-        return changed
-
-    def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
-        for other in specs:
-            if self._description() != other._description():
-                raise UsageError(
-                    f"specs that differ in more than their bounds and masks are not stacked: {self} and {other}",
-                    hint="keep them under keys of their own in a Composite",
-                )
-        stacked = copy.copy(self)
-        stacked._shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
-        for name in self._tensors:
-            if getattr(self, name) is not None:
-                setattr(stacked, name, torch.stack([getattr(spec, name) for spec in specs], dim))
-        return stacked
+    def _set_parts(self, parts: dict[str, Any]) -> None:
+        vars(self).update(parts)
 
     def to(self, dest: torch.dtype | Device) -> Self:
         if dest is None or dest == self._dtype:
@@ -423,27 +452,15 @@ class _LeafSpec(TensorSpec):
     def _to_dtype(self, dtype: torch.dtype) -> None:
         _LeafSpec.__init__(self, self._shape, self._device, dtype)
 
-    def clone(self) -> Self:
-        return self._with(torch.Tensor.clone)
-
     def to_torchrl(self) -> Any:
-        theirs, own = _torchrl(), self._with(torch.Tensor.clone)
+        theirs, own = _torchrl(), self.clone()
         kind = next(kind.__name__ for kind in type(self).__mro__ if kind in _LEAVES)
         arguments = {name: getattr(own, name) for name in (*self._plain, *self._tensors)}
         return getattr(theirs, kind)(shape=self._shape, device=self._device, dtype=self._dtype, **arguments)
 
     def _description(self) -> tuple[Any, ...]:
-        """All that tells specs apart but the numbers of their tensors."""
-        there = [getattr(self, name) is not None for name in self._tensors]
+        there = [part is not None for part in self._parts().values()]
         return type(self), self._shape, self._dtype, self._device, there, *(getattr(self, name) for name in self._plain)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _LeafSpec):
-            return NotImplemented
-        if self._description() != other._description():
-            return False
-        pairs = [(getattr(self, name), getattr(other, name)) for name in self._tensors]
-        return all(mine is None or torch.equal(mine, theirs) for mine, theirs in pairs)
 
     def __repr__(self) -> str:
         named = [(name, getattr(self, name)) for name in (*self._plain, *self._tensors)]
@@ -1142,34 +1159,16 @@ class Composite(TensorSpec):
 
     # -- the Composite itself --------------------------------------------------------------------------------------------
 
-    def _with(self, change: Callable[[Any], Any]) -> Self:
-        """A copy whose specs ``change`` has changed."""
-        changed = copy.copy(self)
-        changed._specs = {key: None if spec is None else change(spec) for key, spec in self._specs.items()}
-        return changed
+    _unlike = "of other keys, shapes or devices"
 
-    def _arranged(self, depth: int, first: torch.Size, change: Callable[[Tensor], Tensor]) -> Self:
-        changed = self._with(lambda spec: spec._arranged(depth, first, change))
-        changed._shape = torch.Size([*first, *self._shape[depth:]])
-        return changed
+    def _parts(self) -> dict[str, Any]:
+        return self._specs
 
-    def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
-        for other in specs:
-            same = (type(other), other.shape, other.device) == (type(self), self._shape, self._device)
-            if not same or {key: one is None for key, one in other.items()} != {
-                key: one is None for key, one in self.items()
-            }:
-                raise UsageError(
-                    f"specs of other keys, shapes or devices are not stacked: {self} and {other}",
-                    hint="keep them under keys of their own in a Composite",
-                )
-        stacked = copy.copy(self)
-        stacked._shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
-        stacked._specs = {
-            key: None if spec is None else _stack([other._specs[key] for other in specs], dim)
-            for key, spec in self._specs.items()
-        }
-        return stacked
+    def _set_parts(self, parts: dict[str, Any]) -> None:
+        self._specs = parts
+
+    def _description(self) -> tuple[Any, ...]:
+        return type(self), self._shape, self._device, {key: spec is None for key, spec in self._specs.items()}
 
     def to(self, dest: torch.dtype | Device) -> Self:
         if dest is None:
@@ -1179,15 +1178,6 @@ class Composite(TensorSpec):
             changed._device = _device(dest)
         same = all(changed._specs[key] is spec for key, spec in self._specs.items())
         return self if same and changed._device == self._device else changed
-
-    def clone(self) -> Self:
-        return self._with(lambda spec: spec.clone())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Composite):
-            return NotImplemented
-        mine, theirs = ((type(one), one._shape, one._device, one._specs) for one in (self, other))
-        return mine == theirs
 
     def __repr__(self) -> str:
         lines = [f"{key}: {spec!r}".replace("\n", "\n    ") for key, spec in self._specs.items()]

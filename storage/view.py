@@ -409,35 +409,46 @@ class SegmentRows:
         return torch.empty(*batch, *self.leaf.shape, dtype=getattr(torch, self.leaf.dtype))
 
 
-class MemberRows:
-    """The number of the member that each step comes from: the leaf ``dataset``, int64 ``[]``."""
+class ComputedRows:
+    """Rows that are computed from their numbers. A derived class defines ``take``."""
 
-    def __init__(self, runs: _Runs) -> None:
-        self.leaf, self.count, self._runs = Leaf("dataset", "step", "int64", ()), runs.count, runs
+    #: Whether a row says what the action of the step led to, as the leaves under ``next`` do: with n-step returns it is
+    #: that of the last step.
+    follows_action = False
+
+    def __init__(self, leaf: Leaf, count: int) -> None:
+        self.leaf, self.count = leaf, count
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return lookup(self._runs.member, self._runs.places(index).runs)
+        raise NotImplementedError
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length)
+        steps = (first[:, None] + torch.arange(length)).reshape(-1)
+        return self.take(steps).reshape(len(first), length, *self.leaf.shape)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.take(torch.arange(start, stop))
 
 
-class EndedRows:
+class MemberRows(ComputedRows):
+    """The number of the member that each step comes from: the leaf ``dataset``, int64 ``[]``."""
+
+    def __init__(self, runs: _Runs) -> None:
+        super().__init__(Leaf("dataset", "step", "int64", ()), runs.count)
+        self._runs = runs
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return lookup(self._runs.member, self._runs.places(index).runs)
+
+
+class EndedRows(ComputedRows):
     """A flag, bool ``[1]``, that is also set in the rows ``ends`` (int64, ascending)."""
 
     def __init__(self, rows: Rows, ends: torch.Tensor) -> None:
-        self.leaf, self.count, self._rows, self._ends = replace(rows.leaf, constant=None), rows.count, rows, ends
+        super().__init__(replace(rows.leaf, constant=None), rows.count)
+        self._rows, self._ends = rows, ends
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         ends, rows = self._ends.numpy(), index.numpy()
         is_end = ends.take(np.searchsorted(ends, rows), mode="clip") == rows
         return self._rows.take(index) | torch.from_numpy(is_end)[:, None]
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self.take((first[:, None] + torch.arange(length)).reshape(-1)).view(len(first), length, 1)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop))

@@ -26,10 +26,12 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
+from ...storage.checksums import Crc32c
 from ...storage.durable import is_full, open_plain, read_plain, sync_folder
+from ...storage.threads import map_in_threads
 from ...storage.untrusted_json import parse_json
 from .location import Location, RemoteObject
 from .retries import LATER, MIN_RATE, Retry, next_retry
@@ -44,27 +46,6 @@ _ALGORITHMS = ("crc32c", "sha256", "md5", "git")
 _HINT = "fetch it again; if it fails again, the mirror's copy is damaged: use another mirror (--mirror)"
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _Crc32c:
-    def __init__(self) -> None:
-        import google_crc32c
-
-        self._extend: Any = google_crc32c.extend
-        self._value = 0
-
-    def update(self, data: bytes, /) -> None:
-        # The C function takes `bytes` only; for an argument of that type this does not copy.
-        self._value = self._extend(self._value, bytes(data))
-
-    def hexdigest(self) -> str:
-        return f"{self._value:08x}"
-
-
 class Verifier:
     """Counts and hashes an object's bytes as they are received, and at the end compares them with what the location states.
 
@@ -76,9 +57,9 @@ class Verifier:
         # The fastest one stated, else crc32c, for the manifest.
         self.algorithm = next((name for name in _ALGORITHMS if name in obj.checksums), "crc32c")
         self.size = 0
-        self._hash: _Hash | None
+        self._hash: Any
         if self.algorithm == "crc32c":
-            self._hash = _Crc32c()
+            self._hash = Crc32c()
         elif self.algorithm == "git":
             # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects: the SHA-1 of a header with the size, and the bytes
             self._hash = hashlib.sha1(b"blob %d\0" % (obj.size or 0), usedforsecurity=False)
@@ -95,7 +76,7 @@ class Verifier:
     @property
     def checksum(self) -> str | None:
         """Lowercase hex of `algorithm` over the bytes received so far; None if only the size is compared."""
-        return None if self._hash is None else self._hash.hexdigest()
+        return None if self._hash is None else str(self._hash.hexdigest())
 
     def update(self, data: bytes) -> None:
         """Add received bytes. Raises ChecksumError if there are more than the location states."""
@@ -126,14 +107,7 @@ def resolve(location: Location, objects: Iterable[RemoteObject], *, connections:
     wanted = list(objects)
     if all(obj.version is not None or obj.size is not None for obj in wanted):
         return wanted
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(max_workers=connections, thread_name_prefix="rbdata-resolve")
-    try:
-        return list(pool.map(lambda obj: pin(location, obj), wanted))
-    finally:
-        # Do not wait for the other requests after a failure or Ctrl-C.
-        pool.shutdown(wait=False, cancel_futures=True)
+    return list(map_in_threads(lambda obj: pin(location, obj), wanted, connections, "rbdata-resolve"))
 
 
 def stream(

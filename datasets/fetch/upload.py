@@ -12,11 +12,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
+from ...storage.checksums import hash_file
 from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
 from .fsspec_store import FsspecLocation
@@ -30,7 +33,6 @@ from .transports import open_location
 S3_PIECE = 64 << 20
 #: Bytes per piece of a resumable upload to Google; a multiple of 256 KiB.
 GCS_PIECE = 16 << 20
-_BLOCK = 1 << 20
 
 
 class Uploader(Protocol):
@@ -61,10 +63,7 @@ class LocalFile:
         """Lowercase hex of ``crc32c``, ``md5``, ``sha256`` or ``git`` (a blob's)."""
         if algorithm not in self._checksums:
             verifier = Verifier(RemoteObject(str(self.path), self.path.name, self.size, {algorithm: ""}))
-            with open_plain(self.path, "rb", follow=True) as file:
-                while block := file.read(_BLOCK):
-                    verifier.update(block)
-            self._checksums[algorithm] = verifier.checksum or ""
+            self._checksums[algorithm] = hash_file(self.path, verifier).checksum or ""
         return self._checksums[algorithm]
 
     def s3_tag(self, piece: int = S3_PIECE) -> str:
@@ -182,53 +181,83 @@ class DirectoryUploader:
 
 
 @dataclass
-class GcsUploader:
+class StoreUploader:
+    """To a store, with retries. A derived class makes one attempt, and raises rbdata's errors."""
+
+    location: Any
+
+    def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
+        def send_once() -> None:
+            sent = 0
+
+            def count(length: int) -> None:
+                nonlocal sent
+                sent += length
+                on_bytes(length)
+
+            try:
+                self._send_once(file, path, count)
+            except Exception:
+                on_bytes(-sent)
+                raise
+            on_bytes(file.size - sent)
+
+        self._with_retries(send_once, path)
+
+    def remove(self, path: str) -> None:
+        path = check_path(path)
+
+        def remove_once() -> None:
+            with suppress(ObjectNotFoundError):
+                self._remove_once(path)
+
+        self._with_retries(remove_once, path)
+
+    def _with_retries(self, call: Callable[[], None], path: str) -> None:
+        try:
+            call_with_retries(call, url=f"{self.location.url}/{path}", options=self.location.options)
+        except (ForbiddenError, ObjectNotFoundError) as error:
+            raise _with_upload_hint(error) from error
+
+    def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
+        raise NotImplementedError
+
+    def _remove_once(self, path: str) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class GcsUploader(StoreUploader):
     location: GcsLocation
     _client: Any = None
 
-    def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
+    def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
+        with _CountingFile(file.path, count) as source, self._blob(path) as blob:
+            blob.chunk_size = GCS_PIECE
+            blob.upload_from_file(
+                source,
+                size=file.size,
+                content_type="application/octet-stream",
+                checksum="crc32c",
+                timeout=self.location.options.timeouts,
+            )
+
+    def _remove_once(self, path: str) -> None:
+        with self._blob(path) as blob:
+            blob.delete(timeout=self.location.options.timeouts)
+
+    @contextmanager
+    def _blob(self, path: str) -> Iterator[Any]:
+        """The client's object, around one attempt."""
         bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
-        options, url = self.location.options, f"{self.location.url}/{path}"
-
-        def send_once() -> None:
-            with _CountingFile(file.path, on_bytes) as source:
-                try:
-                    target = self._connect().bucket(bucket, user_project=options.user_project)
-                    blob = target.blob(join_path(prefix, path))
-                    blob.chunk_size = GCS_PIECE
-                    blob.upload_from_file(
-                        source,
-                        size=file.size,
-                        content_type="application/octet-stream",
-                        checksum="crc32c",
-                        timeout=options.timeouts,
-                    )
-                except Exception as error:
-                    source.reset_count()
-                    failure = translate_error(error, url, login=True)
-                    if failure is None:
-                        raise
-                    raise _with_upload_hint(failure) from error
-
-        call_with_retries(send_once, url=url, options=options)
-
-    def remove(self, path: str) -> None:
-        bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
-        options, url = self.location.options, f"{self.location.url}/{path}"
-
-        def remove_once() -> None:
-            try:
-                target = self._connect().bucket(bucket, user_project=options.user_project)
-                target.blob(join_path(prefix, check_path(path))).delete(timeout=options.timeouts)
-            except Exception as error:
-                failure = translate_error(error, url, login=True)
-                if isinstance(failure, ObjectNotFoundError):
-                    return
-                if failure is None:
-                    raise
-                raise _with_upload_hint(failure) from error
-
-        call_with_retries(remove_once, url=url, options=options)
+        try:
+            target = self._connect().bucket(bucket, user_project=self.location.options.user_project)
+            yield target.blob(join_path(prefix, path))
+        except Exception as error:
+            failure = translate_error(error, f"{self.location.url}/{path}", login=True)
+            if failure is None:
+                raise
+            raise failure from error
 
     def _connect(self) -> Any:
         """A client with write access: logged in, or anonymous if there are no credentials (the emulator)."""
@@ -238,54 +267,29 @@ class GcsUploader:
         return self._client
 
 
-@dataclass(frozen=True)
-class FsspecUploader:
+@dataclass
+class FsspecUploader(StoreUploader):
     location: FsspecLocation
 
-    def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
+    def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
         from fsspec.callbacks import Callback
 
-        url = f"{self.location.url}/{path}"
         files = self.location.file_system()
+        is_s3 = files.protocol in ("s3", "s3a")
 
         class Counting(Callback):
-            sent = 0
-
             def relative_update(self, inc: int = 1) -> None:
-                self.sent += inc
-                on_bytes(inc)
+                count(inc)
 
-        def send_once() -> None:
-            counting = Counting()
-            pieces = {"chunksize": S3_PIECE} if files.protocol in ("s3", "s3a") else {}
+        def put_file(fs: Any, target: str) -> None:
+            if not is_s3:
+                fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            fs.put_file(str(file.path), target, callback=Counting(), **({"chunksize": S3_PIECE} if is_s3 else {}))
 
-            def put_file(fs: Any, target: str) -> None:
-                if files.protocol not in ("s3", "s3a"):
-                    fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-                fs.put_file(str(file.path), target, callback=counting, **pieces)
+        files.call(f"{self.location.url}/{path}", put_file)
 
-            try:
-                files.call(url, put_file)
-            except Exception as error:
-                on_bytes(-counting.sent)
-                raise _with_upload_hint(error) from error
-            on_bytes(file.size - counting.sent)
-
-        call_with_retries(send_once, url=url, options=self.location.options)
-
-    def remove(self, path: str) -> None:
-        url = f"{self.location.url}/{check_path(path)}"
-        files = self.location.file_system()
-
-        def remove_once() -> None:
-            try:
-                files.call(url, lambda fs, target: fs.rm_file(target))
-            except ObjectNotFoundError:
-                return
-            except Exception as error:
-                raise _with_upload_hint(error) from error
-
-        call_with_retries(remove_once, url=url, options=self.location.options)
+    def _remove_once(self, path: str) -> None:
+        self.location.file_system().call(f"{self.location.url}/{path}", lambda fs, target: fs.rm_file(target))
 
 
 def _with_upload_hint(error: Exception) -> Exception:
@@ -311,8 +315,3 @@ class _CountingFile(io.BufferedReader):
             self._on_bytes(at - self._most)
             self._most = at
         return data
-
-    def reset_count(self) -> None:
-        """Take back the bytes reported, as they must be sent again."""
-        self._on_bytes(-self._most)
-        self._most = 0

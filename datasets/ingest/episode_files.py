@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...errors import CorruptSourceError, ObjectChangedError
-from ...storage.checksums import Crc32c, crc32c
+from ...storage.checksums import Crc32c, crc32c, hash_file
 from ...storage.codecs import PLAIN
 from ...storage.folder import remove_tree
 from ...storage.writer import ColumnWriter
@@ -34,7 +34,6 @@ from ..formats.limits import check_row_bytes
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
-from .raw_files import hash_file
 from .recording import (
     ABOUT,
     DICTIONARY,
@@ -44,10 +43,10 @@ from .recording import (
     END_TRUNCATED,
     Recording,
     RecordingWriter,
-    append_recorded,
+    append_recordings,
 )
-from .row_source import CountedStream, StagedPart, StagedRows, staging_folder
-from .trajectories import Column, TrajectoryWriter, column_difference, schema_of, to_rewards
+from .row_source import CountedStream, StagedPart, staging_folder
+from .trajectories import Column, column_difference, schema_of, to_rewards
 
 _SENTENCES = {
     "empty_episodes": "{n} episodes without a step were left out.",
@@ -352,22 +351,6 @@ def raw_folder(target: Path) -> Path:
 # -- the job -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    """A unit that is decoded, by its ``about.json``."""
-
-    folder: Path
-    about: Mapping[str, Any]
-
-    @property
-    def columns(self) -> list[Column]:
-        return [Column(key, dtype, tuple(shape), per) for key, dtype, shape, per in self.about["columns"]]
-
-    @property
-    def states(self) -> int:
-        return int(self.about["states"][0])
-
-
 class EpisodeFilesJob(StagedJob):
     """The dataset of all episodes in ``units``, in their order.
 
@@ -431,8 +414,7 @@ class EpisodeFilesJob(StagedJob):
         first = self._first()
         if first is None:
             left = left[:1]
-        has_dictionary = first is not None and (first.folder / DICTIONARY).is_file()
-        dictionary = first.folder / DICTIONARY if first is not None and has_dictionary else None
+        dictionary = None if first is None else first.dictionary
         return [
             _DecodeTask(
                 *(index, self.units[index], self.units[index].reader or self.reader, self._target(self.units[index])),
@@ -442,9 +424,7 @@ class EpisodeFilesJob(StagedJob):
         ]
 
     def staged_dictionary(self) -> bytes:
-        first = self._first()
-        assert first is not None
-        return (first.folder / DICTIONARY).read_bytes()
+        return (self._decoded_first().folder / DICTIONARY).read_bytes()
 
     def _target(self, unit: Unit, folder: Path | None = None) -> Path:
         return (folder or self._folder) / f"unit-{unit.number:05d}"
@@ -452,29 +432,30 @@ class EpisodeFilesJob(StagedJob):
     def _is_decoded(self, folder: Path, unit: Unit) -> bool:
         """Whether a unit was decoded from these objects, as far as their place states what they are."""
         try:
-            found = json.loads((self._target(unit, folder) / ABOUT).read_text(encoding="utf-8"))["objects"]
+            found = Recording(self._target(unit, folder)).objects
         except (OSError, ValueError):
             return False
         return len(found) == len(unit.objects) and all(map(_is_of, found, unit.objects))
 
-    def _first(self) -> _Decoded | None:
+    def _first(self) -> Recording | None:
         """The first unit with a step, if all before it are decoded."""
         for unit in self.units:
             if not self._is_decoded(self._folder, unit):
                 return None
-            decoded = self._decoded(unit)
-            if decoded.states:
+            decoded = Recording(self._target(unit))
+            if decoded.states[0]:
                 return decoded
         return None
 
-    def _decoded(self, unit: Unit) -> _Decoded:
-        folder = self._target(unit)
-        return _Decoded(folder, json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+    def _decoded_first(self) -> Recording:
+        first = self._first()
+        assert first is not None
+        return first
 
     @cached_property
-    def _every(self) -> list[_Decoded]:
+    def _every(self) -> list[Recording]:
         """All units; read when they are decoded."""
-        return [self._decoded(unit) for unit in self.units]
+        return [Recording(self._target(unit)) for unit in self.units]
 
     # -- plan and fill -------------------------------------------------------------------------------------------------
 
@@ -483,59 +464,39 @@ class EpisodeFilesJob(StagedJob):
         if first is None:
             raise CorruptSourceError(f"{self.title} holds no episode with a step")
         for unit, decoded in zip(self.units, self._every):
-            if decoded.about["columns"] and decoded.columns != first.columns:
+            if decoded.columns and decoded.columns != first.columns:
                 raise CorruptSourceError(
                     f"{unit.name} is unlike the first: {column_difference(decoded.columns, first.columns)}"
                 )
         self.set_columns(first.columns)
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        columns.reserve(sum(decoded.states for decoded in self._every))
-        writer = TrajectoryWriter(columns, self.columns)
-        counts: Counter[str] = Counter()
-        for number, decoded in enumerate(self._every):
-            if decoded.states:
-                append_recorded(writer, Recording(decoded.folder, self.columns), self.columns)
-            counts.update(decoded.about["counts"])
-            on_progress(number + 1, len(self._every))
-        episodes = writer.episodes()
-        found = {**writer.counts, **counts}
-        digest = crc32c(repr([decoded.about["objects"] for decoded in self._every]).encode())
+        episodes, found = append_recordings(columns, self._every, self.columns, on_progress)
+        digest = crc32c(repr([decoded.objects for decoded in self._every]).encode())
         notes = count_notes({**_SENTENCES, **self.sentences}, found)
         return Plan(episodes, found, notes, self._part_specs(), dict(self.spaces), digest)
 
     def _part_specs(self) -> list[PartSpec]:
         parts, first = [], 0
         for unit, decoded in zip(self.units, self._every):
-            objects = decoded.about["objects"]
+            objects = decoded.objects
             # The objects of a unit of several are recorded by `objects`.
             described = objects[0] if len(objects) == 1 else {"name": unit.name, "size": None, "crc32c": None}
             layout = f"episodes-{crc32c(repr(objects).encode())}"
-            parts.append(PartSpec(unit.name, decoded.states, layout, described, unit.number, first))
-            first += decoded.states
+            parts.append(PartSpec(unit.name, decoded.states[0], layout, described, unit.number, first))
+            first += decoded.states[0]
         return parts
 
     def row_sources(self) -> list[StagedPart]:
-        first = self._first()
-        assert first is not None
-        dictionary = first.folder / DICTIONARY
+        dictionary = self._decoded_first().dictionary
         return [
-            StagedPart(unit.name, self._staged(decoded, dictionary if dictionary.is_file() else None))
-            for unit, decoded in zip(self.units, self._every)
+            StagedPart(unit.name, one.staged(self.columns, dictionary)) for unit, one in zip(self.units, self._every)
         ]
-
-    def _staged(self, decoded: _Decoded, dictionary: Path | None) -> dict[str, list[StagedRows]]:
-        recording = Recording(decoded.folder, self.columns) if decoded.states else None
-        return {
-            column.key: [StagedRows(recording.path(0, number), 0, decoded.states, dictionary)] if recording else []
-            for number, column in enumerate(self.columns)
-            if column.large
-        }
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
-        several = [decoded.about["objects"] for decoded in self._every if len(decoded.about["objects"]) > 1]
+        several = [decoded.objects for decoded in self._every if len(decoded.objects) > 1]
         return [record for records in several for record in records]
 
     def raw_objects(self) -> list[RawObject]:

@@ -19,11 +19,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ChecksumError, CorruptSourceError
-from ...storage.checksums import Crc32c
-from ...storage.durable import open_plain
+from ...storage.checksums import Crc32c, hash_file
 from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import Location, RemoteObject, Verifier, fetch_to_file, resolve
 from ..fetch.reading import bytes_there, discard_part
@@ -34,8 +33,6 @@ from .job import ConvertOptions, Job, Plan, RawObject
 if TYPE_CHECKING:
     from ...storage.writer import ColumnWriter, DatasetWriter
     from .row_source import SampleRows
-
-Digest = TypeVar("Digest", bound=Any)
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -114,14 +111,6 @@ def _is_sound(path: Path, item: RemoteObject) -> bool:
     except ChecksumError:
         return False
     return True
-
-
-def hash_file(path: Path, digest: Digest) -> Digest:
-    """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, `Verifier`); returns the digest."""
-    with open_plain(path, "rb", follow=True) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest
 
 
 # -- what a run keeps for the next one ---------------------------------------------------------------------------------

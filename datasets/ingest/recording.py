@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ...storage.checksums import Crc32c, join_ranges, sum_range
 from ...storage.codecs import PLAIN, load_codec
 from ...storage.codecs.compressed import compressed_codec
 from ...storage.durable import has_bytes, is_full, sync_files, write_atomically
-from ...storage.episodes import CUT, TERMINATED, TRUNCATED
+from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.parts import Encode
 from ...storage.untrusted_json import parse_json
 from ...storage.writer import ColumnWriter
@@ -201,15 +201,20 @@ def _read_kept(folder: Path) -> dict[str, Any] | None:
 
 
 class Recording:
-    """A complete recording, for reading."""
+    """A complete recording, for reading; ``columns`` are those that it states, if they are not given."""
 
-    def __init__(self, folder: Path, columns: Sequence[Column]) -> None:
-        self.folder, self._columns = folder, columns
+    def __init__(self, folder: Path, columns: Sequence[Column] | None = None) -> None:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        self.folder = folder
+        self.columns: Sequence[Column] = columns or [
+            Column(key, dtype, tuple(shape), per) for key, dtype, shape, per in about.get("columns", ())
+        ]
         self.counts: dict[str, int] = about["counts"]
         self.notes: list[str] = about["notes"]
         self.states: list[int] = about["states"]
         self.opened: dict[str, str] = about.get("opened", {})
+        #: Records of the raw objects that it was made from.
+        self.objects: list[dict[str, Any]] = about.get("objects", [])
 
     def reward(self, env: int) -> np.ndarray:
         """float32 ``[steps]``, mapped."""
@@ -221,18 +226,27 @@ class Recording:
 
     def rows(self, env: int, number: int) -> np.ndarray:
         """The rows of an uncompressed column, mapped."""
-        column = self._columns[number]
+        column = self.columns[number]
         return self._mapped(f"{env}.{number}", np.dtype(column.dtype).newbyteorder("<"), column.shape)
 
-    def path(self, env: int, number: int) -> Path:
-        """The file of a column."""
-        return self.folder / f"{env}.{number}"
+    @property
+    def dictionary(self) -> Path | None:
+        """The file of the dictionary that was trained on it."""
+        path = self.folder / DICTIONARY
+        return path if path.is_file() else None
 
-    def staged(self, number: int) -> list[StagedRows]:
-        """The rows of a large column, environment by environment."""
-        dictionary = self.folder / DICTIONARY
-        given = dictionary if dictionary.is_file() else None
-        return [StagedRows(self.path(env, number), 0, states, given) for env, states in enumerate(self.states)]
+    def staged(self, columns: Sequence[Column], dictionary: Path | None) -> dict[str, list[StagedRows]]:
+        """The rows of the large ones of ``columns`` (it may state none, where it holds no step), environment by environment;
+        compressed with ``dictionary``, if there is one."""
+        return {
+            column.key: [
+                StagedRows(self.folder / f"{env}.{number}", 0, states, dictionary)
+                for env, states in enumerate(self.states)
+                if states
+            ]
+            for number, column in enumerate(columns)
+            if column.large
+        }
 
     def _mapped(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         path = self.folder / name
@@ -240,13 +254,33 @@ class Recording:
         return np.memmap(path, dtype, "r", shape=(path.stat().st_size // item, *shape))
 
 
-def append_recorded(writer: TrajectoryWriter, recording: Recording, columns: Sequence[Column], env: int = 0) -> None:
+def append_recordings(
+    writer: ColumnWriter,
+    recordings: Sequence[Recording],
+    columns: Sequence[Column],
+    on_progress: Callable[[int, int], None],
+) -> tuple[EpisodeTable, dict[str, int]]:
+    """Append the small columns of all episodes, recording by recording. Returns the episodes, and all that was counted."""
+    writer.reserve(sum(sum(recording.states) for recording in recordings))
+    trajectories, counts = TrajectoryWriter(writer, columns), Counter[str]()
+    every = [(recording, env) for recording in recordings for env in range(len(recording.states))]
+    for number, (recording, env) in enumerate(every):
+        if recording.states[env]:
+            _append_recorded(trajectories, recording, env)
+        on_progress(number + 1, len(every))
+    for recording in recordings:
+        counts.update(recording.counts)
+    episodes = trajectories.episodes()
+    return episodes, {**trajectories.counts, **counts}
+
+
+def _append_recorded(writer: TrajectoryWriter, recording: Recording, env: int) -> None:
     """Append the small columns of an environment's episodes."""
     end, reward = recording.end(env), recording.reward(env)
     ends = np.flatnonzero(end)
-    small = [(number, column) for number, column in enumerate(columns) if not column.large]
+    small = [(number, column) for number, column in enumerate(recording.columns) if not column.large]
     rows = {column.key: (column, recording.rows(env, number)) for number, column in small}
-    for cut in cuts(np.diff(np.concatenate([[-1], ends])), block_steps(columns)):
+    for cut in cuts(np.diff(np.concatenate([[-1], ends])), block_steps(recording.columns)):
         here = slice(*cut.steps)
         block = {
             key: all_rows[slice(*cut.states) if column.per == "state" else here]
@@ -321,13 +355,8 @@ class RecordedJob(StagedJob):
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Reads the recording: call after the task of `staging_tasks` is done."""
         recording = self._recorded()
-        columns.reserve(sum(recording.states))
-        writer = TrajectoryWriter(columns, self.columns)
-        for env in range(self.environments):
-            append_recorded(writer, recording, self.columns, env)
-            on_progress(env + 1, self.environments)
-        episodes = writer.episodes()
-        counts = {**writer.counts, **recording.counts, "environments": self.environments}
+        episodes, found = append_recordings(columns, [recording], self.columns, on_progress)
+        counts = {**found, "environments": self.environments}
         part = PartSpec(
             name="recording",
             number=0,
@@ -344,8 +373,7 @@ class RecordedJob(StagedJob):
 
     def row_sources(self) -> list[StagedPart]:
         recording = self._recorded()
-        large = {column.key: recording.staged(number) for number, column in enumerate(self.columns) if column.large}
-        return [StagedPart(self.title, large)]
+        return [StagedPart(self.title, recording.staged(self.columns, recording.dictionary))]
 
     def _recorded(self) -> Recording:
         return Recording(self._folder / RECORDING, self.columns)

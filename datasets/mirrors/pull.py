@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ...errors import (
 from ...storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, remove_tree
 from ...storage.integrity import find_damage
 from ...storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, write_manifest
+from ...storage.threads import map_in_threads
 from ...storage.writer import DatasetWriter, fingerprint, finished_parts
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject, open_location, read_all
@@ -240,8 +240,7 @@ def copy_converted(
     estimate, names = estimate_copy(copy, place, force=force), sorted(manifest.files)
     listener.on_estimate(estimate)
     writer = DatasetWriter(place, manifest.schema, _copy_mark(manifest), restart=force, command=command)
-    with ThreadPoolExecutor(8, "rbdata-stat") as pool:
-        stated = list(pool.map(copy.stat, names))
+    stated = map_in_threads(copy.stat, names, 8, "rbdata-stat")
     objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:

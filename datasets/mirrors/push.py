@@ -13,7 +13,6 @@ last, so a mirror never lists an incomplete dataset.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -31,6 +30,7 @@ from ...errors import (
 from ...storage.integrity import find_damage
 from ...storage.manifest import FILENAME, Manifest, read_manifest
 from ...storage.snapshot import Pin, pinned
+from ...storage.threads import map_in_threads
 from .. import catalogue, local
 from ..fetch import FetchOptions, open_location
 from ..fetch.upload import LocalFile, Uploader, open_uploader, upload
@@ -121,8 +121,7 @@ def check_undamaged(folder: Path, manifest: Manifest) -> None:
             hint = f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
             raise DamagedDatasetError(f"{folder / name}: {problem}", hint=hint)
 
-    with ThreadPoolExecutor(CONNECTIONS, "rbdata-check") as pool:
-        list(pool.map(check, sorted(manifest.files)))
+    list(map_in_threads(check, sorted(manifest.files), CONNECTIONS, "rbdata-check"))
 
 
 def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
@@ -169,11 +168,7 @@ def _send(
 
         return file.size if upload(uploader, file, path, count) else -1
 
-    pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-push")
-    try:
-        sizes = [size for size in pool.map(send, files) if size >= 0]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    sizes = [size for size in map_in_threads(send, files, CONNECTIONS, "rbdata-push") if size >= 0]
     return len(sizes), sum(sizes)
 
 

@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...storage.checksums import hash_file
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED
     from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
     from ..ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Unit, raw_object
     from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
-    from ..ingest.raw_files import WholeFileJob, hash_file
+    from ..ingest.raw_files import WholeFileJob
     from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, resolve_transitions, reward_columns, to_rewards
     from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .source import Source, only_object
 
 _HOMES = {
+    "...storage.checksums": ("hash_file",),
     "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
     "...storage.writer": ("ColumnWriter",),
     "..fetch": ("Location", "RemoteObject"),
@@ -48,7 +50,7 @@ _HOMES = {
         "name_left_out",
     ),
     "..ingest.row_source": ("Block", "CountedStream", "RowSource", "block_of_rows"),
-    "..ingest.raw_files": ("WholeFileJob", "hash_file"),
+    "..ingest.raw_files": ("WholeFileJob",),
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "resolve_transitions", "reward_columns", "to_rewards"),
     ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
     ".options": ("SourceOption",),

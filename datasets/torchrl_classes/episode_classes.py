@@ -10,9 +10,10 @@ from typing_extensions import Unpack
 
 from ...errors import UsageError
 from ...storage.codecs.codec import Rows
-from ...storage.dataset import ComputedRows, Dataset, rename
+from ...storage.dataset import Dataset, rename
 from ...storage.keywords import with_options
 from ...storage.leaf import Leaf
+from ...storage.view import ComputedRows
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name
 from .dataset_classes import (
     _ORIGINS,

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.checksums import Crc32c, crc32c
+from ....storage.checksums import Crc32c, crc32c, hash_file
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import check_row_bytes, check_rows
 from ...ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject, count_notes
-from ...ingest.raw_files import hash_file
 from .episodes import ColumnSource, EpisodePlanner, LargeRows, Survey, open_reader, part_bounds, sample, survey
 from .hdf5 import Hdf5Reader
 from .reader import DataFiles, Metadata

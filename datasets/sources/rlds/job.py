@@ -123,7 +123,7 @@ class RldsJob(EpisodeFilesJob):
         first = self._first()
         if asked != "auto" or first is None:
             return asked
-        return "step" if first.about["counts"].get("kept_last_rows") else "observation"
+        return "step" if first.counts.get("kept_last_rows") else "observation"
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
