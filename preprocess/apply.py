@@ -24,6 +24,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -70,6 +71,8 @@ from .result import (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Batch size of an input, and its leaves: path, dtype, shape.
+_GivenShapes = tuple[torch.Size, list[tuple[str, torch.dtype, torch.Size]]]
 
 
 class unchanged_process:
@@ -441,7 +444,7 @@ class Applier:
         chain: Sequence[BoundFunction],
     ) -> Columns:
         """The result of several functions, for ``steps`` (int64 ``[n]``)."""
-        nans = count_nans(leaves_of(td))
+        nans = count_nans(leaves_of(td))  # before a function changes it
         for fn in chain[:-1]:
             td = self._stored_result(fn, td, steps, where, ends, counts)
         columns = self._last_result(td, steps, where, ends, counts, chain)
@@ -459,18 +462,20 @@ class Applier:
         places: list[torch.Tensor] = []
         dones = np.zeros(span.last - span.first, np.int64)
         lost_edges = np.zeros(span.last - span.first, np.int64)
+        has_nans = any(count_nans(leaves_of(td)).values())
         for number, (low, high) in enumerate(episodes):
             self.seed(low)
             where = self._describe(low, high)
             rows = slice(low - span.start, high - span.start)
             episode = Piece(td[rows], True, True)
-            nans = count_nans(leaves_of(episode.td))
+            nans = count_nans(leaves_of(episode.td)) if has_nans else Counter()
             kept, edges = 0, 0
             for piece in self._pieces(episode, low, where, counts, chain[:-1]):
                 columns = self._last_result(piece.td, low, where, None, counts, chain)
                 if columns is None:
                     continue
-                counts.nans += count_nans(columns)
+                if has_nans:
+                    counts.nans += count_nans(columns)
                 kept += len(columns["next/done"])
                 dones[number] += int(columns["next/done"].sum())
                 edges |= FIRST * piece.is_first | LAST * piece.is_last
@@ -487,6 +492,8 @@ class Applier:
         if source is not None and places:
             source = replace(source, place=torch.cat(places))
         where, whole = self._describe(span.start, span.stop), concatenate(pieces, name, wheres) if pieces else {}
+        if not has_nans:  # nothing to subtract: all episodes are counted at once
+            counts.nans += count_nans(whole)
         return ResultBatch(where, whole, span.first, dones, len(td), source, lost_edges)
 
     def _pieces(
@@ -590,11 +597,11 @@ class Applier:
         return collected.columns
 
     def _call(self, fn: BoundFunction, td: Any, steps: torch.Tensor | int, where: str) -> Any:
-        shapes = _describe_input(td)  # before the function changes it
+        given = _shapes_of_input(td)  # before the function changes it
         numbers = self._numbers(fn, steps) if fn.takes else {}
         with (
             unchanged_process(self.opened) if fn.runs_users_code else nullcontext(),
-            self.guard(fn.name, where, shapes),
+            self.guard(fn.name, where, given),
         ):
             return fn(td, self.generator, **numbers)
 
@@ -605,23 +612,23 @@ class Applier:
         return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager
-    def guard(self, name: str, where: str, shapes: str = "") -> Iterator[None]:
+    def guard(self, name: str, where: str, given: _GivenShapes | None = None) -> Iterator[None]:
         """Around calls of functions: what they raise becomes a FunctionError that can be pickled.
 
-        ``shapes`` describes the input in the message.
+        ``given`` is described in the message.
         """
         try:
             yield
         except RbdataError as error:
             if type(error).__module__ != RbdataError.__module__:  # a class of the user's, which may not be pickled
-                raise _function_error(error, name, where, shapes) from None
+                raise _function_error(error, name, where, given) from None
             # Raised on purpose, with a message for the user.
             error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
             raise error.with_traceback(None) from None
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and _can_be_interrupted():
                 raise
-            raise _function_error(error, name, where, shapes) from None
+            raise _function_error(error, name, where, given) from None
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -643,7 +650,7 @@ def _can_be_interrupted() -> bool:
     return here and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
 
 
-def _function_error(error: BaseException, name: str, where: str, shapes: str) -> FunctionError:
+def _function_error(error: BaseException, name: str, where: str, given: _GivenShapes | None) -> FunctionError:
     """A FunctionError with the user's part of the traceback, which names the last line of it that is in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.rpartition("/")[0] == _HERE and trace.tb_next:
@@ -664,17 +671,23 @@ def _function_error(error: BaseException, name: str, where: str, shapes: str) ->
     files = [(frame, frame.filename) for frame in traceback.extract_tb(trace)]
     frames = [frame for frame, path in files if not is_installed_path(path) and path.rpartition("/")[0] != _HERE]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    given = f"; its input: {shapes}" if shapes else ""
-    return FunctionError(f"{name} raised {description}{at}, for {where}{given}", hint=hint, detail=detail)
+    shapes = f"; its input: {_describe_input(given)}" if given else ""
+    return FunctionError(f"{name} raised {description}{at}, for {where}{shapes}", hint=hint, detail=detail)
 
 
-def _describe_input(td: Any) -> str:
-    """``100 steps of action float32 [6], observation float32 [17], ...``; empty for anything but a TensorDict."""
+def _shapes_of_input(td: Any) -> _GivenShapes | None:
+    """Batch size, and dtype and shape of each leaf; None for anything but a TensorDict."""
     if not isinstance(td, TensorDictBase):
-        return ""
-    count = "one step" if not td.batch_size else f"{td.batch_size[0]:,} step{'s' * (td.batch_size[0] != 1)}"
-    leaves = sorted(leaves_of(td).items(), key=lambda item: (item[0].startswith("next/"), item[0]))
-    shapes = (f"{path} {dtype_name(rows.dtype)} {list(rows.shape[td.ndim :])}" for path, rows in leaves)
+        return None
+    return td.batch_size, [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]
+
+
+def _describe_input(given: _GivenShapes) -> str:
+    """``100 steps of action float32 [6], observation float32 [17], ...``."""
+    size, leaves = given
+    count = "one step" if not size else f"{size[0]:,} step{'s' * (size[0] != 1)}"
+    ordered = sorted(leaves, key=lambda leaf: (leaf[0].startswith("next/"), leaf[0]))
+    shapes = (f"{path} {dtype_name(dtype)} {list(shape[len(size) :])}" for path, dtype, shape in ordered)
     return f"{count} of {', '.join(shapes)}"
 
 

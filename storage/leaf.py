@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,6 +123,7 @@ def is_observation(name: str) -> bool:
     return name.partition("/")[0] == "observation"
 
 
+@lru_cache(maxsize=1024)
 def check_key(name: str) -> None:
     """Raise SchemaError for keys that some tensordict version would rename, and for reserved names."""
     parts = name.split("/")
