@@ -75,16 +75,12 @@ def change_npz(corpus: Corpus, rng: random.Random, _: int) -> bytes:
 
 def read_ogbench(data: bytes, folder: Path) -> None:
     """What NumPy reads as well has as many bytes as it says."""
-    from rbdata.datasets.sources.ogbench.names import parse
-    from rbdata.datasets.sources.ogbench.reader import OgbenchReader
-    from rbdata.datasets.sources.ogbench.tasks import single_task
+    from rbdata.datasets.sources.ogbench.reader import OgbenchReader, single_task
 
     path = folder / "x.npz"
     path.write_bytes(data)
     read_episodes(OgbenchReader(), path)
-    name = parse("pointmaze-medium-navigate-singletask-v0")
-    assert name is not None
-    read_episodes(OgbenchReader(single_task(name)), path)
+    read_episodes(OgbenchReader(single_task("pointmaze-medium", 0)), path)
 
 
 def dgrl_corpus(folder: Path) -> Corpus:
@@ -112,10 +108,11 @@ def change_tar(corpus: Corpus, rng: random.Random, _: int) -> bytes:
 
 def read_dgrl(data: bytes, folder: Path) -> None:
     from rbdata.datasets.sources.gen_dgrl.reader import GenDgrlReader
+    from rbdata.datasets.sources.gen_dgrl.source import LIMITS
 
     path = folder / "chaser.tar"
     path.write_bytes(data)
-    read_episodes(GenDgrlReader("chaser"), path)
+    read_episodes(GenDgrlReader(LIMITS, "chaser"), path)
 
 
 def pickle_corpus(_: Path) -> Corpus:
@@ -263,9 +260,10 @@ BOMBS: tuple[Callable[[Path], str], ...] = (
 def read_bomb(kind: str, path: Path) -> None:
     """Read what a bomb's function wrote."""
     from rbdata.datasets.sources.gen_dgrl.reader import GenDgrlReader
+    from rbdata.datasets.sources.gen_dgrl.source import LIMITS
     from rbdata.datasets.sources.ogbench.reader import OgbenchReader
     from rbdata.errors import CorruptSourceError
 
-    reader: Any = OgbenchReader() if kind == "ogbench" else GenDgrlReader("chaser")
+    reader: Any = OgbenchReader() if kind == "ogbench" else GenDgrlReader(LIMITS, "chaser")
     with suppress(CorruptSourceError):
         read_episodes(reader, next(path.iterdir()))

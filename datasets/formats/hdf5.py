@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError
-from .limits import most_unpacked
+from ...storage.leaf import DTYPES
+from .limits import check_row_bytes, most_unpacked
 
 if TYPE_CHECKING:
     import h5py
@@ -119,12 +120,26 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     return stored
 
 
+def has_rows(array: h5py.Dataset) -> bool:
+    """Whether the values of an array are rows of numbers."""
+    shape = array.shape
+    return bool(shape) and 0 not in shape[1:] and array.dtype.newbyteorder("=").name in DTYPES
+
+
+def check_array(array: h5py.Dataset, where: str) -> None:
+    """`check_storage` of an array that `has_rows`, and the bytes of a row. Raises CorruptSourceError."""
+    check_storage(array.id, where, least=1 << 16, size=array.file.id.get_filesize())
+    check_row_bytes(math.prod(array.shape[1:]) * array.dtype.itemsize, where)
+
+
 def attributes(owner: Any) -> dict[str, Any]:
     """The attributes of a file or group (h5py's objects); names that are not UTF-8 are escaped."""
     names = {key: key if isinstance(key, str) else key.decode(errors="backslashreplace") for key in owner.attrs}
     return {name: owner.attrs[key] for key, name in names.items()}
 
 
+#: Bytes of rows that `ChunkedRows.blocks` reads at a time.
+_BLOCK_BYTES = 4 << 20
 _DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
 #: What is unpacked here; HDF5 reads the others once they are proved.
 _UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
@@ -163,6 +178,14 @@ class ChunkedRows:
         for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
             del self._strips[strip]
         return plain_bools(out)
+
+    def blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
+        """The same rows in blocks of some megabytes. Raises CorruptSourceError, also for damage that HDF5 finds."""
+        row_bytes = math.prod(self._dataset.shape[1:]) * self._dataset.dtype.itemsize
+        size = max(1, _BLOCK_BYTES // row_bytes)
+        for first in range(low, high, size):
+            with damage_reported(self._name):
+                yield self.read(first, min(first + size, high))
 
     def _start(self, first: int, last: int) -> None:
         """Begin to unpack the strips (all chunks of some rows) that are not on their way yet."""

@@ -15,7 +15,7 @@ from ...errors import CorruptSourceError
 from .hdf5 import plain_bools
 from .limits import check_row_bytes, check_rows, most_unpacked
 from .npy import NpyStream
-from .zip_archive import ZipArchive
+from .zip_archive import ZipArchive, member_names
 
 _SUFFIX = ".npy"
 #: Bytes of rows that are unpacked at a time.
@@ -72,3 +72,8 @@ class NpzArchive:
             raise CorruptSourceError(f"{where} holds {stream.dtype} {list(stream.shape)}, not rows of numbers")
         check_rows(stream.rows, self._archive.size, where)
         return stream
+
+
+def array_names(path: Path) -> set[str]:
+    """Names of the arrays of an archive; empty for other files."""
+    return {name.removesuffix(_SUFFIX) for name in member_names(path) if name.endswith(_SUFFIX)}

@@ -148,4 +148,13 @@ class ZipArchive:
         return data
 
 
+def member_names(path: Path) -> set[str]:
+    """Names of the members of a zip file; empty for other files."""
+    try:
+        with ZipArchive(path, path.name) as archive:
+            return set(archive.members)
+    except (CorruptSourceError, OSError):
+        return set()
+
+
 _REFETCH = "the file is damaged: fetch it again, or use another mirror (--mirror)"

@@ -144,16 +144,18 @@ class Unit:
         return sum(raw.item.size or 0 for raw in self.objects)
 
 
-def units_of_files(files: Sequence[RawObject], most_bytes: int = 64 << 20) -> list[Unit]:
-    """Units of small files: consecutive ones, together of about ``most_bytes`` at most."""
+def units_of_files(
+    location: Location, files: Iterable[tuple[str, RemoteObject]], most_bytes: int = 64 << 20
+) -> list[Unit]:
+    """Units of small files, given with their paths in a mirror: consecutive ones, together of about ``most_bytes`` at most."""
     groups: list[list[RawObject]] = []
     size = 0
-    for raw in files:
-        size += raw.item.size or 0
+    for path, item in files:
+        size += item.size or 0
         if not groups or size > most_bytes:
             groups.append([])
-            size = raw.item.size or 0
-        groups[-1].append(raw)
+            size = item.size or 0
+        groups[-1].append(RawObject(path, item, location))
     return [Unit(_name(group), number, tuple(group)) for number, group in enumerate(groups)]
 
 

@@ -13,7 +13,7 @@ DrQ-v2, URLB and DreamerV2 store episodes (`EfficientReplayBuffer.add`, `relable
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -55,10 +55,11 @@ def check_lengths(arrays: Mapping[str, np.ndarray], rows: int, where: str) -> No
             raise CorruptSourceError(message, hint="the file is not what its provider publishes")
 
 
-def check_keys(missing: list[str], where: str, there: list[str]) -> None:
-    """Raise CorruptSourceError for keys that are missing."""
+def check_keys(needed: Iterable[str], where: str, there: Collection[str]) -> None:
+    """Raise CorruptSourceError for keys that are needed and not there."""
+    missing = [key for key in needed if key not in there]
     if missing:
-        hint = f"it holds {', '.join(there[:12]) or 'nothing'}"
+        hint = f"it holds {', '.join(list(there)[:12]) or 'nothing'}"
         raise CorruptSourceError(f"{where} has no {', '.join(missing)}", hint=hint)
 
 

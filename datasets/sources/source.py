@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ... import settings
 from ...errors import ObjectNotFoundError, UsageError
@@ -228,6 +229,22 @@ def only_object(location: Location, kind: str, *suffixes: str) -> RemoteObject:
         message = f"{location.url} holds {len(found)} {kind} files, not one"
         raise ObjectNotFoundError(message, hint="give the file, or a folder with that file alone")
     return found[0]
+
+
+Found = TypeVar("Found")
+
+
+def first_found(paths: Sequence[str], find: Callable[[str], Found], missing: str, hint: str) -> tuple[str, Found]:
+    """The first of some paths at which ``find`` finds anything, with that: mirrors are copied from one level up or down.
+
+    Raises ObjectNotFoundError ``missing`` where there is nothing at any of them; ``{paths}`` in the ``hint`` are those.
+    """
+    for path in paths:
+        with suppress(ObjectNotFoundError):
+            found = find(path)
+            if found:
+                return path, found
+    raise ObjectNotFoundError(missing, hint=hint.format(paths=", ".join(paths)))
 
 
 #: A file with its path below a location.

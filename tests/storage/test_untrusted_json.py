@@ -23,7 +23,7 @@ OWN = {
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
     "datasets/ingest/recording.py": "an own recording",
     "datasets/ingest/episode_files.py": "what a worker wrote",
-    "datasets/sources/ogbench/tasks.py": "a file of the package",
+    "datasets/sources/ogbench/reader.py": "a file of the package",
     "datasets/sources/minari/arrow.py": "at most 1 MiB",
     "datasets/sources/minari/source.py": "Minari's root on this machine, at most 256 KiB",
     "storage/manifest.py": "what was encoded the line before",

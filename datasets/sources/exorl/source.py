@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ....errors import CorruptSourceError, UsageError
+from ....errors import UsageError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
 from ..source import Source, only_file, only_object
-from .tasks import TASKS, domain_of
-
-if TYPE_CHECKING:
-    from .job import ExorlJob
 
 DOMAINS = ("cartpole", "cheetah", "jaco", "point_mass_maze", "quadruped", "walker")
 ALGORITHMS = ("aps", "diayn", "disagreement", "icm", "icm_apt", "proto", "random", "rnd", "smm")
@@ -41,9 +36,8 @@ class ExorlSource(Source):
     def names(self) -> Sequence[str]:
         return [f"{domain}/{algorithm}" for domain in DOMAINS for algorithm in ALGORITHMS]
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> ExorlJob:
-        from .job import ExorlJob
-        from .rewards import check_task
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        from .reader import TASKS, domain_of
 
         domain, task = name.partition("/")[0], options.extra["task"]
         if task is not None and domain_of(task) != domain:
@@ -52,28 +46,27 @@ class ExorlSource(Source):
                 f"tasks of {domain}: {', '.join(of_domain)}" if of_domain else f"rewards of {domain} cannot be computed"
             )
             raise UsageError(f"{task} is not a task of {domain}", hint=hint)
-        if task is not None:
-            check_task(task)  # before anything is fetched
-        return ExorlJob(name, location, location.stat(f"{name}.zip"), domain, options)
+        return self._job(name, location, domain, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.zip_archive import ZipArchive
+        from ...formats.zip_archive import member_names
 
         file = only_file(path, ".zip")
-        if file is None:
-            return False
-        try:
-            with ZipArchive(file, file.name) as archive:
-                return any(name.startswith("buffer/episode_") for name in archive.members)
-        except (CorruptSourceError, OSError):
-            return False
+        return file is not None and any(name.startswith("buffer/episode_") for name in member_names(file))
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> ExorlJob:
-        from .job import ExorlJob
-        from .rewards import check_task
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+        from .reader import domain_of
+
+        task = options.extra["task"]
+        return self._job(None, location, task and domain_of(task), options)
+
+    def _job(self, name: str | None, location: Location, domain: str | None, options: ConvertOptions) -> Job:
+        from ...ingest.episode_files import units_of_files
+        from .reader import ExorlJob, ExorlReader, check_task
 
         task = options.extra["task"]
         if task is not None:
-            check_task(task)
-        domain = None if task is None else domain_of(task)
-        return ExorlJob(None, location, only_object(location, "zip", ".zip"), domain, options)
+            check_task(task)  # before anything is fetched
+        item = location.stat(f"{name}.zip") if name else only_object(location, "zip", ".zip")
+        units = units_of_files(location, [(f"{name}.zip" if name else item.name, item)])
+        return ExorlJob(name, location, units, ExorlReader(domain, task), options)

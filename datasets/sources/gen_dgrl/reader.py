@@ -21,7 +21,7 @@ import io
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
@@ -31,9 +31,8 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ...formats.npz import NpzArchive
 from ...formats.numpy_pickle import read_pickle
-from ...ingest.episode_files import Episode, EpisodeReader, RawInput, Rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows
 from ...ingest.spaces import LossyCastError, cast
-from .names import GAMES, time_limit
 
 _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})_(?P<total>-?\d+\.\d+)\.np[yz]")
 _KEYS = ("observations", "actions", "rewards", "dones")
@@ -44,11 +43,33 @@ _XZ, _ZIP, _NPY = b"\xfd7zXZ\0", b"PK\x03\x04", b"\x93NUMPY"
 _ROUNDING = 0.02
 
 
+class GenDgrlJob(EpisodeFilesJob):
+    """The archive is one unit."""
+
+    source, converter = "gen_dgrl", "gen_dgrl 1"
+    licence = "CC-BY-NC-4.0"
+    citation = (
+        "Ishita Mediratta, Qingfei You, Minqi Jiang, Roberta Raileanu. The Generalization Gap in Offline Reinforcement "
+        "Learning. ICLR 2024. arXiv:2312.05742"
+    )
+    sentences: Mapping[str, str] = {
+        "given_up_steps": (
+            "Dropped: the last steps of {n} episodes that are as long as the game's time limit. What follows them is not in "
+            "the data; the observation of such a step is the final one of the step before it."
+        ),
+        "unknown_next_steps": "{n} last steps at the time limit are kept, truncated, with a next observation of zeros.",
+        "other_names": "{n} files have another length or return than their name states, which info/stated_return holds.",
+        "other_files": "{n} files of the archive are no episodes, and are left out.",
+    }
+
+
 @dataclass(frozen=True)
 class GenDgrlReader(EpisodeReader):
-    """``game``: whose episodes are taken of an archive of all games; None: the archive has those of one."""
+    """``limits``: the time limit of each game there is. ``game``: whose episodes are taken of an archive of all of them; None:
+    the archive has those of one."""
 
     whole: ClassVar[bool] = False
+    limits: Mapping[str, int]
     game: str | None = None
     keep_last: bool = False
 
@@ -64,7 +85,7 @@ class GenDgrlReader(EpisodeReader):
             if match is None:
                 raw.counts["other_files"] += 1
                 continue
-            game = _game_of(member.name)
+            game = self._game_of(member.name)
             if self.game is None:
                 found = found or game
                 if game is None or game != found:
@@ -81,7 +102,11 @@ class GenDgrlReader(EpisodeReader):
                 or abs(arrays["rewards"].sum() - float(match["total"])) > _ROUNDING
             ):
                 raw.counts["other_names"] += 1
-            yield self._episode(arrays, match, time_limit(self.game or game or ""), raw)
+            yield self._episode(arrays, match, self.limits[self.game or game or ""], raw)
+
+    def _game_of(self, path: str) -> str | None:
+        """The innermost folder that is named as a game."""
+        return next((folder for folder in reversed(path.split("/")[:-1]) if folder in self.limits), None)
 
     def _episode(self, arrays: dict[str, np.ndarray], match: re.Match[str], limit: int, raw: RawInput) -> Episode:
         observations, steps = arrays["observations"], len(arrays["actions"])
@@ -171,11 +196,6 @@ def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
         raise CorruptSourceError(f"{name} is cut short, or goes on after its end", hint=_REFETCH)
     while stream.read(1 << 20):
         pass  # the checksums of xz are at its end
-
-
-def _game_of(path: str) -> str | None:
-    """The innermost folder that is named as a game."""
-    return next((folder for folder in reversed(path.split("/")[:-1]) if folder in GAMES), None)
 
 
 def _arrays(file: IO[bytes] | None, size: int, where: str) -> dict[str, np.ndarray]:

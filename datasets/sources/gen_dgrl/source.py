@@ -1,63 +1,90 @@
 """Gen-DGRL: the 16 games of Procgen on 1, 40 and 200 levels, expert and suboptimal.
 
 Mediratta, You, Jiang, Raileanu, "The Generalization Gap in Offline Reinforcement Learning", ICLR 2024
-(https://arxiv.org/abs/2312.05742). Names are ``<game>-<set>`` (`names`), as TorchRL has them.
+(https://arxiv.org/abs/2312.05742). The project's downloader (facebookresearch/gen_dgrl, procgen/download.py) and TorchRL's
+class name the same sets and two layouts, both below https://dl.fbaipublicfiles.com/DGRL:
+
+    chaser-1M_E       1M/expert/chaser.tar.xz             Procgen/Datasets/Compressed/1M/level_200/expert/chaser.tar.xz
+    chaser-level_1_E  100k_procgen_dataset_1.tar (all games)   Procgen/Datasets/Compressed/100k/level_1/expert/chaser.tar.xz
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ....errors import ObjectNotFoundError, UsageError
-from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ....errors import UsageError
+from ...fetch import Location, RemoteObject
+from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
-from ..source import Source, only_file, only_object
-from .names import GAMES, archives, names, split
-
-if TYPE_CHECKING:
-    from .job import GenDgrlJob  # loaded when a dataset is opened: lists do without
+from ..source import Source, first_found, only_file, only_object
 
 HOME = "https://dl.fbaipublicfiles.com/DGRL"
+GAMES = (
+    *("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot"),
+    *("heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot"),
+)
+#: Steps after which Procgen ends an episode (openai/procgen, src/games: ``timeout``; 1000 where a game sets none).
+LIMITS = dict.fromkeys(GAMES, 1000) | {"bigfish": 6000, "bossfight": 4000, "plunder": 4000, "leaper": 500, "maze": 500}
+#: Set -> the path of its archive in the project's layout, and in TorchRL's.
+SETS = {
+    "1M_E": ("1M/expert/{game}.tar.xz", "1M/level_200/expert/{game}.tar.xz"),
+    "1M_S": ("1M/suboptimal/{game}.tar.xz", "1M/level_200/suboptimal/{game}.tar.xz"),
+    "10M": ("10M/{game}.tar.xz", "10M/level_200/expert/{game}.tar.xz"),
+    "25M": ("25M/{game}.tar.xz", "25M/level_200/expert/{game}.tar.xz"),
+    "level_1_E": ("100k_procgen_dataset_1.tar", "100k/level_1/expert/{game}.tar.xz"),
+    "level_1_S": ("100k_procgen_dataset_1_suboptimal.tar", "100k/level_1/suboptimal/{game}.tar.xz"),
+    "level_40_E": ("100k_procgen_dataset_40.tar", "100k/level_40/expert/{game}.tar.xz"),
+    "level_40_S": ("100k_procgen_dataset_40_suboptimal.tar", "100k/level_40/suboptimal/{game}.tar.xz"),
+}
+_TORCHRL = "Procgen/Datasets/Compressed"
 
 
 class GenDgrlSource(Source):
-    """Names are ``<game>-<set>``."""
+    """Names are ``<game>-<set>``, as TorchRL has them."""
 
     name = "gen_dgrl"
     home = HOME
     options = (SourceOption("dataset", "the Gen-DGRL id of the archive", metavar="ID", commands=("convert",)),)
 
     def names(self) -> Sequence[str]:
-        return names()
+        return [f"{game}-{one}" for one in SETS for game in GAMES]
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> GenDgrlJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the archive, in the layout of the project or of TorchRL. Raises FetchErrors."""
-        from .job import GenDgrlJob
-
-        tried = archives(name)
-        for path in tried:
-            try:
-                return GenDgrlJob(name, name.partition("-")[0], location, path, location.stat(path), options)
-            except ObjectNotFoundError:
-                continue
-        raise ObjectNotFoundError(f"no archive of {name} at {location.url}", hint=f"looked for {', '.join(tried)}")
+        missing = f"no archive of {name} at {location.url}"
+        path, item = first_found(archives(name), location.stat, missing, "looked for {paths}")
+        return _job(name, name.partition("-")[0], location, path, item, options)
 
     def recognises(self, path: Path) -> bool:
         file = only_file(path, ".xz", ".tar")
         return file is not None and file.name.partition(".")[0] in GAMES
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> GenDgrlJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """An archive, or a folder with one."""
-        from .job import GenDgrlJob
-
-        wanted = options.extra["dataset"]
-        known = split(wanted.removeprefix("gen_dgrl/")) if wanted else None
-        if wanted and known is None:
+        wanted = (options.extra["dataset"] or "").removeprefix("gen_dgrl/")
+        if wanted and not self.knows(wanted):
             raise UsageError(f"Gen-DGRL has no dataset {wanted!r}", hint="`rbdata list gen_dgrl` shows all")
         item = only_object(location, "tar", ".tar.xz", ".tar")
-        stem = item.name.partition(".")[0]
-        game = known[0] if known else stem if stem in GAMES else None
-        return GenDgrlJob(None, game, location, item.name, item, options)
+        game = wanted.partition("-")[0] or item.name.partition(".")[0]
+        return _job(None, game if game in GAMES else None, location, item.name, item, options)
+
+
+def archives(name: str) -> list[str]:
+    """The paths of the archives that may hold a dataset, in the order in which to try them: that of one game before that of
+    all, which is read to its end for a sixteenth."""
+    game, one = name.split("-")
+    paths = [path.format(game=game) for path in SETS[one]]
+    in_torchrl = f"{_TORCHRL}/{paths[1]}"
+    return [paths[0], in_torchrl, paths[1]] if paths[0].endswith(".xz") else [in_torchrl, paths[1], paths[0]]
+
+
+def _job(
+    name: str | None, game: str | None, location: Location, path: str, item: RemoteObject, options: ConvertOptions
+) -> Job:
+    """``game``: see `GenDgrlReader`."""
+    from ...ingest.episode_files import Unit, raw_object
+    from .reader import GenDgrlJob, GenDgrlReader
+
+    reader = GenDgrlReader(LIMITS, game, options.unknown_next == "zero")
+    return GenDgrlJob(name, location, [Unit(item.name, 0, (raw_object(location, item, path),))], reader, options)

@@ -7,36 +7,83 @@
     button_states  [N, ...]   where there are buttons
 
 An episode of n steps has n + 1 rows. The action of its last row is real, but what it led to is nowhere: that row is the final
-state. No episode terminates (`tasks`: not even at the goal). This is what ``load_dataset`` of ogbench reads. Its compact
+state. No episode terminates, not even at the goal. This is what ``load_dataset`` of ogbench reads. Its compact
 form, saved to a file, is read too: there ``terminals`` flag the row before the last as well, and ``valids`` are 0 in the last.
+
+Rewards of single tasks are computed as ``relabel_dataset`` of ogbench 1.2 computes them, without a simulator.
+
+``goals.json`` has the goals of the five tasks of each environment. They are constants of OGBench's environments, the same for
+every seed; so reward and success follow from the state before the action, as the files have it:
+
+    mazes, soccer        success: the agent (soccer: the ball) is within ``goal_tol`` of ``goal_xy``; reward success - 1
+    cube, scene, puzzle  reward: conditions that hold, minus their number: each cube, the drawer and the window within 0.04 of
+                         where they belong, each button in its state; success: all hold
+
+``masks`` are 1 - success: where they are 0, a value function takes nothing from the next state. Episodes go on all the same.
+
+Source: https://github.com/seohongpark/ogbench, ogbench/relabel_utils.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError
+from ....errors import CorruptSourceError, UsageError
 from ...formats.npz import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
 from ...ingest.spaces import LossyCastError, cast, stored_dtype
 from ...ingest.trajectories import to_rewards
-from .tasks import SingleTask
 
 _REQUIRED = ("observations", "actions", "terminals")
 #: What becomes of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
 #: Arrays that are not columns: flags, and rewards of files that were relabelled.
 _FLAGS = ("terminals", "valids", "rewards")
+#: Where the ball of a soccer environment is in ``qpos``, and the first object of a scene; numbers of a cube's pose.
+_BALL, _OBJECTS, _POSE = 15, 14, 7
+#: How far a cube, drawer or window may be from where it belongs.
+_NEAR = 0.04
+
+
+class OgbenchJob(EpisodeFilesJob):
+    """Each file is a unit, which one worker decodes."""
+
+    source, converter = "ogbench", "ogbench 1"
+    citation = (
+        "Seohong Park, Kevin Frans, Benjamin Eysenbach, Sergey Levine. OGBench: Benchmarking Offline Goal-Conditioned RL. "
+        "ICLR 2025. arXiv:2410.20092"
+    )
+    sentences: Mapping[str, str] = {
+        "steps_without_reward": (
+            "The files have no rewards: all {n} are 0. The sets of single tasks have some (-singletask), and load(goals=...) "
+            "computes them."
+        ),
+        "relabelled_steps": (
+            "Rewards and masks are those of the task in the record of the source, of the state before the action; episodes "
+            "go on where it is solved ({steps_at_the_goal} of {n} steps)."
+        ),
+    }
+    reader: OgbenchReader
+
+    def describe(self) -> dict[str, Any]:
+        task = {"task": self.reader.task.describe()} if self.reader.task else {}
+        return {**super().describe(), "set": self.reader.known_set, **task}
 
 
 @dataclass(frozen=True)
 class OgbenchReader(EpisodeReader):
-    """``task``: whose rewards and masks are computed; without one they are those of the file, or 0."""
+    """``task``: whose rewards and masks are computed; without one they are those of the file, or 0. ``known_set``: the name of
+    the set that is read, None where it is not known."""
 
     task: SingleTask | None = None
+    known_set: str | None = None
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         assert raw.path is not None
@@ -175,3 +222,80 @@ class _Cutter:
                 yield self._block[skipped:taken].astype(self._dtype, copy=False).reshape(-1, *self._row)
             self._block = self._block[taken:]
             self._next += taken
+
+
+# -- single tasks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SingleTask:
+    """A task of an environment, ``antmaze-large`` (its pixel variant has the same tasks)."""
+
+    environment: str
+    number: int
+    goal: Mapping[str, Any]
+    tolerance: float | None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The arrays that success follows from."""
+        needs_qpos = not self.environment.startswith("puzzle")
+        return ("qpos",) * needs_qpos + ("button_states",) * ("buttons" in self.goal)
+
+    def rewards(self, arrays: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray]:
+        """Reward and mask, float32 ``[n]`` each, of states whose arrays `keys` are ``[n, ...]``.
+
+        Raises CorruptSourceError where these are narrower than the environment has them.
+        """
+        found: np.ndarray = np.stack([*self._conditions(arrays, where)], 1)
+        rewards: np.ndarray = found.sum(1) - found.shape[1]
+        return rewards.astype(np.float32), np.logical_not(found.all(1)).astype(np.float32)
+
+    def _conditions(self, arrays: Mapping[str, np.ndarray], where: str) -> Iterator[np.ndarray]:
+        """Whether a condition holds, bool ``[n]`` each."""
+        if "goal_xy" in self.goal:
+            at = _BALL if self.environment.startswith("antsoccer") else 0
+            distance = np.linalg.norm(_columns(arrays, "qpos", at, 2, where) - np.array(self.goal["goal_xy"]), axis=1)
+            yield distance <= self.tolerance
+            return
+        cubes, buttons = self.goal.get("cubes", ()), self.goal.get("buttons", ())
+        for number, cube in enumerate(cubes):
+            position = _columns(arrays, "qpos", _OBJECTS + number * _POSE, 3, where)
+            yield np.linalg.norm(np.array(cube) - position, axis=1) <= _NEAR
+        if buttons:
+            states = _columns(arrays, "button_states", 0, len(buttons), where)
+            yield from (states == np.array(buttons)).T
+        for place, name in enumerate(("drawer", "window"), _OBJECTS + len(cubes) * _POSE + len(buttons)):
+            if name in self.goal:
+                yield np.abs(_columns(arrays, "qpos", place, 1, where)[:, 0] - self.goal[name]) <= _NEAR
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        tolerance = {} if self.tolerance is None else {"goal_tol": self.tolerance}
+        return {"environment": self.environment, "task": self.number, **self.goal, **tolerance}
+
+
+def single_task(environment: str, number: int | None) -> SingleTask | None:
+    """A task of an environment, the default one for 0; None for None. Raises UsageError where no goals are known."""
+    if number is None:
+        return None
+    environment = environment.removeprefix("visual-")
+    known = _goals().get(environment)
+    if known is None:
+        raise UsageError(f"{environment} has no single tasks", hint="leave out -singletask")
+    number = number or known["default"]
+    return SingleTask(environment, number, known[f"task{number}"], known.get("goal_tol"))
+
+
+@cache
+def _goals() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("goals.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _columns(arrays: Mapping[str, np.ndarray], key: str, first: int, count: int, where: str) -> np.ndarray:
+    values = arrays[key]
+    if values.ndim != 2 or values.shape[1] < first + count:
+        message = f"{where}: {key} has rows of {list(values.shape[1:])}, too few numbers for this environment's tasks"
+        raise CorruptSourceError(message, hint="is it a file of another environment?")
+    return values[:, first : first + count]

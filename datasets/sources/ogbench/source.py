@@ -1,32 +1,143 @@
 """OGBench: mazes, soccer, cubes, puzzles and drawing, of states and of pixels; sets without rewards, and single tasks.
 
 Park, Frans, Eysenbach, Levine, "OGBench: Benchmarking Offline Goal-Conditioned RL", ICLR 2025
-(https://arxiv.org/abs/2410.20092). Names are those of OGBench (`names`).
+(https://arxiv.org/abs/2410.20092). Names are those of OGBench:
+
+    antmaze-large-navigate-v0                          antmaze-large-navigate-v0.npz
+    antmaze-large-navigate-v0-val                      antmaze-large-navigate-v0-val.npz
+    cube-double-play-100m-v0                           cube-double-play-100m-v0/cube-double-play-v0-000.npz, 001 ... 099
+    cube-double-play-100m-v0-val                       the files beside them that end in -val.npz
+    antmaze-large-navigate-singletask-v0               a set with the rewards of the environment's default task
+    antmaze-large-navigate-singletask-task3-v0-val     of task 3, validation
+
+From seohongpark/ogbench: data_gen_scripts/commands.sh (the 85 sets), README (those of 100M steps), ogbench/utils.py (tasks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import FetchError, ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import SourceOption
-from ..source import Source, only_file
-from .names import FILES, SetName, parse, parse_file, sets
-
-if TYPE_CHECKING:
-    from .job import OgbenchJob  # loaded when a dataset is opened: lists do without
+from ..source import FoundFile, Source, only_file
 
 HOME = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 COPY = "hf://datasets/zhouzypaul/ogbench_datasets"
 #: What a set has of validation: a tenth of the episodes.
 _VALIDATION = 10
+_MAZES, _SIZES = ("medium", "large", "giant", "teleport"), ("medium", "large", "giant")
+_CUBES, _PUZZLES = ("single", "double", "triple", "quadruple"), ("3x3", "4x4", "4x5", "4x6")
+#: Environments, their variants, and the kinds of data of each.
+_PIXELS_TOO = (
+    ("antmaze", _MAZES, ("navigate", "stitch")),
+    ("antmaze", ("medium", "large", "teleport"), ("explore",)),
+    ("humanoidmaze", _SIZES, ("navigate", "stitch")),
+    ("cube", _CUBES, ("play", "noisy")),
+    ("scene", ("",), ("play", "noisy")),
+    ("puzzle", _PUZZLES, ("play", "noisy")),
+)
+_OTHERS = (
+    ("pointmaze", _MAZES, ("navigate", "stitch")),
+    ("antsoccer", ("arena", "medium"), ("navigate", "stitch")),
+    ("powderworld", ("easy", "medium", "hard"), ("play",)),
+)
+_OF_100M = (
+    *("humanoidmaze-giant-navigate", "cube-double-play", "cube-triple-play", "cube-quadruple-play"),
+    *("cube-quadruple-noisy", "cube-octuple-play", "scene-play"),
+    *("puzzle-3x3-play", "puzzle-4x4-play", "puzzle-4x5-play", "puzzle-4x6-play"),
+)
+#: Files of a set of 100M steps.
+FILES = 100
+_NAME = re.compile(
+    r"(?P<environment>(?:visual-)?[a-z]+(?:-[a-z0-9]+)?)-(?P<kind>navigate|stitch|explore|play|noisy)(?P<large>-100m)?"
+    r"(?P<single>-singletask(?:-task(?P<task>[1-5]))?)?-v0(?P<validation>-val)?"
+)
+
+
+@dataclass(frozen=True)
+class SetName:
+    """A dataset. ``task`` is that of a single-task set: its number, 0 for the environment's default, None for no task."""
+
+    environment: str
+    kind: str
+    large: bool = False
+    task: int | None = None
+    validation: bool = False
+
+    def __str__(self) -> str:
+        task = "" if self.task is None else f"-singletask-task{self.task}" if self.task else "-singletask"
+        large, validation = "-100m" * self.large, "-val" * self.validation
+        return f"{self.environment}-{self.kind}{large}{task}-v0{validation}"
+
+    @property
+    def base(self) -> SetName:
+        """The set whose file or folder has the data: that of training, without a task."""
+        return replace(self, task=None, validation=False)
+
+    @property
+    def stem(self) -> str:
+        """What the names of its files begin with."""
+        return f"{self.environment}-{self.kind}-v0"
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of its files at the provider."""
+        validation = "-val" * self.validation
+        if not self.large:
+            return [f"{self.stem}{validation}.npz"]
+        return [f"{self.base}/{self.stem}-{number:03}{validation}.npz" for number in range(FILES)]
+
+    @property
+    def has_pixels(self) -> bool:
+        return self.environment.startswith(("visual-", "powderworld-"))
+
+
+def sets() -> Iterator[SetName]:
+    """The sets of training data, without tasks."""
+    for tables, prefixes in ((_OTHERS, ("",)), (_PIXELS_TOO, ("", "visual-"))):
+        for prefix in prefixes:
+            for environment, variants, kinds in tables:
+                for variant in variants:
+                    whole = f"{prefix}{environment}{f'-{variant}' if variant else ''}"
+                    yield from (SetName(whole, kind) for kind in kinds)
+    for name in _OF_100M:
+        environment, _, kind = name.rpartition("-")
+        yield SetName(environment, kind, large=True)
+
+
+@cache
+def known() -> frozenset[SetName]:
+    """`sets`."""
+    return frozenset(sets())
+
+
+def parse(text: str) -> SetName | None:
+    """The dataset of a name; None for a name of none. Powderworld has no single tasks."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    task = None if match["single"] is None else int(match["task"] or 0)
+    name = SetName(match["environment"], match["kind"], bool(match["large"]), task, bool(match["validation"]))
+    has_tasks = task is None or not name.environment.startswith("powderworld")
+    return name if name.base in known() and has_tasks else None
+
+
+def parse_file(name: str) -> SetName | None:
+    """The set that a file of this name belongs to; None for other files."""
+    match = re.fullmatch(r"(.+-v0)(-\d{3})?(-val)?\.npz", name)
+    if match is None:
+        return None
+    stem = match[1].removesuffix("-v0") + "-100m-v0" if match[2] else match[1]
+    return parse(f"{stem}{match[3] or ''}")
 
 
 class OgbenchSource(Source):
@@ -79,39 +190,27 @@ class OgbenchSource(Source):
             "cache: --mirror ~/.ogbench/data"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> OgbenchJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the files. Raises FetchErrors, UsageError."""
-        from .job import OgbenchJob
-
         known = parse(name)
         assert known is not None
-        files = (
-            _numbered(location, known, options)
-            if known.large
-            else [(path, location.stat(path)) for path in known.files]
-        )
-        return OgbenchJob(name, known, location, files, options)
+        if known.large:
+            return _job(name, known, location, _numbered(location, known, options), options)
+        return _job(name, known, location, [(path, location.stat(path)) for path in known.files], options)
 
     def recognises(self, path: Path) -> bool:
-        from ....errors import CorruptSourceError
-        from ...formats.npz import NpzArchive
+        from ...formats.npz import array_names
 
         file = only_file(path, ".npz")
         if file is None:
             return path.is_dir() and any(parse_file(one.name) for one in path.glob("*-v0*.npz"))
-        try:
-            with NpzArchive(file, file.name) as archive:
-                keys = set(archive.keys)
-        except (CorruptSourceError, OSError):
-            return False
+        keys = array_names(file)
         # A user's own file may have the same three keys, and mean something else by the last row of an episode.
         named = parse_file(file.name) is not None or {"qpos", "qvel"} <= keys
         return named and {"observations", "actions", "terminals"} <= keys and not keys & {"rewards", "timeouts"}
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> OgbenchJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """One file, or a folder with the files of one set; beside those of training, those of validation are left out."""
-        from .job import OgbenchJob
-
         wanted = options.extra["dataset"]
         known = parse(wanted.removeprefix("ogbench/")) if wanted else None
         if wanted and known is None:
@@ -127,10 +226,26 @@ class OgbenchSource(Source):
             message = f"{location.url} holds {len(files)} npz files, not those of one dataset"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one dataset")
         known = known or next(iter(stems))
-        return OgbenchJob(None, known, location, [(item.name, item) for item in files], options)
+        return _job(None, known, location, [(item.name, item) for item in files], options)
 
 
-def _numbered(location: Location, name: SetName, options: ConvertOptions) -> list[tuple[str, RemoteObject]]:
+def _job(
+    name: str | None, known: SetName | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions
+) -> Job:
+    """``known`` is the set, None for files of no known one."""
+    from ...ingest.episode_files import Unit, raw_object
+    from .reader import OgbenchJob, OgbenchReader, single_task
+
+    units = []
+    for place, (path, item) in enumerate(files):
+        # Of a set of 100M steps a file has a number, of any other its place.
+        match = re.fullmatch(r".*-v0-(\d{3})(?:-val)?\.npz", item.name)
+        units.append(Unit(item.name, int(match[1]) if match else place, (raw_object(location, item, path),)))
+    task = single_task(known.environment, known.task) if known else None
+    return OgbenchJob(name, location, units, OgbenchReader(task, str(known) if known else None), options)
+
+
+def _numbered(location: Location, name: SetName, options: ConvertOptions) -> list[FoundFile]:
     """The files of a set of 100M steps, in the order of their numbers, from its folder or directly at the location.
 
     Raises ObjectNotFoundError where some are missing at a server; a folder of this machine is taken as it is.

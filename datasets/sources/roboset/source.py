@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import ObjectNotFoundError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..known_environment import KnownEnvironment
-from ..source import Source, files_below
-
-if TYPE_CHECKING:
-    from .job import RobosetJob
+from ..source import FoundFile, Source, files_below, first_found
 
 SIMULATED = "hf://jdvakil/RoboSet_Sim"
 TELEOPERATION = "hf://jdvakil/RoboSet-Teleoperation"
@@ -63,25 +61,21 @@ class RobosetSource(Source):
         last = str(record.get("dataset")).rpartition("/")[2]
         return KnownEnvironment(last, requirements="robohive") if _ENVIRONMENT.fullmatch(last) else None
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> RobosetJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """All logs in the dataset's folder, or the log of its name. Raises FetchErrors."""
-        from .job import RobosetJob
 
-        tried = [name, name.removeprefix(f"{REAL}/")] if name.startswith(f"{REAL}/") else [name]
-        for path in tried:
-            try:
+        def logs_at(path: str) -> list[FoundFile]:
+            with suppress(ObjectNotFoundError):
                 found = files_below(location, path, _SUFFIX)
-            except ObjectNotFoundError:
-                found = []
-            if not found:
-                file = path.removesuffix(_SUFFIX) + _SUFFIX
-                try:
-                    found = [(file, location.stat(file))]
-                except ObjectNotFoundError:
-                    continue
-            return RobosetJob(name, location, found, options)
-        message = f"{location.url} holds no logs of {name}"
-        raise ObjectNotFoundError(message, hint=f"looked for .h5 files in {' and '.join(tried)}")
+                if found:
+                    return found
+            file = path.removesuffix(_SUFFIX) + _SUFFIX
+            return [(file, location.stat(file))]
+
+        paths = list(dict.fromkeys([name, name.removeprefix(f"{REAL}/")]))
+        missing = f"{location.url} holds no logs of {name}"
+        _, found = first_found(paths, logs_at, missing, "looked for .h5 files in {paths}")
+        return _job(name, location, found, options)
 
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
@@ -90,11 +84,17 @@ class RobosetSource(Source):
         names = hdf5_names(files[0]) if files else set()
         return bool(names) and all(re.fullmatch(r"Trial\d+", name) for name in names)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> RobosetJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A log, or a folder of logs."""
-        from .job import RobosetJob
-
         found = files_below(location, "", _SUFFIX)
         if not found:
             raise ObjectNotFoundError(f"{location.url} holds no .h5 files", hint="give a log, or a folder of logs")
-        return RobosetJob(None, location, found, options)
+        return _job(None, location, found, options)
+
+
+def _job(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Job:
+    from ...ingest.episode_files import units_of_files
+    from .reader import RobosetJob, TrialReader
+
+    reader = TrialReader(tuple(path for path, _ in files))
+    return RobosetJob(name, location, units_of_files(location, files), reader, options)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ....errors import CorruptSourceError, ObjectNotFoundError
+from ....errors import ObjectNotFoundError
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions
+from ...fetch.location import join_path
+from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import RemoteDataset
-from ..source import Source, files_below
-
-if TYPE_CHECKING:
-    from .job import VD4RLJob
+from ..source import Source, files_below, first_found
 
 ENVIRONMENTS = ("walker_walk", "cheetah_run", "humanoid_walk")
 LEVELS = ("random", "medium_replay", "medium", "medium_expert", "expert")
@@ -70,24 +67,17 @@ class VD4RLSource(Source):
                 episodes = len(files) if folder.endswith(SIZES[0]) else None
                 yield RemoteDataset(short_name(folder), episodes, None, sum(item.size or 0 for item in files))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> VD4RLJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
-        from .job import VD4RLJob
-
-        folder = folder_of(name)
-        tried = (f"{_TOP}/{folder}", folder)
-        for path in tried:
-            try:
-                files = _data_files(location.list(path))
-            except ObjectNotFoundError:
-                continue
-            if files:
-                return VD4RLJob(name, location, path, files, options)
-        message = f"{location.url} holds no files of {name}"
-        raise ObjectNotFoundError(message, hint=f"looked for .npz and .hdf5 files in {' and '.join(tried)}")
+        folder, missing = folder_of(name), f"{location.url} holds no files of {name}"
+        folder, files = first_found(
+            *((f"{_TOP}/{folder}", folder), lambda path: _data_files(location.list(path)), missing),
+            "looked for .npz and .hdf5 files in {paths}",
+        )
+        return _job(name, location, folder, files, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.npz import NpzArchive
+        from ...formats.npz import array_names
         from ...ingest.raw_files import hdf5_names
 
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -96,28 +86,31 @@ class VD4RLSource(Source):
             return False
         if file.suffix == ".hdf5":
             return {"observation", "action", "reward", "step_type"} <= hdf5_names(file)
-        try:
-            with NpzArchive(file, file.name) as archive:
-                named = _EPISODE_FILE.match(file.name) is not None  # a user's own file may have these keys
-                return {"image", "action", "reward"} <= set(archive.keys) and (named or "is_first" in archive.keys)
-        except (CorruptSourceError, OSError):
-            return False
+        names = array_names(file)
+        named = _EPISODE_FILE.match(file.name) is not None  # a user's own file may have these keys
+        return {"image", "action", "reward"} <= names and (named or "is_first" in names)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> VD4RLJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder of npz files, or of shards; or one such file."""
-        from .job import VD4RLJob
-
         files = _data_files(location.list())
         if not files:
             message = f"{location.url} holds no .npz and no .hdf5 files"
             raise ObjectNotFoundError(message, hint="give the folder that holds the files of one dataset")
-        return VD4RLJob(None, location, "", files, options)
+        return _job(None, location, "", files, options)
 
 
 def _data_files(items: Sequence[RemoteObject]) -> list[RemoteObject]:
     """The npz files of a folder, else its HDF5 files."""
-    for suffix in _SUFFIXES:
-        found = [item for item in items if item.name.endswith(suffix)]
-        if found:
-            return found
-    return []
+    kinds = ([item for item in items if item.name.endswith(suffix)] for suffix in _SUFFIXES)
+    return next(filter(None, kinds), [])
+
+
+def _job(
+    name: str | None, location: Location, folder: str, files: Sequence[RemoteObject], options: ConvertOptions
+) -> Job:
+    from ...ingest.episode_files import EpisodeReader, units_of_files
+    from .reader import EpisodeFileReader, ShardReader, VD4RLJob
+
+    reader: EpisodeReader = EpisodeFileReader() if files[0].name.endswith(".npz") else ShardReader()
+    units = units_of_files(location, [(join_path(folder, item.name), item) for item in files])
+    return VD4RLJob(name, location, units, reader, options)

@@ -53,11 +53,11 @@ class LinesSource(Source):
         return ["some"]
 
     def find(self, name, location, options):
-        files = [raw_object(location, item) for item in sorted(location.list(), key=lambda item: item.name)]
+        files = location.list()
         units = (
-            units_of_files(files, self.together)
+            units_of_files(location, [(item.name, item) for item in files], self.together)
             if self.together
-            else [Unit(raw.path, number, (raw,)) for number, raw in enumerate(files)]
+            else [Unit(item.name, number, (raw_object(location, item),)) for number, item in enumerate(files)]
         )
         return LinesJob(name, location, units, self.reader, options)
 

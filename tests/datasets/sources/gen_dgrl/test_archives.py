@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as rules
 from hypothesis import strategies as st
 from paths import DATA
-from rbdata.datasets.sources.gen_dgrl import names
+from rbdata.datasets.sources.gen_dgrl.source import LIMITS, GenDgrlSource
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset
 from servers import http_server
@@ -90,7 +90,7 @@ def test_trap_84_an_episode_as_long_as_the_time_limit_is_truncated(unknown_next,
     assert counts["terminated_episodes"] == 2 and counts["time_limit_episodes"] == 1
     assert counts["given_up_steps" if unknown_next == "truncate" else "unknown_next_steps"] == 1
     assert len(dataset) == 499 + 500 + 3 - (unknown_next == "truncate")
-    assert [names.time_limit(game) for game in ("bigfish", "plunder", "leaper", "coinrun")] == [6000, 4000, 500, 1000]
+    assert [LIMITS[game] for game in ("bigfish", "plunder", "leaper", "coinrun")] == [6000, 4000, 500, 1000]
 
 
 def test_trap_85_the_dataset_is_as_long_as_its_episodes(tmp_path):
@@ -161,7 +161,7 @@ def test_archives_are_converted_by_their_name_their_folders_or_as_told(tmp_path)
 
 def test_the_names_are_those_of_torchrl():
     theirs = pytest.importorskip("torchrl.data.datasets").GenDGRLExperienceReplay.available_datasets
-    assert names.names() == list(theirs)
+    assert GenDgrlSource().names() == list(theirs)
     entry = rbdata.info("gen_dgrl/chaser-1M_E")
     assert entry.bytes == 178_687_792 and entry.places[0].url == "https://dl.fbaipublicfiles.com/DGRL"
 

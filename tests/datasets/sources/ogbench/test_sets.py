@@ -17,8 +17,7 @@ from ogbench_truth import assert_holds, expected, make, write
 from paths import DATA
 from rbdata.datasets.fetch import open_location
 from rbdata.datasets.ingest.job import ConvertOptions
-from rbdata.datasets.sources.ogbench.names import SetName, parse, parse_file, sets
-from rbdata.datasets.sources.ogbench.source import COPY, HOME, OgbenchSource
+from rbdata.datasets.sources.ogbench.source import COPY, HOME, OgbenchSource, SetName, parse, parse_file, sets
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UnknownDatasetError, UsageError
 from rbdata.storage.dataset import Dataset
 from servers import http_server

@@ -10,8 +10,8 @@ import pytest
 import rbdata
 from ogbench_truth import make, write
 from paths import DATA
-from rbdata.datasets.sources.ogbench.names import parse, sets
-from rbdata.datasets.sources.ogbench.tasks import single_task
+from rbdata.datasets.sources.ogbench.reader import single_task
+from rbdata.datasets.sources.ogbench.source import parse, sets
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 
@@ -65,7 +65,9 @@ def test_rewards_and_masks_of_all_tasks(environment):
         kind = KINDS.get(environment.partition("-")[0], "navigate")
         name = f"{environment}-{kind}-singletask{f'-task{number}' if number else ''}-v0"
         name = name if parse(name) else name.replace("-singletask", "-100m-singletask")  # cube-octuple
-        task = single_task(parse(name))
+        one = parse(name)
+        assert one is not None
+        task = single_task(one.environment, one.task)
         assert task is not None and task.number == (number or known["default"])
         goal = known[f"task{task.number}"]
         arrays = near_the_goal(environment, goal, 60, number)

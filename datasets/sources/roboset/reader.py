@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.leaf import DTYPES
 from ....storage.schema import LARGE_ROW
-from ...formats.hdf5 import ChunkedRows, arrays_below, check_storage, damage_reported
-from ...formats.limits import check_row_bytes, check_rows
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, check_storage, damage_reported, has_rows
+from ...formats.limits import check_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
 from ..dm_env_order import check_keys, vector_rows
 
 if TYPE_CHECKING:
@@ -33,19 +32,26 @@ if TYPE_CHECKING:
 _TRIAL = re.compile(r"Trial(\d{1,9})")
 _SIMULATED = ("observations", "actions", "rewards", "done")
 _SOLVED = "config/solved"
-#: Bytes of large rows that are read at a time.
-_BLOCK_BYTES = 4 << 20
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_]+")
 
-SENTENCES = {
-    "given_up_steps": "{n} trials end with a real action, whose result is not in the data: these steps are left out.",
-    "unusable_steps": "{n} steps have NaN in action or reward: they are left out, and the episode is cut there.",
-    "unequal_trials": "{n} trials have arrays of unequal length: their rows are those that all arrays have.",
-    "inner_ends": "{n} rows inside trials are flagged done: an episode ends there, and the rest is another one.",
-    "unrewarded_trials": "The data of real robots have no rewards: next/reward is 0.",
-    "empty_arrays": "{n} arrays that hold nothing but NaN (None in the log) are left out, counted file by file.",
-    "other_arrays": "{n} arrays that are not numbers row by row are left out.",
-}
+
+class RobosetJob(EpisodeFilesJob):
+    """The logs of a folder."""
+
+    source, converter, licence = "roboset", "roboset 1", "MIT"
+    citation = (
+        "Vikash Kumar et al. RoboHive: A Unified Framework for Robot Learning. NeurIPS 2023. arXiv:2310.06828. "
+        "Homanga Bharadhwaj et al. RoboAgent: Generalization and Efficiency in Robot Manipulation. ICRA 2024. arXiv:2309.01918"
+    )
+    sentences: Mapping[str, str] = {
+        "given_up_steps": "{n} trials end with a real action, whose result is not in the data: these steps are left out.",
+        "unusable_steps": "{n} steps have NaN in action or reward: they are left out, and the episode is cut there.",
+        "unequal_trials": "{n} trials have arrays of unequal length: their rows are those that all arrays have.",
+        "inner_ends": "{n} rows inside trials are flagged done: an episode ends there, and the rest is another one.",
+        "unrewarded_trials": "The data of real robots have no rewards: next/reward is 0.",
+        "empty_arrays": "{n} arrays that hold nothing but NaN (None in the log) are left out, counted file by file.",
+        "other_arrays": "{n} arrays that are not numbers row by row are left out.",
+    }
 
 
 @dataclass(frozen=True)
@@ -87,9 +93,11 @@ class _Trial:
         found = dict(arrays_below(file[name], self._where, most=1000))
         self._real = any(path.startswith("data/") for path in found)
         self._solved = self._number(found.pop(_SOLVED), size) if _SOLVED in found else np.nan
-        self._arrays = {path: one for path, one in found.items() if self._usable(path, one, size)}
+        self._arrays = {path: one for path, one in found.items() if self._is_read(path, one)}
+        if len(self._arrays) < len(found):
+            self._counts["other_arrays"] += len(found) - len(self._arrays)
         needed = ("data/ctrl_arm", "data/ctrl_ee") if self._real else _SIMULATED
-        check_keys([path for path in needed if path not in self._arrays], self._where, sorted(found))
+        check_keys(needed, self._where, sorted(self._arrays))
         lengths = {len(one) for one in self._arrays.values()}
         self._counts["unequal_trials"] += len(lengths) > 1
         self.rows = check_rows(min(lengths), size, self._where)
@@ -171,26 +179,18 @@ class _Trial:
             return "time"
         if self._real:
             key = (
-                f"action/{rest}"
-                if self._is_action(path)
-                else "info/user"
-                if path == "data/user"
-                else f"observation/{rest}"
+                "info/user" if path == "data/user" else f"{'action' if self._is_action(path) else 'observation'}/{rest}"
             )
         else:
-            key = {"observations": "observation", "actions": "action"}.get(path, f"info/{rest if rest else first}")
+            key = {"observations": "observation", "actions": "action"}.get(path, f"info/{rest or first}")
         return "/".join(_NOT_IN_KEYS.sub("_", part) for part in key.split("/"))
 
-    def _usable(self, path: str, array: h5py.Dataset, size: int) -> bool:
-        rowed = path.partition("/")[0] in (("data", "derived") if self._real else (*_SIMULATED, "env_infos", "time"))
-        shape = array.shape
-        good = rowed and shape and 0 not in shape[1:] and array.dtype.newbyteorder("=").name in DTYPES
-        if not good:
-            self._counts["other_arrays"] += 1
+    def _is_read(self, path: str, array: h5py.Dataset) -> bool:
+        """Whether an array becomes a leaf. Raises CorruptSourceError for one that does, and is damaged."""
+        folders = ("data", "derived") if self._real else (*_SIMULATED, "env_infos", "time")
+        if path.partition("/")[0] not in folders or not has_rows(array):
             return False
-        where = f"{self._where}/{path}"
-        check_storage(array.id, where, least=1 << 16, size=size)
-        check_row_bytes(int(np.prod(shape[1:], dtype=np.int64)) * array.dtype.itemsize, where)
+        check_array(array, f"{self._where}/{path}")
         return True
 
     def _number(self, array: h5py.Dataset, size: int) -> float:
@@ -203,25 +203,15 @@ class _Trial:
     def _read(self, path: str) -> np.ndarray:
         """The rows of a small array."""
         if path not in self._small:
-            array = self._arrays[path]
-            self._small[path] = (
-                ChunkedRows(array, None, 0, f"{self._where}/{path}").read(0, self.rows) if self.rows else array[:0]
-            )
+            self._small[path] = self._chunked(path).read(0, self.rows) if self.rows else self._arrays[path][:0]
         return self._small[path]
 
     def _state_rows(self, path: str, low: int, high: int) -> Rows:
         array: Any = self._arrays[path]
-        row_bytes = int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize
-        if row_bytes < LARGE_ROW:
+        if int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize < LARGE_ROW:
             return vector_rows(self._read(path)[low:high])
         dtype = array.dtype.newbyteorder("=").name
-        return LazyRows(dtype, tuple(array.shape[1:]), self._blocks(path, row_bytes, low, min(high, self.rows)))
+        return LazyRows(dtype, tuple(array.shape[1:]), self._chunked(path).blocks(low, min(high, self.rows)))
 
-    def _blocks(self, path: str, row_bytes: int, low: int, high: int) -> Iterator[np.ndarray]:
-        rows, size = (
-            ChunkedRows(self._arrays[path], None, 0, f"{self._where}/{path}"),
-            max(1, _BLOCK_BYTES // row_bytes),
-        )
-        for first in range(low, high, size):
-            with damage_reported(self._where):
-                yield rows.read(first, min(first + size, high))
+    def _chunked(self, path: str) -> ChunkedRows:
+        return ChunkedRows(self._arrays[path], None, 0, f"{self._where}/{path}")

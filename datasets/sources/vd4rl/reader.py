@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.leaf import DTYPES
-from ...formats.hdf5 import ChunkedRows, check_storage, damage_reported
-from ...formats.limits import check_row_bytes, check_rows
+from ...formats.hdf5 import ChunkedRows, check_array, damage_reported, has_rows
+from ...formats.limits import check_rows
 from ...formats.npz import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
-from ..dm_env_order import check_keys, check_lengths, dm_env_episode, vector_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput
+from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode, vector_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -31,8 +30,26 @@ if TYPE_CHECKING:
 _FLAGS = ("is_first", "is_last", "is_terminal")
 _FIRST, _MID, _LAST = 0, 1, 2
 _HDF5_KEYS = ("observation", "action", "reward", "discount", "step_type")
-#: Bytes of frames that are read at a time.
-_BLOCK_BYTES = 4 << 20
+
+
+class VD4RLJob(EpisodeFilesJob):
+    """The npz files (64px), or the HDF5 shards (84px), of a folder."""
+
+    source, converter, licence = "vd4rl", "vd4rl 1", "MIT"
+    citation = (
+        "Cong Lu, Philip J. Ball, Tim G. J. Rudner, Jack Parker-Holder, Michael A. Osborne, Yee Whye Teh. Challenges and "
+        "Opportunities in Offline Reinforcement Learning from Visual Observations. TMLR 2023. arXiv:2206.04779"
+    )
+    sentences: Mapping[str, str] = {
+        **SENTENCES,
+        "files_with_more_flags": "{n} files have more flags than images: the images count (V-D4RL issue 13).",
+        "cut_beginnings": (
+            "{n} shards begin inside an episode: those rows are an episode of their own, and the step across the cut is lost."
+        ),
+    }
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "folder": self.units[0].objects[0].path.rpartition("/")[0]}
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class EpisodeFileReader(EpisodeReader):
 
 
 def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
-    check_keys([key for key in ("image", "action", "reward") if key not in archive.keys], raw.name, archive.keys)
+    check_keys(("image", "action", "reward"), raw.name, archive.keys)
     dtype, shape = archive.head("image")
     _check_frames(dtype, shape, f"{raw.name}: image")
     arrays = {key: archive.array(key) for key in archive.keys if key != "image"}
@@ -102,7 +119,7 @@ class _Shard:
     def __init__(self, file: h5py.File, name: str, path: Path) -> None:
         self._name = name
         found = {key: self._dataset(file, key) for key in file}
-        check_keys([key for key in _HDF5_KEYS if key not in found], name, sorted(found))
+        check_keys(_HDF5_KEYS, name, sorted(found))
         frames = found.pop("observation")
         _check_frames(frames.dtype, frames.shape, f"{name}: observation")
         self.rows = check_rows(frames.shape[0], path.stat().st_size, name)
@@ -127,10 +144,9 @@ class _Shard:
         if not isinstance(file.get(key, getlink=True), h5py.HardLink) or not isinstance(file[key], h5py.Dataset):
             raise CorruptSourceError(f"{where} is not an array of this file")
         dataset = file[key]
-        check_storage(dataset.id, where, least=1 << 16, size=file.id.get_filesize())
-        if not dataset.shape or 0 in dataset.shape or dataset.dtype.newbyteorder("=").name not in DTYPES:
+        if not has_rows(dataset) or not len(dataset):
             raise CorruptSourceError(f"{where} holds {dataset.dtype} {list(dataset.shape or ())}, not rows of numbers")
-        check_row_bytes(dataset.nbytes // dataset.shape[0], where)
+        check_array(dataset, where)
         return dataset
 
     def bounds(self) -> list[tuple[int, int]]:
@@ -146,7 +162,7 @@ class _Shard:
         action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
         return dm_env_episode(
             {
-                "observation": LazyRows("uint8", self._shape, self._blocks(low, high)),
+                "observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high)),
                 **{f"info/{key}": vector_rows(here[key]) for key in sorted(here)},
             },
             {"action": action, "info/discount": discount.astype(np.float32)},
@@ -155,9 +171,3 @@ class _Shard:
             discount=discount,
             whole=bool(self._types[high - 1] == _LAST),
         )
-
-    def _blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
-        size = max(1, _BLOCK_BYTES // int(np.prod(self._shape)))
-        for first in range(low, high, size):
-            with damage_reported(self._name):
-                yield self._frames.read(first, min(first + size, high))

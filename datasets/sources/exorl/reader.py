@@ -1,0 +1,187 @@
+"""ExORL's archives: a zip of episodes, each a compressed npz in dm_env order.
+
+``buffer/episode_NNNNNN_LENGTH.npz`` (beside videos) holds ``observation`` [T + 1, n], ``action`` [T + 1, m], ``reward`` and
+``discount`` [T + 1, 1], ``physics`` [T + 1, p], and what the algorithm adds (``skill``, ``task``, ``z``). Row 0 is a dummy:
+action and reward of row t led to the observation of row t. (denisyarats/exorl, replay_buffer.py)
+
+Rewards of another task of the domain follow from ``physics``, as ExORL's own loader computes them (`relable_episode` there):
+the reward of row t is what the task says of that state. The loader leaves out the control, which cartpole's reward depends
+on: there its rewards differ from the environment's, by up to 0.003. Here the action that led to the state is set as well, so
+that the rewards are those of the environment. point_mass_maze needs no simulator: its archives have a column of rewards for
+each of four targets.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ....errors import CorruptSourceError, MissingExtraError, RbdataError, UsageError, reason
+from ...formats.npz import NpzArchive
+from ...formats.zip_archive import ZipArchive
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput
+from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode, vector_rows
+
+MAZE = "point_mass_maze"
+#: By domain; those of dm_control's suite, and the targets of ExORL's maze in the order of its reward columns
+#: (custom_dmc_tasks/point_mass_maze.py).
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse"),
+    "cheetah": ("run",),
+    MAZE: ("reach_top_left", "reach_top_right", "reach_bottom_left", "reach_bottom_right"),
+    "quadruped": ("walk", "run"),
+    "walker": ("stand", "walk", "run"),
+}
+_EPISODE = re.compile(r"(?:.*/)?episode_(\d{1,18})_\d+\.npz")
+_NEEDED = ("observation", "action", "reward", "discount")
+
+
+class ExorlJob(EpisodeFilesJob):
+    """The archive is one unit."""
+
+    source, converter = "exorl", "exorl 1"
+    citation = "Denis Yarats et al. Don't Change the Algorithm, Change the Data. 2022. arXiv:2201.13425"
+    sentences: Mapping[str, str] = {
+        **SENTENCES,
+        "reward_columns": "The data have {n} rewards a step, for as many tasks: info/reward has all of them.",
+        "recomputed_rewards": "{n} rewards are recomputed from info/physics: they are those of the task that was asked for.",
+    }
+
+
+@dataclass(frozen=True)
+class ExorlReader(EpisodeReader):
+    """Reads one zip, its episodes by their number. ``task`` (None: as stored) is that of the rewards, see `TASKS`."""
+
+    domain: str | None = None
+    task: str | None = None
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        assert raw.path is not None
+        with ZipArchive(raw.path, raw.name) as archive:
+            numbered = [(int(match[1]), name) for name in archive.members if (match := _EPISODE.fullmatch(name))]
+            if not numbered:
+                message = f"{raw.name} holds no episodes: files called episode_<number>_<length>.npz"
+                raise CorruptSourceError(message, hint=f"it holds {', '.join(list(archive.members)[:12]) or 'nothing'}")
+            for _, name in sorted(numbered):
+                with NpzArchive(archive.read(name), f"{raw.name}: {name}") as episode:
+                    yield self._episode(episode, raw)
+
+    def _episode(self, archive: NpzArchive, raw: RawInput) -> Episode:
+        check_keys(_NEEDED, archive.name, archive.keys)
+        arrays = {key: archive.array(key) for key in archive.keys}
+        rows = len(arrays["observation"]) if arrays["observation"].ndim else 0
+        check_lengths(arrays, rows, archive.name)
+        observation, action, discount = (arrays.pop(key) for key in ("observation", "action", "discount"))
+        columns = arrays.pop("reward").reshape(rows, -1)
+        if discount.size != rows:
+            raise CorruptSourceError(
+                f"{archive.name}: discount has the shape {list(discount.shape)}, not one number a row"
+            )
+        physics = arrays.pop("physics", None)
+        names = _column_names(self.domain, columns.shape[1])
+        if self.task in names:
+            rewards = columns[:, names.index(self.task)]
+        elif self.task is not None:
+            rewards = task_rewards(self.task, physics, action, archive.name)
+            raw.counts["recomputed_rewards"] += rows - 1
+        else:
+            rewards = columns[:, 0]
+        raw.counts["reward_columns"] = len(names)
+        return dm_env_episode(
+            {
+                "observation": vector_rows(observation),
+                **({} if physics is None else {"info/physics": vector_rows(physics)}),
+            },
+            {
+                "action": action,
+                "info/discount": discount.reshape(rows),
+                **{f"info/reward/{name}": columns[:, number] for number, name in enumerate(names)},
+                **{f"info/{key}": values for key, values in sorted(arrays.items())},
+            },
+            rewards,
+            raw.counts,
+            discount=discount.reshape(rows),
+        )
+
+
+# -- rewards of tasks ----------------------------------------------------------------------------------------------------
+
+
+def domain_of(task: str) -> str:
+    """The domain of a task whose rewards can be computed. Raises UsageError for another one."""
+    domains = {f"{domain}_{one}": domain for domain, tasks in TASKS.items() for one in tasks}
+    if task not in domains:
+        raise UsageError(f"{task!r} is not a task whose rewards can be computed", hint=f"tasks: {', '.join(domains)}")
+    return domains[task]
+
+
+def check_task(task: str) -> None:
+    """Raise MissingExtraError where rewards of a task cannot be computed because dm_control is missing."""
+    if domain_of(task) != MAZE:
+        _environment(task)
+
+
+def _column_names(domain: str | None, columns: int) -> Sequence[str]:
+    """What the columns of a reward are called; none where there is one column only."""
+    if columns < 2:
+        return ()
+    tasks = TASKS[MAZE]
+    if domain == MAZE and columns == len(tasks):
+        return [f"{MAZE}_{task}" for task in tasks]
+    return [str(number) for number in range(columns)]
+
+
+def task_rewards(task: str, physics: np.ndarray | None, action: np.ndarray, where: str) -> np.ndarray:
+    """The rewards of rows, float32 ``[T + 1]``, by ``physics`` ``[T + 1, p]`` and ``action`` ``[T + 1, m]``.
+
+    Raises CorruptSourceError where the states are not those of the task's domain.
+    """
+    if physics is None:
+        raise CorruptSourceError(
+            f"{where} has no physics, from which rewards could be computed", hint="leave out --task"
+        )
+    if domain_of(task) == MAZE:
+        raise CorruptSourceError(f"{where} has no column of rewards for {task}", hint="leave out --task")
+    environment = _environment(task)
+    model = environment.physics
+    if physics.shape[1:] != model.state().shape or action.shape[1:] != model.control().shape:
+        shapes = f"physics {list(physics.shape[1:])} and action {list(action.shape[1:])}"
+        message = f"{where} has {shapes} a row, {task} {list(model.state().shape)} and {list(model.control().shape)}"
+        raise CorruptSourceError(message, hint="give a --task of the domain that the data are of")
+    rewards = np.zeros(len(physics), np.float32)
+    for row, (state, control) in enumerate(zip(physics, action)):
+        try:
+            with model.reset_context():
+                model.set_state(state)
+                model.set_control(control)
+            rewards[row] = environment.task.get_reward(model)
+        except Exception as error:  # what a simulator says of impossible states
+            raise CorruptSourceError(f"{where}: row {row} has no reward of {task}: {reason(error)}") from error
+    return rewards
+
+
+@lru_cache(maxsize=1)
+def _environment(task: str) -> Any:
+    domain = domain_of(task)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of displays that are not there
+            from dm_control import suite
+
+            environment = suite.load(domain, task.removeprefix(f"{domain}_"))
+            environment.reset()
+            return environment
+    except ImportError as error:
+        message = f"rewards of {task} are computed with dm_control, which cannot be imported: {reason(error)}"
+        raise MissingExtraError(message, hint="pip install 'rbdata[dm_control]' 'mujoco<4'") from error
+    except Exception as error:
+        message = f"dm_control cannot make {task}: {reason(error)}"
+        raise RbdataError(
+            message, hint="install versions that fit together: pip install 'rbdata[dm_control]' 'mujoco<4'"
+        ) from error
