@@ -108,6 +108,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
             raise
         message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
         raise ObjectNotFoundError(message, hint="request it with these options, or use another mirror") from error
+    check = partial(source.check_existing, options=request.options)
     if request.keep_raw and not request.dry_run:
         make_writable(root)
         listener.on_stage("fetching the raw files")
@@ -119,14 +120,11 @@ def _download(request: Request, listener: Listener) -> Outcome:
         job = source.open(name, open_location(kept, options=request.fetch), options)
         job.why, job.unverified_before = why, unverified
         try:
-            return run(job, place, request, listener, home)
+            return run(job, place, request, listener, home, check)
         except CorruptSourceError as error:
             error.hint = f"delete the file under {kept}: the next run fetches it again"
             raise
-    outcome = run(job, place, request, listener, job.location.url)
-    if outcome.action == "complete" and source is not None and outcome.manifest is not None:
-        source.check_existing(outcome.manifest, request.options)  # another process finished it in the meantime
-    return outcome
+    return run(job, place, request, listener, job.location.url, check)
 
 
 def _open_hub_dataset(request: Request) -> converted.Copy:
@@ -174,10 +172,8 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
         make_writable(place.root)
     scratch = place.root if place.root.is_dir() else None
     job = source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
-    outcome = run(job, place, request, listener, str(path.resolve()))
-    if outcome.action == "complete" and outcome.manifest is not None:
-        _check_origin(outcome.manifest, source, path, listener)  # another process finished it in the meantime
-    return outcome
+    check = partial(_check_origin, source=source, path=path, listener=listener)
+    return run(job, place, request, listener, str(path.resolve()), check)
 
 
 def _check_free(place: DatasetPlace, request: Request) -> None:

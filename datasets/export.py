@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +29,10 @@ from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, Usag
 from ..storage.dataset import Dataset
 from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
+from ..storage.folder import remove_tree
 from ..storage.leaf import Leaf
 from ..storage.reference_scores import original_source
-from ..storage.scratch import is_running, machine
+from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column
 
@@ -148,21 +148,18 @@ def write_export(
     target.parent.mkdir(parents=True, exist_ok=True)
     work = _Export(dataset, report, frames, fps)
     work.total = sum(work.leaf(key).row_bytes * len(dataset) for key in work.ted_keys())
-    _remove_left(target)
-    part = target.with_name(f".{target.name}.{machine()}-{os.getpid()}.part")
     try:
-        write(work, part, target)
-        if os.path.lexists(target):
-            _remove(target)
-        part.rename(target)
+        with ScratchFolder(target.parent, f".{target.name}.") as scratch:
+            part = scratch / target.name
+            write(work, part, target)
+            remove_tree(target)
+            part.rename(target)
     except OSError as error:
         if not is_full(error):
             raise
         raise DiskSpaceError(
             f"the disk is full: {target} does not fit", hint="make room, or choose another disk"
         ) from error
-    finally:
-        _remove(part)
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Exported(dataset.id, target, to, len(dataset), len(dataset.episodes), size, tuple(work.notes))
@@ -176,22 +173,6 @@ def _check_options(to: str, frames: object, fps: object) -> None:
         raise UsageError(f"frames is {frames!r}", hint="video or image")
     if fps is not None and not (isinstance(fps, (int, float)) and 0 < fps <= 1000):
         raise UsageError(f"fps is {fps!r}", hint="a number of frames a second, up to 1000")
-
-
-def _remove_left(target: Path) -> None:
-    """Remove what an export to the same target left when it was killed on this machine."""
-    name = re.compile(re.escape(f".{target.name}.{machine()}-") + r"(\d+)\.part")
-    for path in target.parent.iterdir():
-        match = name.fullmatch(path.name)
-        if match and not is_running(int(match[1])):
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 # -- npz -----------------------------------------------------------------------------------------------------------------

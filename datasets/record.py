@@ -105,11 +105,8 @@ def record(
     options = source.check(asked.options, "download")
     job = RecordingJob(made, options, None if isinstance(policy, str) else policy)
     with progress_listener(full, listener, progress) as events, refusing_exits(f"the recording of {full}"):
-        action = partial(run, job, place, asked, events, job.location.url)
-        outcome = when_free(action, wait, events.on_note, events.on_stage)
-    if outcome.action == "complete" and outcome.manifest is not None:
-        check(outcome.manifest)  # another process finished it in the meantime
-    return outcome.path
+        action = partial(run, job, place, asked, events, job.location.url, check)
+        return when_free(action, wait, events.on_note, events.on_stage).path
 
 
 def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:

@@ -25,7 +25,6 @@ from ..errors import (
     RbdataError,
     TransientFetchError,
 )
-from ..storage.checksums import sum_range
 from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import Block, BlockChecksums, read_block_checksums, verify, write_table
@@ -149,14 +148,14 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
     with open_plain(path, "r+b" if path.exists() else "x+b") as file:
         file.truncate(size)
         for block in checksums.covering(problem.path, problem.begin, end):
-            if sum_range(path, block.begin, block.length)[1] == block.crc32c:
+            if block.is_in(folder):
                 continue
             file.seek(block.begin)
             for piece in _fetch(copy.location, item, block):
                 file.write(piece)
             file.flush()
             fetched += block.length
-            if sum_range(path, block.begin, block.length)[1] != block.crc32c:
+            if not block.is_in(folder):
                 raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
         os.fsync(file.fileno())
     return fetched

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -165,10 +167,32 @@ def preallocate(path: Path, size: int) -> None:
     sync_folder(path.parent)
 
 
-def has_bytes(path: Path, size: int, *, exactly: bool = False) -> bool:
-    """Whether a path is a regular file of at least ``size`` bytes (``exactly``: no more)."""
+def has_size(path: Path, size: int) -> bool:
+    """Whether a path is a regular file of this size."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and (found.st_size == size if exactly else found.st_size >= size)
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
+def hold(path: Path, flags: int) -> int | None:
+    """Open a path and lock it (``flock``); None while another process has it. The system releases the lock when the
+    descriptor is closed, or the process ends, however it ends. Links are not followed.
+
+    Raises OSError as `os.open` does, and on a file system without such locks.
+    """
+    while True:
+        held = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(path), os.fstat(held)):
+                    return held
+        except BlockingIOError:
+            os.close(held)
+            return None
+        except BaseException:
+            os.close(held)
+            raise
+        os.close(held)  # whoever had the lock removed or renamed it meanwhile

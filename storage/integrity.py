@@ -34,7 +34,7 @@ import numpy as np
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .amounts import html_table, plural
 from .amounts import size as amount
-from .checksums import BLOCK, Crc32c, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces
+from .checksums import BLOCK, Crc32c, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces, sum_range
 from .codecs import codec_of
 from .codecs.codec import GuardedRows, Rows, StoredRows
 from .durable import is_about_reader, write_atomically
@@ -72,6 +72,10 @@ class Block:
     def end(self) -> int:
         """The offset of the first byte after the block."""
         return self.begin + self.length
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the file in a folder has these bytes. Raises OSError if it cannot be read."""
+        return sum_range(folder / self.path, self.begin, self.length) == [self.length, self.crc32c]
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
         """Whether these bytes match the length and checksum of the block."""

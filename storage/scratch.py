@@ -7,7 +7,6 @@ file system without such locks, it removes those whose process, by the number in
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -16,6 +15,8 @@ import weakref
 import zlib
 from contextlib import suppress
 from pathlib import Path
+
+from .durable import hold
 
 
 class ScratchFolder:
@@ -67,20 +68,11 @@ def _sweep(top: Path, prefix: str) -> None:
 def _hold(folder: Path, *, unlockable: bool) -> int | None:
     """Open and lock a folder, or open it where there are no locks (``unlockable``); None where it is held or gone."""
     try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return hold(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_mine = os.path.samestat(os.lstat(folder), os.fstat(held))
-    except (BlockingIOError, FileNotFoundError):
-        is_mine = False
     except OSError:
-        is_mine = unlockable
-    if is_mine:
-        return held
-    os.close(held)
-    return None
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC) if unlockable else None
 
 
 def is_running(pid: int) -> bool:

@@ -604,7 +604,7 @@ class OldDataset:
             # The ranges of a part are the pieces in which it was written, so parts share none.
             begin, end = (row * leaf.row_bytes for row in (here[1], here[1] + here[2]))
             for piece in self._ranges.covering(leaf.memmap, begin, end):
-                if sum_range(self.folder / leaf.memmap, piece.begin, piece.length)[1] != piece.crc32c:
+                if not piece.is_in(self.folder):
                     raise RbdataError("the old part is damaged")
         return codec.copy_part(self.folder, files, here, writer.folder, index, first)
 

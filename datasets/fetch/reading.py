@@ -13,7 +13,6 @@ The writing process locks ``<path>.part`` (flock).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -30,7 +29,7 @@ from typing import IO, Any, Generic, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
 from ...storage.checksums import Crc32c
-from ...storage.durable import is_full, open_plain, read_plain, sync_folder
+from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
 from ...storage.untrusted_json import parse_json
 from .location import Location, RemoteObject
@@ -389,13 +388,12 @@ def is_being_fetched(part: Path) -> bool:
     """Whether a process is writing this ``.part`` file, or that of this ``.part.json``."""
     part = part.with_name(part.name.partition(".part")[0] + ".part")
     try:
-        with open_plain(part, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        held = hold(part, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
-    return False
+    if held is not None:
+        os.close(held)
+    return held is None
 
 
 def discard_part(path: Path) -> None:
@@ -418,31 +416,13 @@ def _record(path: Path) -> Path:
 def _open_part(part: Path) -> IO[bytes]:
     if part.is_symlink():
         part.unlink()
-    while True:
-        descriptor = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        file = os.fdopen(descriptor, "a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder of the lock may have renamed or removed the file after it was opened here.
-            if _same_file(file, part):
-                return file
-        except BlockingIOError as error:
-            file.close()
-            message = f"another process is fetching to {part.with_suffix('')}"
-            busy = DatasetBusyError(message, hint="wait for it to finish, or stop it")
-            busy.is_held = partial(is_being_fetched, part)
-            raise busy from error
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _same_file(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    held = hold(part, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    if held is not None:
+        return os.fdopen(held, "a+b", buffering=0)
+    message = f"another process is fetching to {part.with_suffix('')}"
+    busy = DatasetBusyError(message, hint="wait for it to finish, or stop it")
+    busy.is_held = partial(is_being_fetched, part)
+    raise busy
 
 
 def _rehash(part: IO[bytes], kept: int, verifier: Verifier) -> None:

@@ -284,9 +284,9 @@ class _DecodeTask:
             if self.reader.native_libraries:
                 files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
                 with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
-                    sandbox.call(_decode_apart, staged, paths, on_progress=on_fetched)
+                    sandbox.call(_DecodeTask.decode, staged, paths, on_progress=on_fetched)
             else:
-                self.decode(staged, paths, on_fetched)
+                self.decode(on_fetched, staged, paths)
         remove_tree(folder)
         on_block(self.rows, fetched, retries)
         return {}
@@ -301,7 +301,7 @@ class _DecodeTask:
                 fetch_to_file(raw.location, raw.item, paths[raw.item.url], on_bytes=on_fetched)
         return paths
 
-    def decode(self, folder: Path, paths: Mapping[str, Path], on_fetched: Callable[..., None]) -> None:
+    def decode(self, on_fetched: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
         """Write the episodes of all objects into ``folder``."""
         dictionary = self.dictionary.read_bytes() if self.dictionary else None
         writer = _UnitWriter(folder, self.options, dictionary, self.threads)
@@ -327,10 +327,6 @@ class _DecodeTask:
                     pass
                 objects.append(_object_record(raw, source.path, stream))
         writer.finish(objects)
-
-
-def _decode_apart(task: _DecodeTask, on_progress: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
-    task.decode(folder, paths, on_progress)
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:

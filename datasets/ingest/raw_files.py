@@ -199,11 +199,10 @@ class RawReading:
     """
 
     def __init__(self, job: Job, paths: Mapping[str, Path]) -> None:
-        self._job, self._paths = job, paths
+        self._job, self._steps = job, _Steps(job, paths)
         self.files = _raw_files(job, paths) if job.native_libraries else None
-        self._copy = _Copy(job)
         modules = [type(job).__module__, *job.native_libraries]
-        self._sandbox = Sandbox(self._copy, self.files, modules) if self.files else None
+        self._sandbox = Sandbox(self._steps, self.files, modules) if self.files else None
 
     def __enter__(self) -> RawReading:
         return self
@@ -214,70 +213,63 @@ class RawReading:
 
     def inspect(self) -> None:
         """`Job.inspect_files`."""
-        self._set(self._call(_inspect, self._paths))
+        vars(self._job).update(self._call(_Steps.inspect))
 
     def plan(
         self, open_columns: Callable[[], ColumnWriter], on_planned: Callable[[int, int], None]
     ) -> tuple[Plan, Ranges]:
         """`Job.plan` into columns that are opened here or there, and what closing them returns."""
-        plan, ranges, state = self._call(_plan, self._paths, open_columns, on_progress=on_planned)
-        self._set(state)
+        plan, ranges, state = self._call(_Steps.plan, open_columns, on_progress=on_planned)
+        vars(self._job).update(state)
         return plan, ranges
 
     def sample_rows(self) -> SampleRows:
         """`Job.sample_rows`."""
-        found: SampleRows = self._call(_sample_rows)
+        found: SampleRows = self._call(_Steps.sample_rows)
         return found
 
     def fill(self, task: Task, on_block: OnBlock) -> dict[str, Any]:
         """Do the task of a part."""
-        record: dict[str, Any] = self._call(_fill, task, on_progress=on_block)
+        record: dict[str, Any] = self._call(_Steps.fill, task, on_progress=on_block)
         return record
 
     def _call(
         self, function: Callable[..., Any], *args: Any, on_progress: Callable[..., None] = lambda *_: None
     ) -> Any:
         if self._sandbox is None:
-            return function(self._copy, on_progress, *args)
+            return function(self._steps, on_progress, *args)
         return self._sandbox.call(function, *args, on_progress=on_progress)
 
-    def _set(self, state: Mapping[str, Any]) -> None:
-        vars(self._job).update(state)
 
+class _Steps:
+    """The steps, done here or in a sandbox, where the job is a copy: `inspect` and `plan` return what they set in it."""
 
-class _Copy:
-    """What a sandbox works on: a job, and what it was made with, which is not sent back."""
+    def __init__(self, job: Job, paths: Mapping[str, Path]) -> None:
+        self._job, self._paths, self._made_with = job, paths, dict(vars(job))
 
-    def __init__(self, job: Job) -> None:
-        self.job, self._made_with = job, dict(vars(job))
+    def _state(self) -> dict[str, Any]:
+        """The attributes of the job, but for those that it was made with."""
+        return {name: value for name, value in vars(self._job).items() if self._made_with.get(name) is not value}
 
-    @property
-    def state(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self.job).items() if self._made_with.get(name) is not value}
+    def inspect(self, _: Any) -> dict[str, Any]:
+        self._job.inspect_files(self._paths)
+        return self._state()
 
+    def plan(
+        self, on_planned: Callable[[int, int], None], open_columns: Callable[[], ColumnWriter]
+    ) -> tuple[Plan, Ranges, dict[str, Any]]:
+        columns = open_columns()
+        try:
+            plan = self._job.plan(columns, self._paths, on_planned)
+            return plan, columns.close(), self._state()
+        finally:
+            columns.abandon()
 
-def _inspect(copy: _Copy, _: Any, paths: Mapping[str, Path]) -> dict[str, Any]:
-    copy.job.inspect_files(paths)
-    return copy.state
+    def sample_rows(self, _: Any) -> SampleRows:
+        return self._job.sample_rows()
 
-
-def _plan(
-    copy: _Copy, on_planned: Any, paths: Mapping[str, Path], open_columns: Callable[[], ColumnWriter]
-) -> tuple[Plan, Ranges, dict[str, Any]]:
-    columns = open_columns()
-    try:
-        plan = copy.job.plan(columns, paths, on_planned)
-        return plan, columns.close(), copy.state
-    finally:
-        columns.abandon()
-
-
-def _sample_rows(copy: _Copy, _: Any) -> SampleRows:
-    return copy.job.sample_rows()
-
-
-def _fill(_: _Copy, on_block: OnBlock, task: Task) -> dict[str, Any]:
-    return task(on_block)
+    def fill(self, on_block: OnBlock, task: Task) -> dict[str, Any]:
+        return task(on_block)
 
 
 def _raw_files(job: Job, paths: Mapping[str, Path]) -> RawFiles:

@@ -32,7 +32,7 @@ from ...errors import DiskSpaceError
 from ...storage.checksums import Crc32c, join_ranges, sum_range
 from ...storage.codecs import PLAIN, load_codec
 from ...storage.codecs.compressed import compressed_codec
-from ...storage.durable import has_bytes, is_full, sync_files, write_atomically
+from ...storage.durable import is_full, sync_files, write_atomically
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.parts import Encode
 from ...storage.untrusted_json import parse_json
@@ -192,8 +192,7 @@ def _read_kept(folder: Path) -> dict[str, Any] | None:
     try:
         kept = parse_json((folder / KEPT).read_bytes())
         sound = all(
-            has_bytes(folder / name, size) and sum_range(folder / name, 0, size)[1] == crc32c
-            for name, (size, crc32c) in kept["files"].items()
+            sum_range(folder / name, 0, size) == [size, crc32c] for name, (size, crc32c) in kept["files"].items()
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None

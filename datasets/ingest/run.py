@@ -111,8 +111,15 @@ def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, files: RawFiles
 MAX_PROCS = 8
 
 
-def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Outcome:
-    """Make the dataset of a job at a place; ``url`` is recorded as where it comes from.
+def run(
+    job: Job,
+    place: DatasetPlace,
+    request: Request,
+    listener: Listener,
+    url: str,
+    check: Callable[[Manifest], object] = lambda existing: None,
+) -> Outcome:
+    """Make the dataset of a job at a place; ``url`` is recorded as where it comes from. For ``check`` see `write_dataset`.
 
     Raises the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError, DatasetBusyError,
     DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
@@ -131,7 +138,7 @@ def run(job: Job, place: DatasetPlace, request: Request, listener: Listener, url
             job.set_previous_objects(read_objects(place))
         return _write(job, place, request, listener, url, lock)
 
-    return write_dataset(place, request, write)
+    return write_dataset(place, request, write, check)
 
 
 def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Estimate:
@@ -209,9 +216,15 @@ def _begin(
 
 
 def write_dataset(
-    place: DatasetPlace, request: Request, write: Callable[[WriterLock], tuple[Estimate, Manifest]]
+    place: DatasetPlace,
+    request: Request,
+    write: Callable[[WriterLock], tuple[Estimate, Manifest]],
+    check: Callable[[Manifest], object] = lambda existing: None,
 ) -> Outcome:
-    """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then."""
+    """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then.
+
+    ``check`` raises if what that process made is not what is asked for.
+    """
     began = time.monotonic()
     make_writable(place.root)
     try:
@@ -219,6 +232,7 @@ def write_dataset(
             place.recover()
             existing = find_existing(place, request)  # another process may have finished it meanwhile
             if existing is not None:
+                check(existing)
                 return Outcome(place.id, place.path, "complete", existing)
             estimate, manifest = write(lock)
     except BaseException:

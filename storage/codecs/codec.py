@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from ..checksums import append_blocks, crc32c, sum_range
-from ..durable import has_bytes
+from ..durable import has_size
 from ..leaf import Leaf
 from ..memory_map import read_file
 from ..parts import PartFile, lengths_path, part_path, read_pieces, sum_piece
@@ -155,21 +155,24 @@ class Codec(ABC):
         """Whether the files of a finished part that is not appended yet match its record, by sizes and with ``contents`` by
         checksums."""
         path, pieces = part_path(folder, self.leaf, number), record["pieces"]
-        if not has_bytes(path, sum(piece["length"] for piece in pieces), exactly=True):
+        if not has_size(path, sum(piece["length"] for piece in pieces)):
             return False
         if not self.fixed_rows:
             lengths = lengths_path(path)
-            if not has_bytes(lengths, 8 * sum(piece["rows"] for piece in pieces), exactly=True):
+            if not has_size(lengths, 8 * sum(piece["rows"] for piece in pieces)):
                 return False
             if contents and record["lengths"] != crc32c(lengths.read_bytes()):
                 return False
         return not contents or all(piece["crc32c"] == sum_piece(path, piece) for piece in pieces)
 
     def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
-        """Whether the leaf's files hold the appended bytes of a part, by its entry in the journal."""
+        """Whether the leaf's files hold the appended bytes of a part, by its entry in the journal.
+
+        Raises OSError for files that are missing or cannot be read.
+        """
         length, checksum, *_ = entry["ranges"]["blob"]
         path, begin = folder / self.path("blob"), entry["blob"] - length
-        return has_bytes(path, entry["blob"]) and sum_range(path, begin, length) == [length, checksum]
+        return sum_range(path, begin, length) == [length, checksum]
 
     def fits(self, records: Iterable[Mapping[str, Any]], last: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
         """Whether finished parts fill the gap between two appended parts exactly."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...errors import DamagedDatasetError, RbdataError
 from ..checksums import append_blocks, crc32c, sum_range
-from ..durable import has_bytes, open_plain
+from ..durable import open_plain
 from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
 from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, sync_parts, write_lengths
@@ -110,8 +110,7 @@ class CompressedCodec(Codec):
     def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
         length, checksum, *_ = entry["ranges"]["offsets"]
         path, end = folder / self.path("offsets"), 8 * (entry["rows"] + 1)
-        there = super().has_appended(folder, entry) and has_bytes(path, end)
-        return there and sum_range(path, end - length, length) == [length, checksum]
+        return super().has_appended(folder, entry) and sum_range(path, end - length, length) == [length, checksum]
 
     def append_parts(
         self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, Any], *, cut: bool = True

@@ -362,7 +362,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path: Path) -> Non
     dataset = make(episodes(pixels=True))
     subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path / "out")], check=False)
     (left,) = tmp_path.glob("*out*")
-    assert left.name.endswith(".part")
+    assert left.name.startswith(".out.")
     assert_same(back(export(dataset, tmp_path / "out", frames="image")), dataset)
     assert [one.name for one in tmp_path.glob("*out*")] == ["out"]
 

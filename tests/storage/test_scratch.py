@@ -1,5 +1,6 @@
 """Temporary folders: gone with their process, however it ends."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -88,7 +89,7 @@ def test_where_folders_cannot_be_locked_the_number_of_the_process_tells(other, t
     unnamed = tmp_path / f"rbdata-{scratch.machine()}-left"
     left.mkdir()
     unnamed.mkdir()
-    monkeypatch.setattr(scratch.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with ScratchFolder(tmp_path) as folder:
         assert sorted(tmp_path.iterdir()) == sorted([folder, running, unnamed])
     process.kill()
@@ -103,7 +104,7 @@ def test_where_folders_cannot_be_locked_the_number_of_the_process_tells(other, t
 def test_one_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
     """Another process looks between the making of the folder and its lock."""
     made: list[Path] = []
-    make, lock = scratch.tempfile.mkdtemp, scratch.fcntl.flock
+    make, lock = scratch.tempfile.mkdtemp, fcntl.flock
 
     def make_and_sweep(**options: Any) -> str:
         made.append(Path(make(**options)))
@@ -117,7 +118,7 @@ def test_one_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypat
         lock(descriptor, how)
 
     monkeypatch.setattr(scratch.tempfile, "mkdtemp", make_and_sweep)
-    monkeypatch.setattr(scratch.fcntl, "flock", lock_when_swept)
+    monkeypatch.setattr(fcntl, "flock", lock_when_swept)
     with ScratchFolder(tmp_path) as folder:
         assert folder.is_dir()
         assert folder == made[2]
