@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
@@ -49,7 +49,7 @@ from .online.conditional_update import ConditionalUpdateResult, update_records
 from .online.sample_units import check_unit, expand_draws
 from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
-from .pipeline import BatchSpec, Info, OrderState, Pipeline, RetiredError, check_count
+from .pipeline import BatchSpec, Info, OrderState, Pipeline, RowsChangedError, check_count
 from .prefetch import wait_for
 from .samplers.sampler import Sampler, Use
 from .storages.dataset_storage import DatasetStorage
@@ -386,9 +386,10 @@ class ReplayBuffer:
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
         """A pipeline of the parts there are now, in the place of the last one."""
+        batches = 0
         if "_pipeline" in self.__dict__:
-            self._pipeline.retire()
-        batches = self._pipeline.order.batches if "_pipeline" in self.__dict__ else 0
+            self._pipeline.close()
+            batches = self._pipeline.order.batches
         self.__dict__.update(_rng=generator)
         self._sampler.share = (self._rank, self._world)
         self._pipeline = Pipeline(
@@ -456,9 +457,13 @@ class ReplayBuffer:
         if self._storage.may_grow:
             self._grow_if_due()
         while True:
-            with suppress(RetiredError):
-                batch, info, _thread.ran_out = self._pipeline.sample(size, ahead)
+            with self._lock:
+                make = self._pipeline.begin(size, ahead)
+            try:
+                batch, info, _thread.ran_out = make()
                 return batch, info
+            except RowsChangedError:
+                ahead = False  # drawn again, and read at once
 
     @property
     def _gives_columns(self) -> bool:
@@ -467,9 +472,8 @@ class ReplayBuffer:
 
     def _next_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
         """See `Pipeline.sample_columns`."""
-        while True:
-            with suppress(RetiredError):
-                return self._pipeline.sample_columns(size, count)
+        with self._lock:
+            return self._pipeline.sample_columns(size, count)
 
     @property
     def _runs_own_code(self) -> bool:

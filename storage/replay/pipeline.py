@@ -253,11 +253,10 @@ class BatchOrder:
             self.sampler.set_position(before.sampler)
 
 
+#: Makes the info dictionary of a batch.
 Info = Callable[[], dict[Any, Any]]
-
-
-class RetiredError(Exception):
-    """The pipeline was replaced while a caller waited for the lock."""
+#: A batch, what makes its info, and whether it ends a pass.
+Sample = tuple[Any, Info, bool]
 
 
 class RowsChangedError(Exception):
@@ -265,9 +264,10 @@ class RowsChangedError(Exception):
 
 
 class Pipeline:
-    """Batches of one sampler over one storage. ``lock`` is the buffer's; see `prefetch` for who waits for whom.
+    """Batches of one sampler over one storage.
 
-    All methods but `sample` are called with the lock held.
+    The caller of all methods holds ``lock``, the buffer's, and calls what `begin` returns without it; see `prefetch` for who
+    waits for whom.
     """
 
     def __init__(
@@ -287,26 +287,24 @@ class Pipeline:
         self.lock = lock
         self._queue: Prefetcher[Prepared] | None = None
         self._pace = Pace(spec.prefetch)
-        self._retired = False
         self._known: tuple[Any, int, BatchReader | None] | None = None
         self._get: Any = None  # that of the storage's class then
         self._own_get = threading.RLock()
 
-    def sample(self, size: int, ahead: bool) -> tuple[Any, Info, bool]:
-        """A batch, what makes its info, and whether it ends a pass; ``ahead``: it may have been prefetched.
+    def begin(self, size: int, ahead: bool) -> Callable[[], Sample]:
+        """Draw a batch and copy its rows; returns what makes the batch of them. ``ahead``: it may have been prefetched.
 
-        Raises RetiredError when the buffer has another pipeline by now.
+        What is returned raises RowsChangedError where another process has written rows of a prefetched batch meanwhile.
         """
         if ahead and self.spec.prefetch > 0:
-            return self._sample_paced(size)
-        return self._sample_now(size)
+            queue, job = self._next_job(size)
+            return partial(self._deliver, queue, job, size)
+        if self.queued:
+            self.rewind()
+        prepared, rows = self._take_and_read(size)
+        return partial(self._make, prepared, rows)
 
-    def _sample_now(self, size: int) -> tuple[Any, Info, bool]:
-        with self.lock:
-            self._check_current()
-            if self._queue is not None and len(self._queue):
-                self.rewind()
-            prepared, rows = self._take_and_read(size)
+    def _make(self, prepared: Prepared, rows: Any) -> Sample:
         batch, info = self._finish(prepared, self._collate(prepared, rows))
         return record_stream(batch, self.spec.device), info, prepared.ran_out
 
@@ -326,33 +324,17 @@ class Pipeline:
         """The next ``count`` batches, one after the other in columns by path ``[steps, ...]``, and the steps of each.
 
         Where `gives_columns`; with ``index`` and what the sampler says. A batch that ends a pass is filled up from the next.
-        Raises RetiredError when the buffer has another pipeline by now.
         """
-        with self.lock:
-            self._check_current()
-            reader = self._reader()
-            assert reader is not None
-            parts = self.order.take_parts(size, count)
-            prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
-            columns = reader.columns(prepared)
+        reader = self._reader()
+        assert reader is not None
+        parts = self.order.take_parts(size, count)
+        prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
+        columns = reader.columns(prepared)
         if not self.spec.info_in_batch:
             columns |= {"/".join(as_key(key)): value for key, value in prepared.draw.info.items()}
             mark_slices(prepared.draw, columns)
         columns["index"] = prepared.index
         return columns, [sum(draw.steps for draw in part) for part in parts]
-
-    def _sample_paced(self, size: int) -> tuple[Any, Info, bool]:
-        """A batch that was drawn ahead of time: made in a thread meanwhile, or now where that is quicker."""
-        try:
-            (batch, info), job = self._prefetched(size)
-        except RowsChangedError:
-            return self._sample_now(size)
-        self._pace.note(job.in_thread, perf_counter())
-        return record_stream(batch, self.spec.device), info, job.item.ran_out
-
-    def _check_current(self) -> None:
-        if self._retired:
-            raise RetiredError
 
     @property
     def runs_own_code(self) -> bool:
@@ -501,23 +483,26 @@ class Pipeline:
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
 
-    def _prefetched(self, size: int) -> tuple[tuple[Any, Info], Job[Prepared]]:
-        """The next batch, and its job; after it the queue is as full as before, so that draws are always as far ahead."""
-        with self.lock:
-            self._check_current()
-            if self._queue is None:
-                self._queue = Prefetcher(self.spec.prefetch)
-            queue = self._queue
-            if queue.is_entered:
-                message = (
-                    "a transform (or collate_fn) samples from its own buffer, whose next batch would wait for this one"
-                )
-                raise UsageError(message, hint="make the buffer without prefetch, or sample from another one")
-            if not len(queue):
-                self._submit(queue, size)
-            job = queue.pop()
+    def _next_job(self, size: int) -> tuple[Prefetcher[Prepared], Job[Prepared]]:
+        if self._queue is None:
+            self._queue = Prefetcher(self.spec.prefetch)
+        queue = self._queue
+        if queue.is_entered:
+            message = (
+                "a transform (or collate_fn) samples from its own buffer, whose next batch would wait for this one"
+            )
+            raise UsageError(message, hint="make the buffer without prefetch, or sample from another one")
+        if not len(queue):
+            self._submit(queue, size)
+        return queue, queue.pop()
+
+    def _deliver(self, queue: Prefetcher[Prepared], job: Job[Prepared], size: int) -> Sample:
+        """The batch of a job: made in a thread meanwhile, or now where that is quicker.
+
+        After it the queue is as full as before, so that draws are always as far ahead.
+        """
         try:
-            result = job.result()
+            batch, info = job.result()
         except RowsChangedError:
             with self.lock:
                 if queue is self._queue and queue.popped is job:
@@ -528,7 +513,8 @@ class Pipeline:
             if queue is self._queue:
                 with suppress(Exception):  # the caller of the next batch gets the error
                     self._fill(queue, size, queue.last if len(queue) else job.item)
-        return result, job
+        self._pace.note(job.in_thread, perf_counter())
+        return record_stream(batch, self.spec.device), info, job.item.ran_out
 
     def _fill(self, queue: Prefetcher[Prepared], size: int, last: Prepared) -> None:
         """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
@@ -619,11 +605,6 @@ class Pipeline:
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.close()
-
-    def retire(self) -> None:
-        """Close for good: the buffer goes on with another pipeline."""
-        self.close()
-        self._retired = True
 
     def after_fork(self, lock: threading.RLock) -> None:
         """In a child process: its parent's threads are not there, nor the one that may have held the lock."""
