@@ -236,14 +236,14 @@ class InputView:
                 release_pages(part)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
-        from ..storage.replay.batches import BatchReader, NStep
+        from ..storage.replay.batches import BatchReader, NStep, WindowSpec
         from ..storage.replay.draw import Draw
         from ..storage.replay.storages.dataset_storage import DatasetStorage
 
         options = self.options
         n_step = None if options.n_step is None else NStep(options.n_step, options.gamma)
         storage = DatasetStorage(self.dataset)
-        reader = BatchReader(storage, frame_stack=options.frame_stack, n_step=n_step, with_info=False)
+        reader = BatchReader(storage, WindowSpec(options.frame_stack, n_step=n_step), with_info=False)
         (prepared,) = reader.prepare([Draw(steps)])
         return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,23 @@ class KeyWindows:
         return cls(offsets, padding)
 
 
+@dataclass(frozen=True)
+class WindowSpec:
+    """What is read around each step drawn: ``frame_stack`` states of leaves stored once for each state and of observations
+    (``stack_keys`` names others), an ``n_step`` return, or ``key_windows`` alone. ``edges`` say where episodes end.
+    """
+
+    frame_stack: int | None = None
+    stack_keys: tuple[str, ...] | None = None
+    n_step: NStep | None = None
+    key_windows: KeyWindows | None = None
+    edges: Edges = field(default_factory=Edges)
+
+    @property
+    def has_windows(self) -> bool:
+        return self.frame_stack is not None or self.n_step is not None or self.key_windows is not None
+
+
 _WINDOWS = 'for example windows={"observation": (-1, 0), "action": (0, 15)}'
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
@@ -155,61 +172,48 @@ class Prepared:
 class BatchReader:
     """Reads batches from a storage that has fields.
 
-    ``frame_stack`` applies to leaves stored once for each state and to observations (``stack_keys`` names others);
-    ``n_step`` to the reward and all else under ``next``. ``with_info`` puts what the sampler knows into the batch: ``index``,
-    weights, slice flags. ``edges`` say where episodes end, for draws that do not.
+    ``with_info`` puts what the sampler knows into the batch: ``index``, weights, slice flags.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        *,
-        frame_stack: int | None = None,
-        stack_keys: Sequence[str] | None = None,
-        n_step: NStep | None = None,
-        key_windows: KeyWindows | None = None,
-        with_info: bool = True,
-        edges: Edges | None = None,
-    ) -> None:
+    def __init__(self, storage: Storage, spec: WindowSpec, *, with_info: bool = True) -> None:
         fields = storage.fields()
         if fields is None:
             kind = type(storage).__name__
             message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
             raise UsageError(message, hint="LazyTensorStorage, LazyMemmapStorage and CompressedListStorage have leaves")
-        self.storage, self.stack, self.n_step, self._with_info = storage, frame_stack, n_step, with_info
-        self._edges = edges or Edges()
+        self.storage, self.stack, self.n_step, self._with_info = storage, spec.frame_stack, spec.n_step, with_info
+        self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows
         self._fields = fields
         self._tail = storage.batch_tail
-        self._windowed = frame_stack is not None or n_step is not None or key_windows is not None
-        self._key_windows = key_windows
-        if key_windows is not None:  # nothing else is read
-            fields = self._windowed_leaves(fields, key_windows)
+        if self._key_windows is not None:
+            self._check_windows(self._key_windows)
+            fields = {}  # nothing else is read
         states = [rows for rows in fields.values() if rows.leaf.kind == "state"]
-        self._stacked = self._stacked_names(fields, stack_keys) if frame_stack else []
+        self._stacked = self._stacked_names(fields, spec.stack_keys) if self.stack else []
         stacked = {*self._stacked, *("next/" + name for name in self._stacked)}
         self._states = states
-        if frame_stack and not stacked and not states:
+        if self.stack and not stacked and not states:
             raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
-        if n_step is not None and "next/reward" not in fields:
+        if self.n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
         # What a writer stored as ``index`` is not read: the rows drawn are at hand.
         computed = ("next/reward", "next/original_reward", "steps_to_next_obs", "gamma")
-        special = {*stacked, *(computed if n_step else ()), *(["index"] if with_info else [])}
+        special = {*stacked, *(computed if self.n_step else ()), *(["index"] if with_info else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
-        extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (frame_stack or 0))
+        extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (self.stack or 0))
         self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
         self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
 
-    def _windowed_leaves(self, fields: dict[str, Readable], windows: KeyWindows) -> dict[str, Readable]:
-        """None, once the keys of the windows are known to be there."""
-        unknown = [key for key in windows.offsets if key not in fields and not _is_successor(key, fields)]
+    def _check_windows(self, windows: KeyWindows) -> None:
+        """Raise UsageError for keys that are not there, and for records that are trajectories."""
+        unknown = [key for key in windows.offsets if key not in self._fields and not _is_successor(key, self._fields)]
         if unknown:
-            raise UsageError(f"unknown keys of windows: {', '.join(unknown)}", hint=f"there are {', '.join(fields)}")
+            message = f"unknown keys of windows: {', '.join(unknown)}"
+            raise UsageError(message, hint=f"there are {', '.join(self._fields)}")
         if self._tail:
             raise UsageError("windows are of steps: the records of this storage are trajectories")
-        return {}
 
     @staticmethod
     def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:

@@ -261,8 +261,7 @@ class ReplayBuffer:
             raise UsageError(
                 "windows are read instead of frame_stack, n_step and sample_unit", hint="give windows alone"
             )
-        windows = spec.frame_stack is not None or spec.n_step is not None or spec.key_windows is not None
-        check_parts(sampler, storage, writer, Use(spec.prefetch, windows, world_size=self._world))
+        check_parts(sampler, storage, writer, Use(spec.prefetch, spec.has_windows, world_size=self._world))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

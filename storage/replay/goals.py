@@ -178,13 +178,13 @@ def goal_leaves(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
     return {one: tuple(one[len(name) + 1 :].split("/")) if one != name else () for one in found}
 
 
-def make_relabeling(dataset: Dataset, goals: Any, edges: Edges | None, extra: tuple[str, ...]) -> GoalRelabeling:
+def make_relabeling(dataset: Dataset, goals: Any, edges: Edges, extra: tuple[str, ...]) -> GoalRelabeling:
     """What ``goals`` of `load` asks for. Raises UsageError for leaves that are not there, or have the goals' names."""
     if not isinstance(goals, Goals):
         raise UsageError(f"goals must be rbdata.Goals(...), and is a {type(goals).__name__}")
     if "return_to_go" in extra:
         raise UsageError("return_to_go is of the stored rewards, which goals replace: leave one of them out")
-    made = GoalRelabeling(goals, edges or Edges(), "discount" in extra)
+    made = GoalRelabeling(goals, edges, "discount" in extra)
     for name, mixture in made._mixtures.items():
         if any(each.partition("/")[0] == name for each in dataset.rows):
             raise UsageError(f"{dataset.id} has a {name} of its own", hint="HERReplayBuffer relabels stored goals")

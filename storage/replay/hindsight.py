@@ -248,7 +248,6 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._end_key = end_key
         terminated = (*as_key(end_key)[:-1], "terminated")
         own = self._spec.edges
-        assert own is not None
         edges: tuple[Edges, ...] = (own, Edges(end_keys=(terminated,)))
         if not usual and own.traj_key is None:
             edges = (Edges(end_keys=(as_key(end_key), terminated)),)

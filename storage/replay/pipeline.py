@@ -35,7 +35,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from ...errors import SamplingError, UsageError
-from .batches import BatchReader, KeyWindows, NStep, Prepared
+from .batches import BatchReader, Prepared, WindowSpec
 from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
@@ -44,7 +44,7 @@ from .samplers.sampler import Sampler, draw_batch, fills_up, is_known
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
-from .timeline import Edges, as_key, entry_key
+from .timeline import as_key, entry_key
 from .transforms import Transforms
 
 Prepare = Callable[[Sequence[Draw]], list[Prepared]]
@@ -84,19 +84,14 @@ class Relabeling(Protocol):
 
 
 @dataclass(frozen=True)
-class BatchSpec:
-    """What batches are to be: windows (see `batches`), and what is done with them when they are read.
+class BatchSpec(WindowSpec):
+    """What batches are to be: what is read around each step, and what is done with it then.
 
     ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
     replaces goals; ``expand`` makes other records of those drawn (see `online.sample_units`), ``expands_ahead`` says whether
     it makes the same ones when it is called again.
     """
 
-    frame_stack: int | None = None
-    stack_keys: tuple[str, ...] | None = None
-    n_step: NStep | None = None
-    key_windows: KeyWindows | None = None
-    edges: Edges | None = None
     info_in_batch: bool = False
     collate: Callable[[Any], Any] | None = None
     prefetch: int = 0
@@ -400,24 +395,15 @@ class Pipeline:
             if same_rows or self._known[0] is self.storage.fields():
                 return self._known[2]
         fields, spec, reader = self.storage.fields(), self.spec, None
-        windows = spec.frame_stack is not None or spec.n_step is not None or spec.key_windows is not None
         if reads_by_get(self.storage):
-            if windows:
+            if spec.has_windows:
                 name = type(self.storage).__name__
                 message = f"frame_stack, n_step and windows read leaf by leaf, and {name}.get is your own"
                 raise UsageError(message, hint="leave them out, or do in a transform what get() does")
             return None
         # A collate_fn gets the records of a storage as the storage has them.
-        if windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
-            reader = BatchReader(
-                self.storage,
-                frame_stack=spec.frame_stack,
-                stack_keys=spec.stack_keys,
-                n_step=spec.n_step,
-                key_windows=spec.key_windows,
-                with_info=spec.info_in_batch,
-                edges=spec.edges,
-            )
+        if spec.has_windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
+            reader = BatchReader(self.storage, spec, with_info=spec.info_in_batch)
         self._known, self._get = (fields, self.storage.version, reader), type(self.storage).get
         return reader
 
