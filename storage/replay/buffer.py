@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 from typing_extensions import Self
 
-from ...errors import PassRestartedWarning, RbdataError, RowIndexError, SamplingError, UsageError, reason
+from ...errors import PassRestartedWarning, RowIndexError, SamplingError, UsageError
 from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords, whole_number
@@ -49,7 +49,7 @@ from .online.conditional_update import ConditionalUpdateResult, update_records
 from .online.sample_units import check_unit, expand_draws
 from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
-from .pipeline import BatchSpec, Info, OrderState, Pipeline, RowsChangedError, check_count
+from .pipeline import BatchSpec, Info, OrderState, Pipeline, RowsChangedError
 from .prefetch import wait_for
 from .samplers.sampler import Sampler, Use
 from .storages.dataset_storage import DatasetStorage
@@ -860,75 +860,16 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Everything, in memory: copies of the data, and the state of the order of batches; by TorchRL's names."""
         with self._lock, self._storage.read_lock:
-            order = self._pipeline.state()
-            return {
-                "_storage": self._storage.state_dict(),
-                "_sampler": self._sampler.state_dict(),
-                "_writer": self._writer.state_dict(),
-                "_transforms": self._transforms.state_dict(),
-                "_batch_size": self.batch_size,
-                "_rng": (order.generator, "cpu"),
-                "position": order.sampler,
-                "batches": order.batches,
-            }
+            return checkpoint.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, here or in TorchRL 0.14, of which batches that were prefetched are dropped.
 
         Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
         """
-        state = {name.removeprefix("_"): value for name, value in state_dict.items()}
-        missing = [name for name in ("storage", "sampler", "writer", "transforms", "batch_size") if name not in state]
-        if missing:
-            raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
         self._check_process()
-        storage, cursor = state["storage"], state["writer"].get("_cursor")
-        if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
-            storage = {"newest": int(cursor) - 1, **storage}
-        generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
-        batches, size = check_count(state.get("batches", 0)), state["batch_size"]
-        size = None if size is None else check_batch_size(size)
-
-        def order() -> OrderState:
-            now = self._rng.get_state() if generator is None else generator
-            return OrderState(now, state.get("position", self._sampler.position()), batches)
-
         with self._exclusive():
-            try:
-                self._restore(state, order, lambda: self._storage.load_state_dict(storage))
-            except RbdataError:
-                raise
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-                what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
-                raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
-            self.batch_size = size
-
-    def _restore(
-        self, states: dict[str, Any], order: Callable[[], OrderState | None], load_storage: Callable[[], None]
-    ) -> None:
-        """Load the states of the parts, go to the ``order``, and load the storage last: it writes nothing when what it is
-        given does not fit.
-
-        After an error the buffer is as it was.
-        """
-        every: dict[str, Any] = {"sampler": self._sampler, "transforms": self._transforms, "writer": self._writer}
-        parts = {name: part for name, part in every.items() if name in states}
-        self._pipeline.rewind()
-        here, before = self._pipeline.state(), {name: part.state_dict() for name, part in parts.items()}
-        try:
-            for name, part in parts.items():
-                part.load_state_dict(states[name])
-            there = order()
-            if there is not None:  # after the sampler's state, which may be that of draws made ahead of time
-                self._pipeline.go_to(there)
-            load_storage()
-            if "writer" in states:  # its cursor counts where the storage's state has none
-                self._writer.load_state_dict(states["writer"])
-        except BaseException:
-            for name, part in parts.items():
-                part.load_state_dict(before[name])
-            self._pipeline.go_to(here)
-            raise
+            checkpoint.load_state(self, state_dict)
 
     # -- locks: `prefetch` says who waits for whom -------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 
 A buffer in a folder: all of it or, when writing fails, the checkpoint that was there before. No pickle.
 
-    storage/                   tensors: see `tensor_files`; others: a state (see `state_files`)
+    storage/                   tensors: see `saving`; others: a state (see `saving`)
     writer/metadata.json       {"cursor", "write_count", ...}; other writers: a state
     sampler/ position/ transforms/   states
     buffer_metadata.json       {"batch_size", "consume_after_n_samples": null or a number}
@@ -23,23 +23,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, NotADatasetError, UsageError
+from ...errors import (
+    DamagedDatasetError,
+    DatasetExistsError,
+    DiskSpaceError,
+    NotADatasetError,
+    RbdataError,
+    UsageError,
+    reason,
+)
 from ..checksums import crc32c, sum_range
 from ..durable import is_full, sync_folder, system_error, write_atomically
 from ..folder import remove_tree
 from ..snapshot import aside
 from ..tensordict_folder import check_plain, read_json, regular_size
+from .arguments import check_batch_size
 from .overrides import is_overridden
 from .pipeline import OrderState, check_count
-from .state_files import read_state, reading, write_state
+from .saving import METADATA, read_state, reading, write_state
 from .storages.memmap_storage import LazyMemmapStorage
 from .storages.storage import Storage
-from .storages.tensor_files import METADATA
 from .storages.tensor_storage import TensorStorage
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
@@ -235,8 +245,6 @@ def _sync_file(path: Path) -> None:
 #: Rows of a batch from a storage that has fewer.
 _LARGEST_BATCH = 1 << 16
 
-__all__ = ["Checkpoint", "CheckpointWriter", "dump", "dump_into", "load", "load_from"]
-
 
 def dump(buffer: Any, path: Any) -> None:
     """Write a `ReplayBuffer` to the folder ``path``. Raises UsageError for contents that only pickle could write."""
@@ -311,7 +319,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         if part in about and about[part] != have and not (part == "storage" and _alike(about[part], have)):
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
-    own = "sampler" in about
+    own = "sampler" in about  # of TorchRL's there are writer and storage
     loading = [name for name in ("sampler", "writer") if own and is_overridden(getattr(buffer, name), "loads")]
     names = [name for name in ("sampler", "position", "transforms") if own and name not in loading]
     states = {name: read_state(checkpoint.inside(name)) for name in names}
@@ -323,15 +331,15 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
     with reading(checkpoint.path):
-        order = None
+        order = {}
         if own:
             position = states.pop("position")
-            order = OrderState(position["generator"], position["sampler"], check_count(position.get("batches", 0)))
-        # Of TorchRL's: writer and storage.
-        buffer._restore(states, lambda: order, partial(_load_storage, buffer, checkpoint, writer))
+            generator, batches = position["generator"], check_count(position.get("batches", 0))
+            order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
+        _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, writer))
     for name in loading:  # by a method of the user's, which reads what the user's ``dumps`` wrote
         getattr(buffer, name).loads(checkpoint.path / name)
-    if order is None:
+    if not own:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
     buffer.batch_size = batch_size
@@ -368,3 +376,73 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
         return
     newest = checkpoint.about.get("newest")  # which older versions wrote nowhere else
     storage.loads(folder, buffer._load_hooks, writer.get("_cursor") if newest is None else newest + 1)
+
+
+# -- states in memory --------------------------------------------------------------------------------------------------
+
+
+def state_of(buffer: Any) -> dict[str, Any]:
+    """`ReplayBuffer.state_dict`, of which the caller holds the lock."""
+    order: OrderState = buffer._pipeline.state()
+    return {
+        "_storage": buffer.storage.state_dict(),
+        "_sampler": buffer.sampler.state_dict(),
+        "_writer": buffer.writer.state_dict(),
+        "_transforms": buffer.transform.state_dict(),
+        "_batch_size": buffer.batch_size,
+        "_rng": (order.generator, "cpu"),
+        "position": order.sampler,
+        "batches": order.batches,
+    }
+
+
+def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
+    """`ReplayBuffer.load_state_dict`; nothing else may use the buffer meanwhile."""
+    state = {name.removeprefix("_"): value for name, value in state_dict.items()}
+    missing = [name for name in ("storage", "sampler", "writer", "transforms", "batch_size") if name not in state]
+    if missing:
+        raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
+    storage, cursor = state["storage"], state["writer"].get("_cursor")
+    if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
+        storage = {"newest": int(cursor) - 1, **storage}
+    order = {"batches": check_count(state.get("batches", 0))}
+    generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
+    order |= {} if generator is None else {"generator": generator}
+    order |= {"sampler": state["position"]} if "position" in state else {}
+    size = state["batch_size"]
+    size = None if size is None else check_batch_size(size)
+    try:
+        _restore(buffer, state, order, partial(buffer.storage.load_state_dict, storage))
+    except RbdataError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
+        raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
+    buffer.batch_size = size
+
+
+def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:
+    """Load the states of the parts, as far as they are there, go to the ``order`` (what of an `OrderState` is known), and load
+    the storage last: it writes nothing when what it is given does not fit.
+
+    After an error the buffer is as it was.
+    """
+    every: dict[str, Any] = {"sampler": buffer.sampler, "transforms": buffer.transform, "writer": buffer.writer}
+    parts = {name: part for name, part in every.items() if name in states}
+    pipeline = buffer._pipeline
+    pipeline.rewind()
+    here, before = pipeline.state(), {name: part.state_dict() for name, part in parts.items()}
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+        pipeline.go_to(
+            replace(pipeline.state(), **order)
+        )  # the sampler's state may be that of draws made ahead of time
+        load_storage()
+        if "writer" in states:  # its cursor counts where the storage's state has none
+            buffer.writer.load_state_dict(states["writer"])
+    except BaseException:
+        for name, part in parts.items():
+            part.load_state_dict(before[name])
+        pipeline.go_to(here)
+        raise

@@ -26,7 +26,7 @@ from .draw import expand_to_records
 from .overrides import is_overridden
 from .pipeline import OrderState
 from .samplers.sampler import Sampler, fills_up
-from .state_files import reading
+from .saving import reading
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack
 from .timeline import Key, as_key

@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from ...errors import DamagedDatasetError, SchemaError
 from ..schema import FLAGS
-from .storages.tensor_files import write_files
+from .saving import write_files
 from .timeline import Key, as_key, in_time
 
 SHAPE_KEY = "_storage_shape"

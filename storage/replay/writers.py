@@ -25,7 +25,7 @@ from ...errors import DamagedDatasetError, ReadOnlyError, SchemaError, Unsupport
 from ..durable import write_atomically
 from ..tensordict_folder import map_tensor, read_json
 from .overrides import link
-from .state_files import read_state, reading, write_state
+from .saving import read_state, reading, write_state
 from .storages.storage import Storage
 from .storages.trees import check_lengths, tree_map
 from .timeline import Key, as_key

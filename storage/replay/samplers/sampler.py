@@ -25,7 +25,7 @@ from ....errors import SamplingError, UsageError
 from ...tensordict_folder import read_json, read_memmap
 from ..draw import Draw, slice_flags
 from ..overrides import MADE, ROOT, is_overridden, link
-from ..state_files import read_state, reading, write_state
+from ..saving import read_state, reading, write_state
 from ..storages.storage import Storage
 from ..storages.trees import copy_of
 from ..timeline import Key, as_key, entry_key
@@ -222,7 +222,7 @@ class Sampler(metaclass=_Replacement):
         """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
 
     def dumps(self, path: Any) -> None:
-        """Write the state to the folder ``path`` (see `state_files`)."""
+        """Write the state to the folder ``path`` (see `saving`)."""
         write_state(Path(path), self.state_dict())
 
     def loads(self, path: Any) -> None:

@@ -21,7 +21,7 @@ from ....errors import RowIndexError, SchemaError, UsageError
 from ...row_index import of_one_dimension, row_index
 from ..devices import check_device
 from ..overrides import reads_by_get
-from ..state_files import read_state, reading, write_state
+from ..saving import read_state, reading, write_state
 from ..timeline import Key, entry_key
 from .rows import is_number, written_rows
 from .storage import Storage
@@ -163,7 +163,7 @@ class ListStorage(Storage):
         self._newest = newest
 
     def dumps(self, path: Any) -> None:
-        """Write the records to a folder, see `state_files`. Raises UsageError for a record that only pickle could write."""
+        """Write the records to a folder, see `saving`. Raises UsageError for a record that only pickle could write."""
         # As they are: nothing is changed while they are written.
         write_state(Path(path), {"records": self._records, "newest": self.newest})
 

@@ -1,6 +1,6 @@
 """A storage in files, for buffers larger than memory, or to be opened again.
 
-The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `tensor_files`), with two small files
+The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tensors (see `saving`), with two small files
 of ours in it:
 
     rbdata_storage.json       {"format_version": 1, "ndim": 1}; with a tree: {"format_version": 2, "ndim": 1, "tree": ...}
@@ -34,8 +34,8 @@ from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, 
 from ...durable import allocate, is_full, system_error, write_atomically
 from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, read_json, regular_size
+from ..saving import create_files, describe_tree, open_files, write_metadata
 from .rows import Readable
-from .tensor_files import create_files, describe_tree, open_files, write_metadata
 from .tensor_storage import LazyTensorStorage, ProcessLock
 from .trees import batch_shape, expand_record, leaves_of
 

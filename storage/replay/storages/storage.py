@@ -27,7 +27,7 @@ from tensordict import is_tensor_collection
 from ....errors import RowIndexError, SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ...keywords import whole_number
 from ..overrides import link, reads_by_get
-from ..state_files import read_state, reading, write_state
+from ..saving import read_state, reading, write_state
 from ..timeline import Edges, Key, Timeline, as_key
 from .rows import Readable, whole_numbers
 from .trees import copy_of, tree_map

@@ -6,7 +6,7 @@ may have more leaves, which are zero in all others; where rows are shared or in 
 records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), except
 where the batch of a `TensorStorage` has one for each record already.
 
-They are saved to states in memory, and to folders (see `tensor_files`). `ProcessLock` is the lock between
+They are saved to states in memory, and to folders (see `saving`). `ProcessLock` is the lock between
 processes that write to one storage.
 """
 
@@ -34,7 +34,7 @@ from ....errors import DamagedDatasetError, RowIndexError, SchemaError, UsageErr
 from ...row_index import of_one_dimension, row_index
 from ...scratch import ScratchFolder
 from ..devices import check_device
-from ..state_files import reading
+from ..saving import read_contents, reading, write_contents, write_files, write_metadata
 from ..timeline import Key, entry_key
 from .rows import (
     Readable,
@@ -48,7 +48,6 @@ from .rows import (
     written_rows,
 )
 from .storage import Result, Storage
-from .tensor_files import read_contents, write_contents, write_files, write_metadata
 from .trees import (
     VALUES_HINT,
     MemoryOf,
@@ -518,7 +517,7 @@ class TensorStorage(Storage):
         return stored.from_tensordict(data) if other and not issubclass(stored, TensorDictBase) else data
 
     def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
-        """Write the contents to a folder, see `tensor_files`; ``hooks`` change the data on their way, see `ted_hooks`."""
+        """Write the contents to a folder, see `saving`; ``hooks`` change the data on their way, see `ted_hooks`."""
         folder = Path(path)
         if not hooks:
             write_contents(folder, self._data, self.filled, self.newest, len(self))

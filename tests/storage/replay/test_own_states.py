@@ -17,7 +17,7 @@ from rbdata.storage.replay import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from rbdata.storage.replay.state_files import TYPE, read_state, write_state
+from rbdata.storage.replay.saving import TYPE, read_state, write_state
 from replay_tools import equal, rollout
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 

@@ -145,7 +145,7 @@ def test_lazily_conjugated_and_negated_tensors(tmp_path):
 
 
 def test_a_list_that_an_older_version_wrote(tmp_path):
-    from rbdata.storage.replay.state_files import write_state
+    from rbdata.storage.replay.saving import write_state
 
     kinds = [{"batch": [2], "keys": ["a/b", "c"]}, "tensor", {"value": "text"}]
     tensors = {"0/a/b": torch.arange(2), "0/c": torch.ones(2, 3), "1": torch.zeros(4)}

@@ -120,7 +120,7 @@ def test_states_of_torchrl():
 
 @pytest.mark.parametrize("damage", ["lengths", "kind", "data", "dtype", "shape"])
 def test_damaged_states(damage, tmp_path):
-    from rbdata.storage.replay.state_files import read_state, write_state
+    from rbdata.storage.replay.saving import read_state, write_state
 
     storage = CompressedListStorage(4)
     storage.set(slice(0, 2), torch.arange(800).view(2, 400))
