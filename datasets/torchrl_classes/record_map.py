@@ -27,7 +27,7 @@ from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
-from ...storage.replay.storages.trees import check_same, copy_of, expand_record, partial_keys, path_of, shared_values
+from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, path_of, shared_values
 from ...storage.tensordict_folder import check_writable
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
@@ -70,7 +70,7 @@ class _Map:
                 raise SchemaError(f"only some of them have {', '.join(map(path_of, partial))}")
             shared_values(result)
             if self.target is not None:
-                check_same(self.target, result, 1)
+                pair_leaves(self.target, result, 1)
         except SchemaError as error:
             message = f"the function returned other records for {where} than for the first ones: {error.message}"
             raise UsageError(message, hint="keys, shapes and dtypes must be the same for all records") from error

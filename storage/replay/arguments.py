@@ -19,7 +19,6 @@ from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from ..keywords import whole_number
-from .online.consuming import ConsumingSampler
 from .samplers.sampler import Sampler, Use
 from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
@@ -39,26 +38,9 @@ def resolve_storage(given: Any) -> Storage:
     return instance(given, Storage, "LazyTensorStorage(1_000_000), or the path of a dataset")
 
 
-def resolve_sampler(given: Any, consume_after: Any = None) -> Sampler:
-    """A sampler: as given, made by a function, or the default; one that consumes where ``consume_after`` is not None.
-
-    Raises UsageError for anything else.
-    """
-    made = RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
-    if consume_after is None:
-        return made
-    consuming = ConsumingSampler(consume_after)
-    if type(made) is RandomSampler:
-        return consuming
-    if not isinstance(made, ConsumingSampler):
-        message = f"consume_after_n_samples only supports the default RandomSampler, not a {type(made).__name__}"
-        raise UsageError(message, hint="leave out the sampler, or consume_after_n_samples")
-    if made.max_sample_count != consuming.max_sample_count:
-        message = (
-            f"consume_after_n_samples={consume_after}, but the sampler has max_sample_count={made.max_sample_count}"
-        )
-        raise UsageError(message, hint="leave out one of them")
-    return made
+def resolve_sampler(given: Any) -> Sampler:
+    """A sampler: as given, made by a function, or the default. Raises UsageError for anything else."""
+    return RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
 
 
 def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:

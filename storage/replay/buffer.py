@@ -46,6 +46,7 @@ from .devices import check_device
 from .forks import watch_forks
 from .iterable import ReplayIterable, ReplayMap
 from .online.conditional_update import ConditionalUpdateResult, update_records
+from .online.consuming import consuming_sampler
 from .online.sample_units import check_unit, expand_draws
 from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
@@ -220,7 +221,9 @@ class ReplayBuffer:
         """Make the parts of what the constructor was given; ``one_ahead``: prefetch a batch if the sampler can."""
         self._unmade = None
         self._storage = resolve_storage(storage)
-        self._sampler = resolve_sampler(sampler, consume_after)
+        self._sampler = resolve_sampler(sampler)
+        if consume_after is not None:
+            self._sampler = consuming_sampler(self._sampler, consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
         self._writer = resolve_writer(writer, self._default_writer)
@@ -456,9 +459,9 @@ class ReplayBuffer:
         if self._storage.may_grow:
             self._grow_if_due()
         while True:
-            with self._lock:
-                make = self._pipeline.begin(size, ahead)
             try:
+                with self._lock:
+                    make = self._pipeline.begin(size, ahead)
                 batch, info, _thread.ran_out = make()
                 return batch, info
             except RowsChangedError:

@@ -55,9 +55,9 @@ class HindsightRelabeling:
     reward_fn: Callable[[TensorDictBase], torch.Tensor]
     ratio: float
     strategy: HindsightStrategy
-    goal: Key
-    achieved: Key
-    reward: Key
+    goal: str | Key
+    achieved: str | Key
+    reward: str | Key
     edges: tuple[Edges, ...]
     terminated_fn: Callable[[TensorDictBase], torch.Tensor] | None = None
     done: Key = DONE
@@ -92,9 +92,10 @@ class HindsightRelabeling:
 
     def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
         """What was achieved at rows, ``[n, *goal]``. Raises UnknownKeyError."""
-        values = _column_at(storage, self.achieved, rows)
+        key = as_key(self.achieved)
+        values = _column_at(storage, key, rows)
         if values is None:
-            raise UnknownKeyError(f"the records have no achieved_goal_key {self.achieved}", hint=_HINT)
+            raise UnknownKeyError(f"the records have no achieved_goal_key {key}", hint=_HINT)
         return values
 
     def apply(self, batch: Any, achieved: torch.Tensor) -> Any:
@@ -103,21 +104,20 @@ class HindsightRelabeling:
             raise SchemaError(f"goals are replaced in TensorDicts, not in a {type(batch).__name__}")
         if not len(achieved):
             return batch
-        goals = batch.get(self.goal, None)
-        if goals is None:
-            raise UnknownKeyError(f"the records have no goal_key {self.goal}", hint=_HINT)
-        count = len(achieved)
-        batch.set(self.goal, _with_first(goals, achieved, count, "goals"))
-        following = batch.get(("next", *self.goal), None)
-        if following is not None:
-            batch.set(("next", *self.goal), _with_first(following, achieved, count, "goals"))
-        rewards = batch.get(self.reward, None)
+        goal, reward, count = as_key(self.goal), as_key(self.reward), len(achieved)
+        if batch.get(goal, None) is None:
+            raise UnknownKeyError(f"the records have no goal_key {goal}", hint=_HINT)
+        for key in (goal, ("next", *goal)):
+            stored = batch.get(key, None)
+            if stored is not None:
+                batch.set(key, _with_first(stored, achieved, count, "goals"))
+        rewards = batch.get(reward, None)
         if rewards is None:
-            raise UnknownKeyError(f"the records have no reward_key {self.reward}")
+            raise UnknownKeyError(f"the records have no reward_key {reward}")
         computed = torch.as_tensor(self.reward_fn(batch[:count]))
         if computed.numel() == rewards[:count].numel():  # [n] or [n, 1]
             computed = computed.reshape(rewards[:count].shape)
-        batch.set(self.reward, _with_first(rewards, computed, count, "rewards of reward_fn"))
+        batch.set(reward, _with_first(rewards, computed, count, "rewards of reward_fn"))
         if self.terminated_fn is not None:
             self._end_episodes(batch, count)
         return batch
@@ -194,14 +194,12 @@ def _assignable(field: str, convert: Callable[[Any], Any] = lambda value: value)
     """A field of the buffer's `HindsightRelabeling` as an attribute: assigned, it acts from the next batch on."""
 
     def get(self: Any) -> Any:
-        return self._keys.get(field, getattr(self._relabeling, field))
+        return getattr(self._relabeling, field)
 
     def put(self: Any, value: Any) -> None:
         converted = convert(value)
         with self._exclusive():
             setattr(self._relabeling, field, converted)
-            if field in self._keys:
-                self._keys[field] = value
 
     return property(get, put)
 
@@ -251,21 +249,19 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         edges: tuple[Edges, ...] = (own, Edges(end_keys=(terminated,)))
         if not usual and own.traj_key is None:
             edges = (Edges(end_keys=(as_key(end_key), terminated)),)
-        keys = (as_key(goal_key), as_key(achieved_goal_key), as_key(reward_key))
-        relabeling = HindsightRelabeling(
+        keys = (goal_key, achieved_goal_key, reward_key)
+        self._relabeling = HindsightRelabeling(
             reward_fn, _ratio(her_ratio), _strategy(strategy), *keys, edges, terminated_fn, as_key(end_key)
         )
-        self._relabeling = relabeling
-        self._keys = {"goal": goal_key, "achieved": achieved_goal_key, "reward": reward_key}
-        self._change_spec(relabeling=relabeling)
+        self._change_spec(relabeling=self._relabeling)
 
     reward_fn = _assignable("reward_fn")
     terminated_fn = _assignable("terminated_fn")
     her_ratio = _assignable("ratio", _ratio)
     strategy = _assignable("strategy", _strategy)
-    goal_key = _assignable("goal", as_key)
-    achieved_goal_key = _assignable("achieved", as_key)
-    reward_key = _assignable("reward", as_key)
+    goal_key = _assignable("goal")
+    achieved_goal_key = _assignable("achieved")
+    reward_key = _assignable("reward")
 
     @property
     def end_key(self) -> Any:

@@ -20,7 +20,7 @@ many there are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -30,15 +30,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ...errors import UsageError
 from .storages.trees import copy_of
 
-
-class SplittableBuffer(Protocol):
-    """What a data loader needs of a buffer."""
-
-    batch_size: int | None
-
-    def split(self, rank: int, world_size: int, epoch: int = 0) -> None: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
+if TYPE_CHECKING:
+    from .buffer import ReplayBuffer
 
 
 class ReplayIterable(IterableDataset):
@@ -47,7 +40,7 @@ class ReplayIterable(IterableDataset):
     Raises UsageError for a buffer without a batch size.
     """
 
-    def __init__(self, buffer: SplittableBuffer, batches: int | None = None) -> None:
+    def __init__(self, buffer: ReplayBuffer, batches: int | None = None) -> None:
         if buffer.batch_size is None:
             raise UsageError("a data loader needs the batch_size given to the buffer (or to load())")
         if batches is not None and batches < 1:

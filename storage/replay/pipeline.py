@@ -289,7 +289,7 @@ class Pipeline:
     def begin(self, size: int, ahead: bool) -> Callable[[], Sample]:
         """Draw a batch and copy its rows; returns what makes the batch of them. ``ahead``: it may have been prefetched.
 
-        What is returned raises RowsChangedError where another process has written rows of a prefetched batch meanwhile.
+        Both raise RowsChangedError where another process has written rows of a prefetched batch meanwhile.
         """
         if ahead and self.spec.prefetch > 0:
             queue, job = self._next_job(size)

@@ -14,6 +14,7 @@ import torch
 from ....errors import ArgumentTypeError, SamplingError, UsageError, reason
 from ..draw import Draw
 from ..samplers.sampler import Sampler, Use, require_records
+from ..samplers.uniform import RandomSampler
 from ..storages.list_storage import ListStorage
 from ..storages.storage import Storage
 from ..storages.tensor_storage import TensorStorage
@@ -213,6 +214,23 @@ class ConsumingSampler(Sampler):
     def __repr__(self) -> str:
         left = self._size - len(self._free_indices)
         return f"{type(self).__name__}(max_sample_count={self.max_sample_count}, sampleable={left})"
+
+
+def consuming_sampler(sampler: Sampler, max_sample_count: int) -> ConsumingSampler:
+    """The sampler of a buffer with ``consume_after_n_samples``, which was given (or made for) it without that.
+
+    Raises UsageError for a sampler that does not consume after so many samples.
+    """
+    consuming = ConsumingSampler(max_sample_count)
+    if type(sampler) is RandomSampler:
+        return consuming
+    if not isinstance(sampler, ConsumingSampler):
+        message = f"consume_after_n_samples only supports the default RandomSampler, not a {type(sampler).__name__}"
+        raise UsageError(message, hint="leave out the sampler, or consume_after_n_samples")
+    if sampler.max_sample_count != consuming.max_sample_count:
+        message = f"consume_after_n_samples={max_sample_count}, but the sampler has max_sample_count="
+        raise UsageError(f"{message}{sampler.max_sample_count}", hint="leave out one of them")
+    return sampler
 
 
 class ReusingWriter:

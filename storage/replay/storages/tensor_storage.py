@@ -51,16 +51,17 @@ from .storage import Result, Storage
 from .trees import (
     VALUES_HINT,
     MemoryOf,
+    Pairs,
     as_list,
     as_tensors,
     batch_shape,
-    check_same,
     copy_of,
     expand_record,
     first_leaf,
     from_state,
     leaves_of,
     listed_values,
+    pair_leaves,
     partial_keys,
     path_of,
     plain_pairs,
@@ -375,13 +376,13 @@ class TensorStorage(Storage):
         data = self._copied_if_own(data)
         pairs = None if lead is not None else plain_pairs(self._data, data)
         if pairs is None:
-            new, missing = check_same(self._data, data, self.ndim, lead, same_keys=False)
+            pairs, new, missing = pair_leaves(self._data, data, self.ndim, lead, same_keys=False)
             self._check_other_values(data, new, missing if set_cursor else [])
             if new:
-                data = self._add_leaves(data, new, self.ndim if lead is None else lead)
+                pairs += self._add_leaves(data, new, self.ndim if lead is None else lead)
         self._reserve(rows)
         try:
-            self._write(cursor, data, pairs)
+            self._write(cursor, pairs, data)
         except RuntimeError as error:  # of the first leaf: nothing was written
             raise SchemaError(f"the records do not fit into the places given: {reason(error)}") from error
         if missing and set_cursor:
@@ -408,18 +409,18 @@ class TensorStorage(Storage):
                 message = f"records come {words} {', '.join(names)}, which is not a tensor, unlike the first record"
                 raise SchemaError(message, hint=VALUES_HINT)
 
-    def _add_leaves(self, data: Any, keys: list[Any], ndim: int) -> Any:
-        """Make room for leaves that come later, zero in all other records; returns the data without those there is none for."""
+    def _add_leaves(self, data: Any, keys: list[Any], ndim: int) -> Pairs:
+        """Make room for leaves that come later, zero in all other records, where that can be had; returns them in pairs."""
         if self._data.is_locked or self.is_shared:
             self._warn_once(f"{', '.join(map(path_of, keys))} came after the first record, and is not stored")
-            return data.exclude(*keys)
+            return []
         for key in keys:
             leaf = data.get(key)
             shape = (*self._data.batch_size[: self.ndim], *leaf.shape[ndim:])
             with torch.inference_mode(False):
                 self._data.set(key, torch.zeros(shape, dtype=leaf.dtype, device=self._data.device or leaf.device))
         self._note_leaves()
-        return data
+        return [(self._data.get(key), data.get(key)) for key in keys]
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
@@ -456,22 +457,13 @@ class TensorStorage(Storage):
         """Have room for the first rows, which are about to be written. Raises DiskSpaceError."""
 
     @torch.no_grad()
-    def _write(self, cursor: Any, data: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
-        """``pairs``: the leaves stored and those of the data, where all of them are plain tensors."""
-        if pairs is not None:
-            for target, leaf in pairs:
-                plain(target)[cursor] = leaf.to(target.device)
-            return
-        if is_tensor_collection(self._data):
-            for key, leaf in data.items(include_nested=True, leaves_only=True):
-                target = self._data.get(key)
-                plain(target)[cursor] = leaf.to(target.device)
-            if self._listed:
-                listed = data.select(*self._listed, strict=False)
-                self._data.select(*listed.keys(True, True, is_leaf=is_leaf_nontensor))[cursor] = listed
-            return
-        for target, leaf in zip(pytree.tree_leaves(self._data), pytree.tree_leaves(data)):
-            target[cursor] = leaf.to(target.device)
+    def _write(self, cursor: Any, pairs: Pairs, data: Any) -> None:
+        """Write the tensors of the data, and the values of each record that are not tensors."""
+        for target, leaf in pairs:
+            plain(target)[cursor] = leaf.to(target.device)
+        if self._listed:
+            listed = data.select(*self._listed, strict=False)
+            self._data.select(*listed.keys(True, True, is_leaf=is_leaf_nontensor))[cursor] = listed
 
     def capacity_for(self, batch: Any) -> int:
         if self._data is not None or self.ndim == 1:
@@ -579,16 +571,17 @@ class TensorStorage(Storage):
         if newest >= max(filled, 1):
             raise SchemaError(f"the last row written is {newest}, and there are {filled} rows")
         if self._data is not None:
-            check_same(self._data, data, self.ndim)
+            pairs, _, _ = pair_leaves(self._data, data, self.ndim)
             self._reserve(filled)
         self._accept()
         if self._data is None:
             shared_values(data)
             self._allocate(tree_map(lambda leaf: leaf[0], data))
-            check_same(self._data, data, self.ndim)  # of another process, perhaps
+            pairs, _, _ = pair_leaves(self._data, data, self.ndim)  # of another process, perhaps
             self._reserve(filled)
         if filled:
-            self._write(slice(0, filled), tree_map(lambda leaf: leaf[:filled], data))
+            pairs = [(target, leaf[:filled]) for target, leaf in pairs]
+            self._write(slice(0, filled), pairs, tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
         self._count[VERSION] += 2
 

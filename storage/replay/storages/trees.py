@@ -296,7 +296,11 @@ def _leaf(data: Any, key: Any) -> Any:
     return (data if isinstance(data, TensorDictBase) else data._tensordict).get(key)
 
 
-def plain_pairs(stored: Any, data: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+#: Stored leaves, each with that of data to be written.
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def plain_pairs(stored: Any, data: Any) -> Pairs | None:
     """Each stored leaf with that of the data, where these are TensorDicts of tensors with the same keys, dtypes and shapes of
     rows; None where they are not, or where that takes a closer look: every write comes here.
     """
@@ -305,7 +309,7 @@ def plain_pairs(stored: Any, data: Any) -> list[tuple[torch.Tensor, torch.Tensor
     there, given = stored._tensordict, data._tensordict
     if len(there) != len(given):
         return None
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: Pairs = []
     for name, leaf in given.items():
         target = there.get(name)
         if type(leaf) is not torch.Tensor:
@@ -320,14 +324,15 @@ def plain_pairs(stored: Any, data: Any) -> list[tuple[torch.Tensor, torch.Tensor
     return pairs
 
 
-def check_same(
+def pair_leaves(
     stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True
-) -> tuple[list[Any], list[Any]]:
-    """Raise SchemaError unless the data have the stored keys, dtypes and shapes.
+) -> tuple[Pairs, list[Any], list[Any]]:
+    """Each stored tensor with that of the data. Raises SchemaError unless the data have the stored keys, dtypes and shapes.
 
     ``lead`` dimensions of the data number records, where they do not stand for the storage's own. Without ``same_keys`` it is
-    enough that they have some of the keys: returned are those of the data that are not stored, and those that the data lack.
+    enough that they have some of the keys: returned are also those of the data that are not stored, and those that they lack.
     """
+    found: Pairs = []
     added: list[Any] = []
     missing: list[Any] = []
     if is_tensor_collection(stored) != is_tensor_collection(data):
@@ -362,7 +367,8 @@ def check_same(
             if lead is None and old.shape[1:ndim] != new.shape[1:ndim]:
                 message += f", and {list(new.shape[1:ndim])} beside each other instead of {list(old.shape[1:ndim])}"
             raise SchemaError(message)
-    return added, missing
+        found.append((old, new))
+    return found, added, missing
 
 
 def _describe(leaf: torch.Tensor, ndim: int) -> str:
