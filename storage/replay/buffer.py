@@ -43,8 +43,8 @@ from .arguments import (
 )
 from .batches import KeyWindows, NStep
 from .devices import check_device
-from .forks import watch_forks
 from .iterable import ReplayIterable, ReplayMap
+from .locks import watch_forks
 from .online.conditional_update import ConditionalUpdateResult, update_records
 from .online.consuming import consuming_sampler
 from .online.sample_units import check_unit, expand_draws

@@ -20,7 +20,7 @@ many there are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -30,9 +30,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ...errors import UsageError
 from .storages.trees import copy_of
 
-if TYPE_CHECKING:
-    from .buffer import ReplayBuffer
-
 
 class ReplayIterable(IterableDataset):
     """The batches of a buffer: ``batches`` of them per worker, or one pass, or endless without passes.
@@ -40,7 +37,7 @@ class ReplayIterable(IterableDataset):
     Raises UsageError for a buffer without a batch size.
     """
 
-    def __init__(self, buffer: ReplayBuffer, batches: int | None = None) -> None:
+    def __init__(self, buffer: Any, batches: int | None = None) -> None:
         if buffer.batch_size is None:
             raise UsageError("a data loader needs the batch_size given to the buffer (or to load())")
         if batches is not None and batches < 1:

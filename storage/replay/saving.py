@@ -88,6 +88,38 @@ def reading(what: object) -> Iterator[None]:
         raise DamagedDatasetError(f"{what} is damaged: {type(error).__name__}: {reason(error)}") from error
 
 
+class Saved:
+    """A part of a buffer that is saved on its own: its state goes to a folder, and comes from there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict``, or that of TorchRL's class, gave."""
+
+    def dumps(self, path: Any) -> None:
+        """Write the state to a folder: what `loads` reads, without pickle. Raises UsageError for what that cannot hold."""
+        write_state(Path(path), self.state_dict())
+
+    def loads(self, path: Any) -> None:
+        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError when it is not whole, UsageError for others'."""
+        with reading(Path(path)):
+            self.load_state_dict(self._state_in(Path(path)))
+
+    def _state_in(self, folder: Path) -> dict[str, Any]:
+        return read_state(folder)
+
+    def save(self, path: Any) -> None:
+        """`dumps` by another name."""
+        self.dumps(path)
+
+    def load(self, path: Any) -> None:
+        """`loads` by another name."""
+        self.loads(path)
+
+    dump = save
+
+
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a state. Raises UsageError, which names the place, for values of other types than those above."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -429,7 +461,9 @@ def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple
     its class to tensorclasses. ``newest`` is None where the folder does not say. Raises DamagedDatasetError, UsageError.
     """
     if not (folder / METADATA).exists():
-        return _read_older(folder, stored)
+        if read_state(folder).get("leaves") != 0:
+            raise UsageError(f"{folder} holds no tensors")
+        return None, 0, -1
     record = read_json(folder / METADATA)
     rows, newest = record.get("len"), record.get("newest")
     if type(rows) is not int or rows < 0 or not (newest is None or type(newest) is int):
@@ -461,20 +495,3 @@ def _torchrl_tree(folder: Path, stored: Any, leaves: Any) -> Any:
         for path in paths
     ]
     return describe_tree(pytree.tree_unflatten(shapes, spec))
-
-
-def _read_older(folder: Path, stored: Any) -> tuple[Any, int, int | None]:
-    """A tree that rbdata wrote before trees had files of their own."""
-    state = read_state(folder)
-    if "leaves" not in state:
-        raise UsageError(f"{folder} holds no tensors")
-    if not state["leaves"]:
-        return None, 0, -1
-    if stored is None or is_tensor_collection(stored):
-        message = "a tree of tensors can only be loaded into a storage that knows its structure"
-        raise UsageError(message, hint="extend the buffer with one record first")
-    spec = pytree.tree_structure(stored)
-    leaves = [state[f"leaf {number}"] for number in range(state["leaves"])]
-    if spec.num_leaves != len(leaves):
-        raise UsageError(f"the checkpoint's tree has {len(leaves)} tensors, the storage's {spec.num_leaves}")
-    return pytree.tree_unflatten(leaves, spec), state["filled"], state["newest"]

@@ -25,7 +25,7 @@ from ...errors import DamagedDatasetError, ReadOnlyError, SchemaError, Unsupport
 from ..durable import write_atomically
 from ..tensordict_folder import map_tensor, read_json
 from .overrides import link
-from .saving import read_state, reading, write_state
+from .saving import Saved, read_state, write_state
 from .storages.storage import Storage
 from .storages.trees import check_lengths, tree_map
 from .timeline import Key, as_key
@@ -65,7 +65,7 @@ class SlotGenerations:
         self.stamps[self.stamps >= 0] += 1
 
 
-class Writer:
+class Writer(Saved):
     """Base of all writers; ``register_storage`` tells it where to write."""
 
     _storage: Storage
@@ -111,21 +111,12 @@ class Writer:
         stamps = self._storage.generations if self.tracks_generations else None
         return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def dumps(self, path: Any) -> None:
-        """Write the state to a folder: what `loads` reads, without pickle."""
-        write_state(Path(path), self.state_dict())
-
-    def loads(self, path: Any) -> None:
-        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError when it is not whole."""
-        with reading(Path(path)):
-            self.load_state_dict(self.read(Path(path)))
-
     def read(self, folder: Path) -> dict[str, Any]:
         """The state in a folder that `dumps` wrote. Raises DamagedDatasetError when it is not whole."""
         return read_state(folder)
+
+    def _state_in(self, folder: Path) -> dict[str, Any]:
+        return self.read(folder)
 
     def _dump_rest(self, folder: Path, known: Container[str]) -> None:
         """Write what a class of one's own adds to the state, beside the ``known`` entries that have files of their own."""
@@ -137,19 +128,6 @@ class Writer:
     @staticmethod
     def _read_rest(folder: Path) -> dict[str, Any]:
         return read_state(folder) if (folder / "state.json").exists() else {}
-
-    def save(self, path: Any) -> None:
-        """`dumps` by another name."""
-        self.dumps(path)
-
-    def load(self, path: Any) -> None:
-        """`loads` by another name."""
-        self.loads(path)
-
-    dump = save
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict``, or that of TorchRL's writer, gave."""
 
     def _coordinates_of(self, index: torch.Tensor) -> torch.Tensor:
         """Rows along the first dimension as ``[n * width, ndim]`` coordinates of all rows written."""
@@ -493,8 +471,6 @@ class TensorDictMaxValueWriter(Writer):
         self._dump_rest(folder, ("write_count", "worst") if exact else ("write_count",))
 
     def read(self, folder: Path) -> dict[str, Any]:
-        if not (folder / "metadata.json").exists():
-            return super().read(folder)  # of an older version
         record = read_json(folder / "metadata.json")
         best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
         if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():

@@ -100,8 +100,9 @@ class CompressedListStorage(ListStorage):
 
     def _to_records(self, data: Any) -> Iterable[Packed]:
         """Records packed; those of a batch of tensors together."""
-        leaves = _leaves(data) if self.compression_fn is None else []
-        if not leaves or not isinstance(data, (torch.Tensor, TensorDict)):
+        whole = self.compression_fn is None and isinstance(data, (torch.Tensor, TensorDict))
+        leaves, rest = _split(data) if whole else ([], {})
+        if rest or not leaves:
             return [record if isinstance(record, Packed) else self._pack(record) for record in data]
         about = tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves)
         kind = RecordKind(about, tuple(data.batch_size[1:]) if isinstance(data, TensorDict) else None)
@@ -140,22 +141,14 @@ class CompressedListStorage(ListStorage):
         } or None
 
     def _pack(self, record: Any) -> Packed:
-        rest: dict[Key, Any] = {}
-        if isinstance(record, torch.Tensor):
-            given: list[tuple[Key, torch.Tensor]] = [((), record)]
-            batch, kind = None, None
-        elif is_tensor_collection(record):
-            kind = None if isinstance(record, TensorDictBase) else type(record)
-            whole = record if kind is None else record.to_tensordict(retain_none=False)
-            batch, given = tuple(record.batch_size), []
-            for key, value in whole.items(True, True, is_leaf=is_leaf_nontensor):
-                path = as_key(key)
-                if isinstance(value, torch.Tensor):
-                    given.append((path, value))
-                else:
-                    rest[path] = copy_of(value.tolist() if is_non_tensor(value) else value)
-        else:
+        if not isinstance(record, torch.Tensor) and not is_tensor_collection(record):
             return Packed(None, [], copy_of(record))
+        batch = kind = None
+        if not isinstance(record, torch.Tensor):
+            batch = tuple(record.batch_size)
+            if not isinstance(record, TensorDictBase):
+                kind, record = type(record), record.to_tensordict(retain_none=False)
+        given, rest = _split(record)
         about = RecordKind(
             tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given), batch, kind, tuple(rest)
         )
@@ -346,15 +339,17 @@ class CompressedRows:
         return self.take(torch.arange(start, stop))
 
 
-def _leaves(data: Any) -> list[tuple[Key, torch.Tensor]]:
-    """The tensors of a batch with their paths; nothing where there is anything else."""
+def _split(data: Any) -> tuple[list[tuple[Key, torch.Tensor]], dict[Key, Any]]:
+    """The tensors of a tensor or TensorDict with their paths, and copies of its other values by path."""
     if isinstance(data, torch.Tensor):
-        return [((), data)]
-    if not isinstance(data, TensorDict):
-        return []
-    items = data.items(True, True, is_leaf=is_leaf_nontensor)
-    leaves = [(as_key(key), leaf) for key, leaf in items]
-    return leaves if all(isinstance(leaf, torch.Tensor) for _, leaf in leaves) else []
+        return [((), data)], {}
+    leaves, rest = [], {}
+    for key, value in data.items(True, True, is_leaf=is_leaf_nontensor):
+        if isinstance(value, torch.Tensor):
+            leaves.append((as_key(key), value))
+        else:
+            rest[as_key(key)] = copy_of(value.tolist() if is_non_tensor(value) else value)
+    return leaves, rest
 
 
 def _describe(kind: RecordKind) -> dict[str, Any]:

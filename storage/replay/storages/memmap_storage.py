@@ -34,9 +34,10 @@ from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, 
 from ...durable import allocate, is_full, system_error, write_atomically
 from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, read_json, regular_size
+from ..locks import ProcessLock
 from ..saving import create_files, describe_tree, open_files, write_metadata
 from .rows import Readable
-from .tensor_storage import LazyTensorStorage, ProcessLock
+from .tensor_storage import LazyTensorStorage
 from .trees import batch_shape, expand_record, leaves_of
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2

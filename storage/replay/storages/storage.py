@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ from tensordict import is_tensor_collection
 from ....errors import RowIndexError, SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ...keywords import whole_number
 from ..overrides import link, reads_by_get
-from ..saving import read_state, reading, write_state
+from ..saving import Saved
 from ..timeline import Edges, Key, Timeline, as_key
 from .rows import Readable, whole_numbers
 from .trees import copy_of, tree_map
@@ -42,7 +41,7 @@ class CheckedError(BaseException):
     """
 
 
-class Storage:
+class Storage(Saved):
     """Base of all storages.
 
     ``compilable`` is accepted as by TorchRL's storages and changes nothing: no state here is guarded by ``torch.compile``.
@@ -294,25 +293,6 @@ class Storage:
     def seek(self, row: int) -> None:
         """Continue writing at a row along the first dimension."""
         raise UsageError(f"a {type(self).__name__} has no next row")
-
-    def dumps(self, path: Any) -> None:
-        """Write the contents to a folder: what `loads` reads, without pickle. Raises UsageError for what that cannot hold."""
-        write_state(Path(path), self.state_dict())
-
-    def loads(self, path: Any) -> None:
-        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError, or UsageError for another storage's contents."""
-        with reading(Path(path)):
-            self.load_state_dict(read_state(Path(path)))
-
-    def save(self, path: Any) -> None:
-        """`dumps` by another name."""
-        self.dumps(path)
-
-    def load(self, path: Any) -> None:
-        """`loads` by another name."""
-        self.loads(path)
-
-    dump = save
 
 
 # -- access by index ---------------------------------------------------------------------------------------------------

@@ -6,15 +6,11 @@ may have more leaves, which are zero in all others; where rows are shared or in 
 records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), except
 where the batch of a `TensorStorage` has one for each record already.
 
-They are saved to states in memory, and to folders (see `saving`). `ProcessLock` is the lock between
-processes that write to one storage.
+They are saved to states in memory, and to folders (see `saving`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,8 +28,8 @@ from torch.utils import _pytree as pytree
 
 from ....errors import DamagedDatasetError, RowIndexError, SchemaError, UsageError, reason
 from ...row_index import of_one_dimension, row_index
-from ...scratch import ScratchFolder
 from ..devices import check_device
+from ..locks import ProcessLock
 from ..saving import read_contents, reading, write_contents, write_files, write_metadata
 from ..timeline import Key, entry_key
 from .rows import (
@@ -71,61 +67,6 @@ from .trees import (
     stack,
     tree_map,
 )
-
-
-class ProcessLock:
-    """Held by one thread of one process at a time, by ``flock`` on a file; not reentrant between different objects.
-
-    Without a ``path`` the file is a temporary one of the process that makes the lock, and goes with it. Copies made by
-    pickling or forking are the same lock. ``depth`` is how often its thread has taken it.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        if path is None:
-            self._scratch = ScratchFolder()
-            path = self._scratch.path / "lock"
-        self.path = path
-        self._open()
-
-    def _open(self) -> None:
-        self._process, self._file, self.depth, self._thread = os.getpid(), -1, 0, threading.RLock()
-
-    def __enter__(self) -> ProcessLock:
-        if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
-            if self._file >= 0:
-                os.close(self._file)
-            self._open()
-        self._thread.acquire()
-        if not self.depth:
-            try:
-                if self._file < 0:
-                    self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-            except BaseException as error:
-                self._thread.release()
-                if not isinstance(error, FileNotFoundError):
-                    raise
-                message = f"{self.path.parent} is gone: temporary files go with the process that made them"
-                raise UsageError(message, hint="let that process end last, or name a scratch_dir") from error
-        self.depth += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        if not self.depth:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._thread.release()
-
-    def __del__(self) -> None:
-        if self._file >= 0 and self._process == os.getpid():
-            os.close(self._file)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["path"]
-        self._open()
 
 
 def _detached(data: Any) -> Any:
@@ -487,19 +428,12 @@ class TensorStorage(Storage):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict`, or that of TorchRL's tensor storages, gave; the latter knows no newest row."""
-        if "_storage" not in state:  # of an older version
-            state = {
-                **state,
-                "_storage": state["data"],
-                "_len": state["filled"],
-                "initialized": state["data"] is not None,
-            }
         if not state["initialized"]:
             self._accept()
             self.empty()
             return
         data = self._as_stored(from_state(state["_storage"]))
-        filled = state.get("filled", -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel())))
+        filled = -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel()))
         self.restore(data, filled, state.get("newest", filled - 1))
 
     def _as_stored(self, data: Any) -> Any:
