@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from ...errors import UsageError
 from ..amounts import MOST_RECORDS
@@ -35,10 +35,10 @@ from ..keywords import whole_number
 from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
-from .draw import Draw, expand_to_records, mark_slices
+from .draw import Draw, expand_to_records, mark_slices, slice_flags
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage
-from .timeline import Edges, Timeline, as_key
+from .timeline import Edges, Timeline, as_key, entry_key
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,37 @@ class Prepared:
     ran_out: bool = False
 
 
+class RecordReader:
+    """Reads records that can only be had whole: those of a list, and by a ``get`` of the user's.
+
+    It has the methods of a `BatchReader`. ``complete`` gives what the storage gives.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def ahead(self, batch_size: int) -> int:
+        return 1
+
+    def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
+        drawn = [(draw, draw.indices()) for draw in draws]
+        rows = [places if draw.timeline is None else draw.timeline.rows(places) for draw, places in drawn]
+        return [Prepared(draw, index, None, None, {}) for draw, index in zip(draws, rows)]
+
+    def complete(self, prepared: Prepared) -> Any:
+        return self.storage.get(self.storage.coordinates(prepared.index))
+
+    def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
+        tail = tuple(batch.batch_size[1:])
+        batch.set("index", expand_to_records(_index_of(self.storage, prepared), tail))
+        for name, value in prepared.draw.info.items():
+            batch.set(name, expand_to_records(value, tail))
+        for key, value in slice_flags(prepared.draw, lambda key: batch.get(entry_key(key), None), tail).items():
+            batch.set(entry_key(key), value)
+
+
 class BatchReader:
-    """Reads batches from a storage that has fields.
+    """Reads batches leaf by leaf, from a storage that has fields.
 
     ``with_info`` puts what the sampler knows into the batch: ``index``, weights, slice flags.
     """
@@ -344,6 +373,12 @@ class BatchReader:
             columns = {name: column.to(device) for name, column in columns.items()}
         return columns
 
+    def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
+        """Put what the sampler knows into a batch, as far as it is not there since it was read."""
+        if self.storage.ndim > 1:
+            index = _index_of(self.storage, prepared)
+            batch.set("index", expand_to_records(index, tuple(batch.batch_size[1:])))
+
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
         draw, position, last, state_rows = prepared.draw, prepared.position, prepared.last, prepared.state_rows
@@ -460,6 +495,12 @@ class BatchReader:
             found = rows.take(flat - is_final.long())
             found[is_final] = successors.take(flat[is_final] - 1)
         return found.view(*within.shape, *rows.leaf.shape)
+
+
+def _index_of(storage: Storage, prepared: Prepared) -> torch.Tensor:
+    """The rows of a batch, ``[N]``, or ``[N, ndim]`` of a storage of more dimensions."""
+    rows = storage.coordinates(prepared.index)
+    return torch.stack(rows, -1) if isinstance(rows, tuple) else rows
 
 
 def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:

@@ -35,7 +35,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from ...errors import SamplingError, UsageError
-from .batches import BatchReader, Prepared, WindowSpec
+from .batches import BatchReader, Prepared, RecordReader, WindowSpec
 from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
@@ -282,7 +282,7 @@ class Pipeline:
         self.lock = lock
         self._queue: Prefetcher[Prepared] | None = None
         self._pace = Pace(spec.prefetch)
-        self._known: tuple[Any, int, BatchReader | None] | None = None
+        self._known: tuple[Any, int, BatchReader | RecordReader] | None = None
         self._get: Any = None  # that of the storage's class then
         self._own_get = threading.RLock()
 
@@ -313,7 +313,11 @@ class Pipeline:
         if not as_read or spec.device is not None or spec.pin_memory or spec.prefetch or len(self.transforms):
             return False
         plain = storage.ndim == 1 and not storage.batch_tail and not storage.is_shared and not storage.may_grow
-        return plain and (storage.device is None or storage.device.type == "cpu") and self._reader() is not None
+        return (
+            plain
+            and (storage.device is None or storage.device.type == "cpu")
+            and isinstance(self._reader(), BatchReader)
+        )
 
     def sample_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
         """The next ``count`` batches, one after the other in columns by path ``[steps, ...]``, and the steps of each.
@@ -321,7 +325,7 @@ class Pipeline:
         Where `gives_columns`; with ``index`` and what the sampler says. A batch that ends a pass is filled up from the next.
         """
         reader = self._reader()
-        assert reader is not None
+        assert isinstance(reader, BatchReader)
         parts = self.order.take_parts(size, count)
         prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
         columns = reader.columns(prepared)
@@ -350,7 +354,7 @@ class Pipeline:
         draw = draw if expand is None else expand([draw], self.storage)[0]
 
         def read() -> tuple[Prepared, Any]:
-            prepared = self._stamped(_unread(draw) if reader is None else reader.prepare([draw])[0])
+            prepared = self._stamped(reader.prepare([draw])[0])
             return prepared, self.read(prepared)
 
         prepared, records = self.storage.read_whole(read)
@@ -361,8 +365,6 @@ class Pipeline:
 
     def _take(self, size: int) -> Prepared:
         reader = self._reader()
-        if reader is None:
-            return self.order.take(size, lambda draws: [self._stamped(_unread(draw)) for draw in draws], 1)
         return self.order.take(size, lambda draws: [*map(self._stamped, reader.prepare(draws))], reader.ahead(size))
 
     def _stamped(self, prepared: Prepared) -> Prepared:
@@ -388,35 +390,32 @@ class Pipeline:
 
         return self.storage.read_whole(attempt)
 
-    def _reader(self) -> BatchReader | None:
-        """What reads leaf by leaf; None where records can only be had whole."""
-        if self._known is not None and type(self.storage).get is self._get and "get" not in self.storage.__dict__:
-            same_rows = self.storage.immutable and self._known[1] == self.storage.version
-            if same_rows or self._known[0] is self.storage.fields():
+    def _reader(self) -> BatchReader | RecordReader:
+        """What reads leaf by leaf, or else whole records; made again where the storage has other leaves."""
+        storage, spec = self.storage, self.spec
+        if self._known is not None and type(storage).get is self._get and "get" not in storage.__dict__:
+            same_rows = storage.immutable and self._known[1] == storage.version
+            if same_rows or self._known[0] is storage.fields():
                 return self._known[2]
-        fields, spec, reader = self.storage.fields(), self.spec, None
-        if reads_by_get(self.storage):
-            if spec.has_windows:
-                name = type(self.storage).__name__
-                message = f"frame_stack, n_step and windows read leaf by leaf, and {name}.get is your own"
-                raise UsageError(message, hint="leave them out, or do in a transform what get() does")
-            return None
+        fields, own_get = storage.fields(), reads_by_get(storage)
+        if own_get and spec.has_windows:
+            message = f"frame_stack, n_step and windows read leaf by leaf, and {type(storage).__name__}.get is your own"
+            raise UsageError(message, hint="leave them out, or do in a transform what get() does")
         # A collate_fn gets the records of a storage as the storage has them.
-        if spec.has_windows or (fields is not None and (spec.collate is None or self.storage.immutable)):
-            reader = BatchReader(self.storage, spec, with_info=spec.info_in_batch)
-        self._known, self._get = (fields, self.storage.version, reader), type(self.storage).get
+        by_leaf = spec.has_windows or (fields is not None and (spec.collate is None or storage.immutable))
+        reader: BatchReader | RecordReader = RecordReader(storage)
+        if by_leaf and not own_get:
+            reader = BatchReader(storage, spec, with_info=spec.info_in_batch)
+        self._known, self._get = (fields, storage.version, reader), type(storage).get
         return reader
 
     # -- reading and finishing ---------------------------------------------------------------------------------------
 
     def read(self, prepared: Prepared) -> Any:
         """Copy the drawn rows out of the storage. Not to be called during a write."""
-        reader = self._reader()
         if self.spec.relabeling is not None and prepared.draw.goals is not None:
             prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
-        if reader is None:
-            return self.storage.get(self.storage.coordinates(prepared.index))
-        return reader.complete(prepared)
+        return self._reader().complete(prepared)
 
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
@@ -428,33 +427,18 @@ class Pipeline:
         elif isinstance(self.storage, ListStorage):
             batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
-            self._put_in(batch, prepared, read_whole=self._reader() is None)
+            self._reader().put_info(batch, prepared)
         if self.spec.relabeling is not None and prepared.achieved is not None:
             batch = self.spec.relabeling.apply(batch, prepared.achieved)
         return batch
 
-    def _put_in(self, batch: TensorDictBase, prepared: Prepared, *, read_whole: bool) -> None:
-        """What a reader has not put into the batch already."""
-        tail = tuple(batch.batch_size[1:])
-        if self.storage.ndim > 1:
-            index = torch.stack(tuple(self.storage.coordinates(prepared.index)), -1)
-            batch.set("index", expand_to_records(index, tail))
-        if not read_whole:
-            return
-        if self.storage.ndim == 1:
-            batch.set("index", expand_to_records(prepared.index, tail))
-        for name, value in prepared.draw.info.items():
-            batch.set(name, expand_to_records(value, tail))
-        for key, value in slice_flags(prepared.draw, lambda key: batch.get(entry_key(key), None), tail).items():
-            batch.set(entry_key(key), value)
-
     def _finish(self, prepared: Prepared, batch: Any, *, copied: bool = False) -> tuple[Any, Info]:
         columns: dict[str, torch.Tensor] = dict(prepared.columns)
-        if prepared.draw.marks is not None and not columns and isinstance(batch, TensorDictBase):
-            for key in batch.keys(True, True):
+        if not columns and isinstance(batch, TensorDictBase):
+            for key in flag_keys(prepared.draw):
                 with suppress(RuntimeError):  # records of unlike shapes are not stacked
-                    if isinstance(value := batch.get(key), torch.Tensor):
-                        columns["/".join(as_key(key))] = value
+                    if isinstance(value := batch.get(entry_key(key), None), torch.Tensor):
+                        columns["/".join(key)] = value
         if len(self.transforms):
             if self.spec.info_in_batch:
                 flags = {entry_key(key): columns.get("/".join(key)) for key in flag_keys(prepared.draw)}
@@ -598,11 +582,6 @@ class Pipeline:
         queue, self._queue = self._queue, None
         if queue is not None and len(queue):
             self.order.go_to(queue.first.before)
-
-
-def _unread(draw: Draw) -> Prepared:
-    places = draw.indices()
-    return Prepared(draw, places if draw.timeline is None else draw.timeline.rows(places), None, None, {})
 
 
 def _info(storage: Storage, prepared: Prepared, columns: dict[str, torch.Tensor]) -> dict[Any, Any]:
