@@ -26,10 +26,7 @@ from ..keywords import with_options
 from .arguments import HindsightOptions
 from .buffer import ReplayBuffer
 from .draw import Draw
-from .overrides import reads_by_get
-from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
-from .storages.trees import stack_records
 from .tensordict_buffer import TensorDictReplayBuffer
 from .timeline import DONE, Edges, Key, Timeline, as_key
 
@@ -93,7 +90,7 @@ class HindsightRelabeling:
     def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
         """What was achieved at rows, ``[n, *goal]``. Raises UnknownKeyError."""
         key = as_key(self.achieved)
-        values = _column_at(storage, key, rows)
+        values = storage._leaf_at(key, rows)
         if values is None:
             raise UnknownKeyError(f"the records have no achieved_goal_key {key}", hint=_HINT)
         return values
@@ -157,23 +154,6 @@ def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str
     # What is computed may have fractions where whole numbers are stored.
     dtype = first.dtype if first.is_floating_point() and not values.is_floating_point() else values.dtype
     return torch.cat([first.to(values.device, dtype), values[count:].to(dtype)])
-
-
-def _column_at(storage: Storage, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
-    """One leaf at flat rows, ``[n, *shape]``; None where there is none."""
-    name = "/".join(key)
-    if isinstance(storage, DatasetStorage) and not reads_by_get(storage):
-        leaves = storage.dataset.rows
-        root = name if name in leaves else name.removeprefix("next/")
-        if root not in leaves:
-            return None
-        found: torch.Tensor | None = storage.dataset.read(rows, keys=[root]).get(tuple(name.split("/")), None)
-        return None if found is None else found[:, 0]
-    fields = None if reads_by_get(storage) else storage.fields()
-    if fields is not None:
-        return fields[name].take(rows) if name in fields else None
-    records = stack_records(storage.get(storage.coordinates(rows)))
-    return records.get(key, None) if isinstance(records, TensorDictBase) else None
 
 
 def _ratio(ratio: Any) -> float:

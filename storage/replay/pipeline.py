@@ -118,29 +118,26 @@ class BatchOrder:
         #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[Prepared] = deque()
-        self._size = 0
+        self._drawn_from: Any = None  # see `_source`
         self.batches = 0  # drawn so far
         self.version = 0  # that of the storage when the last batch taken was drawn
-        self._contents: Any = None  # and what it held
-        self._changes = 0  # of the sampler's arguments by then
         self._ahead = 1
         #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
         self.keep_states = sampler.ahead
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> Prepared:
         """The next batch of this size; up to ``limit`` are prepared together."""
-        if self._drawn and (
-            batch_size != self._size
-            or self.storage.contents_version != self._contents
-            or self.sampler.changes != self._changes
-            or "sample" in self.sampler.__dict__  # which a user has set meanwhile
-            or self._was_set()
-        ):
+        if self._drawn and (self._drawn_from != self._source(batch_size) or self._was_set()):
             self.rewind()
         if not self._drawn:
             self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
             self._ahead = min(2 * self._ahead, limit)
         return self._drawn.popleft()
+
+    def _source(self, batch_size: int) -> Any:
+        """What draws made ahead are of: the size, the contents of the storage, and the sampler's arguments and own methods."""
+        sampler = self.sampler
+        return batch_size, self.storage.contents_version, sampler.changes, "sample" in sampler.__dict__
 
     def take_parts(self, size: int, count: int) -> list[list[Draw]]:
         """The draws of the next ``count`` batches of this size; where a pass ends within one, draws of the next pass follow."""
@@ -172,8 +169,7 @@ class BatchOrder:
         return sampler.ahead and self.spec.expands_ahead and not own_method
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
-        self._size, self.version, self._contents = batch_size, self.storage.version, self.storage.contents_version
-        self._changes = self.sampler.changes
+        self.version, self._drawn_from = self.storage.version, self._source(batch_size)
         draws: list[Draw] = []
         states: list[OrderState | None] = []
         ends: list[bool] = []

@@ -30,6 +30,7 @@ from ...partial_dataset import PartialDataset
 from ...remote.remote_dataset import RemoteDataset
 from ...row_index import row_index
 from ...schema import FLAGS
+from ..overrides import reads_by_get
 from ..timeline import Edges, Key, Timeline
 from .rows import Readable
 from .storage import Storage
@@ -192,6 +193,16 @@ class DatasetStorage(Storage):
     def column(self, key: Key) -> torch.Tensor | None:
         name = "/".join(key)
         return self.dataset[name] if name in self.dataset.schema.names else None
+
+    def _leaf_at(self, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
+        if reads_by_get(self):
+            return super()._leaf_at(key, rows)
+        name = "/".join(key)
+        root = name if name in self.dataset.rows else name.removeprefix("next/")
+        if root not in self.dataset.rows:
+            return None
+        found: torch.Tensor | None = self.dataset.read(rows, keys=[root]).get(key, None)
+        return None if found is None else found[:, 0]
 
     def fields(self) -> dict[str, Readable]:
         rows = self.dataset.rows

@@ -29,7 +29,7 @@ from ..overrides import link, reads_by_get
 from ..saving import Saved
 from ..timeline import Edges, Key, Timeline, as_key
 from .rows import Readable, whole_numbers
-from .trees import copy_of, tree_map
+from .trees import copy_of, stack_records, tree_map
 
 Result = TypeVar("Result")
 
@@ -111,13 +111,16 @@ class Storage(Saved):
 
     def column_as_read(self, key: Key) -> torch.Tensor | None:
         """`column`, by a ``get`` of a user's where there is one."""
-        if not reads_by_get(self):
-            return self.column(key)
-        records: Any = self[:]
-        if isinstance(records, list) and records:
-            records = torch.stack(records)
-        values = records.get(key, None) if is_tensor_collection(records) else None
-        return None if values is None else values.flatten(0, self.ndim - 1)
+        return self._leaf_at(key, torch.arange(len(self))) if reads_by_get(self) else self.column(key)
+
+    def _leaf_at(self, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
+        """A leaf at flat rows, ``[n, *shape]``, by a user's ``get`` where there is one; None where there is no such leaf."""
+        fields = None if reads_by_get(self) else self.fields()
+        if fields is not None:
+            name = "/".join(key)
+            return fields[name].take(rows) if name in fields else None
+        records = stack_records(self.get(self.coordinates(rows)))
+        return records.get(key, None) if is_tensor_collection(records) else None
 
     def fields(self) -> dict[str, Readable] | None:
         """The leaves by path, to be read by row; None where records can only be had whole."""
