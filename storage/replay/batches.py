@@ -147,12 +147,37 @@ class StateRows:
 
 
 @dataclass
+class Places:
+    """Where steps lie in time, int64 ``[steps]`` each: ``position``, and ``episode``, which goes from ``low`` up to ``high``.
+
+    ``last``: the steps whose successors are returned, where n-step returns look ahead.
+    """
+
+    timeline: Timeline
+    position: torch.Tensor
+    episode: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    last: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, timeline: Timeline, position: torch.Tensor) -> Places:
+        episode = timeline.episode_of(position)
+        return cls(timeline, position, episode, *timeline.extent_of(episode))
+
+    def split(self, sizes: list[int]) -> list[Places]:
+        """Those of several draws, with so many steps each."""
+        parts = (self.position, self.episode, self.low, self.high, self.last)
+        columns = ([None] * len(sizes) if part is None else part.split(sizes) for part in parts)
+        return [Places(self.timeline, *pieces) for pieces in zip(*columns)]
+
+
+@dataclass
 class Prepared:
     """A batch that is drawn, and whose small leaves are read.
 
-    ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows.
-    ``position`` is their place in time and ``last`` that of the step whose successor is returned, where windows need them;
-    ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced
+    ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows, ``places`` where these lie in time, if windows
+    need that. ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced
     (`pipeline.Relabeling`).
     ``before`` is the state of the order before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says
     whether it ends a pass.
@@ -160,9 +185,8 @@ class Prepared:
 
     draw: Draw
     index: torch.Tensor
-    position: torch.Tensor | None
-    last: torch.Tensor | None
     columns: dict[str, torch.Tensor]
+    places: Places | None = None
     state_rows: StateRows | None = None
     achieved: Any = None
     before: Any = None
@@ -184,7 +208,7 @@ class RecordReader:
     def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
         drawn = [(draw, draw.indices()) for draw in draws]
         rows = [places if draw.timeline is None else draw.timeline.rows(places) for draw, places in drawn]
-        return [Prepared(draw, index, None, None, {}) for draw, index in zip(draws, rows)]
+        return [Prepared(draw, index, {}) for draw, index in zip(draws, rows)]
 
     def complete(self, prepared: Prepared) -> Any:
         return self.storage.get(self.storage.coordinates(prepared.index))
@@ -279,55 +303,48 @@ class BatchReader:
         drawn = together.indices()
         timeline = together.timeline
         index = drawn if timeline is None else timeline.rows(drawn)
-        position = last = None
         columns: dict[str, torch.Tensor] = {}
+        places, shifted = None, index
         if self._windowed:
-            timeline = timeline or self.storage.timeline(self._edges)
-            position = timeline.positions(drawn) if together.timeline is None else drawn
-        shifted = index
-        if self.n_step is not None:
-            assert timeline is not None and position is not None
-            last = self._look_ahead(timeline, position, columns)
-            shifted = timeline.rows(last)
+            if timeline is None:
+                timeline = self.storage.timeline(self._edges)
+                drawn = timeline.positions(drawn)
+            places = Places.of(timeline, drawn)
+            if self.n_step is not None:
+                places.last = self._look_ahead(self.n_step, places, columns)
+                shifted = timeline.rows(places.last)
         for rows in self._small:
             columns[rows.leaf.name] = self._step_rows(rows, together, index, shifted)
-        if self._stack_early:
-            assert timeline is not None and position is not None
-            self._read_stacks(timeline, position, last, columns)
+        if places is not None and self._stack_early:
+            self._read_stacks(places, columns)
         if self._with_info:
             for key, value in together.info.items():
                 columns["/".join(as_key(key))] = expand_to_records(value, self._tail)
             mark_slices(together, columns, self._tail)
-        found = (
-            self._state_rows(timeline or self.storage.timeline(self._edges), together, index) if self._states else None
-        )
-        return Prepared(together, index, position, last, columns, found)
+        state_rows = self._state_rows(together, index, places) if self._states else None
+        return Prepared(together, index, columns, places, state_rows)
 
-    def _state_rows(self, timeline: Timeline, draw: Draw, index: torch.Tensor) -> StateRows:
+    def _state_rows(self, draw: Draw, index: torch.Tensor, places: Places | None) -> StateRows:
         """The state row of step i in episode e is i + e, and an episode has one more of them."""
         sliced = draw.length > 1 and draw.lengths is None and self.n_step is None
-        position = draw.start if sliced else timeline.positions(index)
-        episode = timeline.episode_of(position)
-        row = position + episode
-        if not self.stack:
-            return StateRows(row, None, sliced)
-        low, high = timeline.extent_of(episode)
-        low, high = low + episode, high + episode + 1
+        timeline = draw.timeline or self.storage.timeline(self._edges)
+        if places is None or not self.stack:
+            position = draw.start if sliced else timeline.positions(index)
+            return StateRows(position + timeline.episode_of(position), None, sliced)
+        at = Places.of(timeline, draw.start) if sliced else places
+        row, low, high = (numbers + at.episode for numbers in (at.position, at.low, at.high + 1))
         extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
         return StateRows(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
 
-    def _look_ahead(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _look_ahead(self, n_step: NStep, places: Places, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
-        assert self.n_step is not None
-        episode = timeline.episode_of(position)
-        low, high = timeline.extent_of(episode)
-        taken = self.n_step.ahead(position, high)
-        rows = by_position(self._fields["next/reward"], timeline)
-        rewards = read_window(rows, position, self.n_step.steps, low, high)
-        columns["next/reward"] = self.n_step.total(rewards)
+        taken = n_step.ahead(places.position, places.high)
+        rows = by_position(self._fields["next/reward"], places.timeline)
+        rewards = read_window(rows, places.position, n_step.steps, places.low, places.high)
+        columns["next/reward"] = n_step.total(rewards)
         columns["next/original_reward"] = rewards[:, 0].clone()
-        columns["steps_to_next_obs"], columns["gamma"] = taken, self.n_step.discount(taken)
-        return position + taken - 1
+        columns["steps_to_next_obs"], columns["gamma"] = taken, n_step.discount(taken)
+        return places.position + taken - 1
 
     def _step_rows(self, rows: Readable, draw: Draw, index: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         """The rows of a step leaf, ``[steps, *shape]``."""
@@ -345,12 +362,10 @@ class BatchReader:
 
     def columns(self, prepared: Prepared) -> dict[str, torch.Tensor]:
         """All leaves of the batch by path, ``[steps, ...]``; the large ones are read now."""
-        draw, index, columns = prepared.draw, prepared.index, dict(prepared.columns)
-        timeline = None
-        if self._windowed:
-            timeline = draw.timeline or self.storage.timeline(self._edges)
+        draw, index, places, columns = prepared.draw, prepared.index, prepared.places, dict(prepared.columns)
         if self._large:
-            shifted = index if prepared.last is None or timeline is None else timeline.rows(prepared.last)
+            ahead = None if places is None else places.last
+            shifted = index if places is None or ahead is None else places.timeline.rows(ahead)
             for rows in self._large:
                 columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
         for rows in self._states:
@@ -360,12 +375,10 @@ class BatchReader:
             columns[name], columns["next/" + name] = self._read_states(
                 DistinctRows(rows) if decoded else rows, prepared
             )
-        if self._stacked and not self._stack_early:
-            assert timeline is not None and prepared.position is not None
-            self._read_stacks(timeline, prepared.position, prepared.last, columns)
-        if self._key_windows is not None:
-            assert timeline is not None and prepared.position is not None
-            self._read_key_windows(timeline, prepared.position, columns)
+        if places is not None and self._stacked and not self._stack_early:
+            self._read_stacks(places, columns)
+        if places is not None and self._key_windows is not None:
+            self._read_key_windows(self._key_windows, places, columns)
         if self._with_info:
             columns["index"] = expand_to_records(index, self._tail)
         device = self.storage.device
@@ -381,17 +394,16 @@ class BatchReader:
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
         """A state leaf at the steps drawn, and after them."""
-        draw, position, last, state_rows = prepared.draw, prepared.position, prepared.last, prepared.state_rows
+        draw, places, state_rows = prepared.draw, prepared.places, prepared.state_rows
         assert state_rows is not None
+        ahead = None if places is None or places.last is None else places.last - places.position
+        if self.stack and state_rows.sliced:
+            return self._slices_of_stacks(rows, state_rows)
         if self.stack:
-            ahead = None if last is None or position is None else last - position
-            return (
-                self._slices_of_stacks(rows, state_rows) if state_rows.sliced else self._stacks(rows, state_rows, ahead)
-            )
-        if last is not None:
-            assert position is not None
+            return self._stacks(rows, state_rows, ahead)
+        if ahead is not None:
             # A row of the one after a row of the other: where decoding costs, both in one call.
-            both = rows.take(torch.cat([state_rows.row, state_rows.row + (last - position) + 1]))
+            both = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1]))
             return both.chunk(2)[0], both.chunk(2)[1]
         if not state_rows.sliced:
             pair = rows.windows(state_rows.row, 2)
@@ -428,13 +440,7 @@ class BatchReader:
         stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
         return _copy(stacks[:, :-1]).flatten(0, 1), _copy(stacks[:, 1:]).flatten(0, 1)
 
-    def _read_stacks(
-        self,
-        timeline: Timeline,
-        position: torch.Tensor,
-        last: torch.Tensor | None,
-        columns: dict[str, torch.Tensor],
-    ) -> None:
+    def _read_stacks(self, places: Places, columns: dict[str, torch.Tensor]) -> None:
         """Stacks of observations laid out as plain TED, where root and successor are leaves of their own.
 
         The successor's stack is the observations up to the step it follows, less the oldest, and then the successor:
@@ -443,35 +449,27 @@ class BatchReader:
             after it                       o3 o4 n4
         """
         assert self.stack
-        k = self.stack
-        episode = timeline.episode_of(position)
-        low, high = timeline.extent_of(episode)
+        k, position, last, low, high = self.stack, places.position, places.last, places.low, places.high
         for name in self._stacked:
-            rows = by_position(self._fields[name], timeline)
-            after = by_position(self._fields["next/" + name], timeline)
+            rows = by_position(self._fields[name], places.timeline)
+            after = by_position(self._fields["next/" + name], places.timeline)
             stack = read_window(rows, position - (k - 1), k, low, high)
             columns[name] = stack
-            if last is None:
-                before, end = stack[:, 1:], after.take(position)
-            else:
-                end = after.take(last)
-                before = stack[:, :0]
-                if k > 1:
-                    before = read_window(rows, last - (k - 2), k - 1, low, high)
-            columns["next/" + name] = _append(before, end)
+            before = stack[:, 1:]
+            if last is not None:
+                before = read_window(rows, last - (k - 2), k - 1, low, high) if k > 1 else stack[:, :0]
+            columns["next/" + name] = _append(before, after.take(position if last is None else last))
 
-    def _read_key_windows(self, timeline: Timeline, position: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
+    def _read_key_windows(self, windows: KeyWindows, places: Places, columns: dict[str, torch.Tensor]) -> None:
         """The windows of each key ``[B, length, *shape]``, and which rows are those of the episode (``mask/KEY``, bool)."""
-        assert self._key_windows is not None
-        episode = timeline.episode_of(position)
-        begin, end = timeline.extent_of(episode)
-        for key, (first, last) in self._key_windows.offsets.items():
-            rows, successors, low, high, at = self._fields.get(key), None, begin, end, position
+        timeline, episode = places.timeline, places.episode
+        for key, (first, last) in windows.offsets.items():
+            rows, successors, low, high, at = self._fields.get(key), None, places.low, places.high, places.position
             if rows is None:  # the successor of a state is the next state
                 rows = self._fields[key.removeprefix("next/")]
                 low, first, last = low + 1, first + 1, last + 1
             if rows.leaf.kind == "state":
-                low, high, at = low + episode, high + episode + 1, position + episode
+                low, high, at = low + episode, high + episode + 1, at + episode
             elif f"next/{key}" in self._fields and key.partition("/")[0] in STACKED:
                 successors = by_position(self._fields[f"next/{key}"], timeline)
             rows = rows if rows.leaf.kind == "state" else by_position(rows, timeline)
@@ -480,7 +478,7 @@ class BatchReader:
             within = torch.minimum(torch.maximum(wanted, low[:, None]), high[:, None] - 1)
             mask = wanted == within
             columns[key] = self._gather(rows, successors, within, high)
-            if self._key_windows.padding == "zero":
+            if windows.padding == "zero":
                 columns[key][~mask] = 0
             columns[f"mask/{key}"] = mask
 
@@ -537,14 +535,13 @@ def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
     names = list(together.columns)
     pieces = zip(*(together.columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
     indices = together.index.split(sizes)
-    positions = [None] * len(draws) if together.position is None else together.position.split(sizes)
-    lasts = [None] * len(draws) if together.last is None else together.last.split(sizes)
+    places: Sequence[Places | None] = [None] * len(draws) if together.places is None else together.places.split(sizes)
     state_rows: Sequence[StateRows | None] = [None] * len(draws)
     if together.state_rows is not None:
         state_rows = together.state_rows.split(
             [len(draw.start) for draw in draws] if together.state_rows.sliced else sizes
         )
     return [
-        Prepared(draw, indices[number], positions[number], lasts[number], dict(zip(names, piece)), state_rows[number])
+        Prepared(draw, indices[number], dict(zip(names, piece)), places[number], state_rows[number])
         for number, (draw, piece) in enumerate(zip(draws, pieces))
     ]
