@@ -218,7 +218,7 @@ def test_what_is_refused():
     buffer = make(end_key=("next", "over"))
     buffer.extend(steps([4], flag="over"))
     check(buffer.sample(), 0.8, "future", [4])
-    buffer._relabeling.reward_fn = lambda batch: torch.zeros(2)
+    buffer.reward_fn = lambda batch: torch.zeros(2)
     with pytest.raises(SchemaError, match="reward_fn"):
         buffer.sample()
 

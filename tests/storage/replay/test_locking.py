@@ -244,17 +244,21 @@ def test_memory_moves_when_nobody_reads():
 def test_nobody_waits_while_a_checkpoint_goes_to_the_disk(tmp_path, monkeypatch):
     buffer = make(prefetch=0)
 
-    def sync(folder: Path) -> None:
-        writer = threading.Thread(target=buffer.extend, args=(records(50),), daemon=True)
-        writer.start()
-        writer.join(20)
-        assert not writer.is_alive()
+    begun = threading.Event()
 
-    monkeypatch.setattr("rbdata.storage.replay.checkpoint._sync", sync)
+    def sync(descriptor: int) -> None:
+        if threading.current_thread().name.startswith("rbdata-sync") and not begun.is_set():
+            begun.set()
+            writer = threading.Thread(target=buffer.extend, args=(records(50),), daemon=True)
+            writer.start()
+            writer.join(20)
+            assert not writer.is_alive()
+
+    monkeypatch.setattr("os.fsync", sync)
     buffer.dumps(tmp_path / "saved")
     copy = make(prefetch=0)
     copy.loads(tmp_path / "saved")
-    assert (len(copy), len(buffer)) == (40, 80)
+    assert (begun.is_set(), len(copy), len(buffer)) == (True, 40, 80)
 
 
 def other_process(folder: Path) -> TensorDictReplayBuffer:

@@ -63,7 +63,7 @@ def test_new_records_get_the_largest_priority():
     assert sampler.default_priority == 1
     buffer.update_priority(torch.tensor([3, 4]), torch.tensor([5.0, 0.1]))
     buffer.extend(rollout([5], first=50))
-    stored = sampler._priorities[:15].tolist()
+    stored = sampler.state_dict()["priorities"][:15].tolist()
     assert stored[10:] == [5.0] * 5 and stored[3:5] == [5.0, pytest.approx(0.1)]
     buffer.update_priority(torch.tensor([3]), torch.tensor([0.5]))
     assert sampler.default_priority == 5  # once seen, for ever
