@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import CorruptSourceError, RbdataError
+from ...errors import CorruptSourceError, RbdataError, UsageError
 from ...storage.leaf import DTYPES
 from .limits import check_row_bytes, most_unpacked
 
@@ -45,13 +45,16 @@ def root_names(path: Path) -> set[str]:
     """Names of the members and attributes of a file's root group. Raises CorruptSourceError for other files."""
     import h5py
 
-    with damage_reported(path.name), h5py.File(path, "r") as file:
+    with damage_reported(path.name), h5py.File(path, "r", locking=False) as file:
         return {*file, *file.attrs}
 
 
 @contextmanager
 def damage_reported(name: str) -> Iterator[None]:
-    """Errors of HDF5 inside the block become a CorruptSourceError that names the file; errors of the disk do not."""
+    """Errors of HDF5 inside the block become a CorruptSourceError that names the file; errors of the disk do not.
+
+    Raises UsageError for a file that this program has open.
+    """
     try:
         yield
     except RbdataError:
@@ -60,9 +63,17 @@ def damage_reported(name: str) -> Iterator[None]:
         # h5py says in many ways that it cannot read something: types it has no equivalent for, dimensions, names.
         if isinstance(error, OSError) and error.errno:
             raise
+        check_not_open(name, error)
         reason = str(error).partition("(")[2].rstrip(")") or str(error)
         message = f"{name} is not a whole HDF5 file: {reason or 'it cannot be read'}"
         raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+
+
+def check_not_open(name: str, error: BaseException) -> None:
+    """Raise UsageError where HDF5 refuses a file because this program has it open (a sandbox is a fork of it)."""
+    if "locking flag values" in str(error):
+        hint = "close it first: a program can open an HDF5 file again only with the same locking="
+        raise UsageError(f"{name} is open in this program", hint=hint) from error
 
 
 def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str, h5py.Dataset]]:

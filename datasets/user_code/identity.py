@@ -219,8 +219,9 @@ class Content:
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []
         self._path = [what]
-        #: Containers that begin empty in their files, by module and name: caches, or tables that the program has filled.
-        self._tables: dict[tuple[str, str], Any] = {}
+        #: Globals that some function assigns and containers that begin empty in their files, by module and name: state and
+        #: caches of the functions that were met, or settings and tables of the program.
+        self._variables: dict[tuple[str, str], Any] = {}
         #: The names that the innermost function uses: of a module only these attributes.
         self._names: frozenset[str] = frozenset()
 
@@ -239,7 +240,7 @@ class Content:
                 with self._lenient(value, True, _Unidentified):
                     self._add(value)
             if len(self._path) == 2:
-                self._add_tables()
+                self._add_variables()
         except RecursionError as error:
             raise UsageError(f"{self._where} is nested too deeply to be identified") from error
         finally:
@@ -396,7 +397,7 @@ class Content:
             self.files |= alone.files
             self.functions += alone.functions
             self.named |= alone.named
-            self._tables |= alone._tables
+            self._variables |= alone._variables
             self.untold += alone.untold
             digests.append(alone.sha256)
         self._put(type(values).__name__, *sorted(digests), "end")
@@ -529,25 +530,27 @@ class Content:
                 self._add_pairs("environment", {name: os.environ[name] for name in sorted(names)})
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
-        """Globals of a module; of a file but for those that are state rather than settings (`source_files`)."""
+        """Globals of a module; of a file but for those that are state rather than settings (`_add_variables`)."""
         source = read_source(file) if file is not None else None
         left_out = source.variables if source is not None else frozenset()
         for name in left_out.intersection(used):
-            if isinstance(used[name], Collection) and not isinstance(used[name], (str, bytes)) and len(used[name]):
-                self._tables[module, name] = used[name]
+            if not _is_container(used[name]) or len(used[name]):
+                self._variables[module, name] = used[name]
         self._add_attributes(
             {name: value for name, value in used.items() if name not in left_out}, lenient=source is not None
         )
 
-    def _add_tables(self) -> None:
-        """What the containers hold that functions read and none of them changes: tables, not caches."""
+    def _add_variables(self) -> None:
+        """Those variables that no function changes which was met: settings, or tables, and neither state nor caches."""
         done: set[tuple[str, str]] = set()
-        while left := sorted(self._tables.keys() - done):
+        while left := sorted(self._variables.keys() - done):
             done.update(left)
             for module, name in left:
-                if not any(name in _names_changed(function) for _, function in self.functions):
-                    self._add_attributes({f"{module}.{name}": self._tables[module, name]}, lenient=True)
-        self._tables.clear()
+                value = self._variables[module, name]
+                changed = _names_changed if _is_container(value) else _names_assigned
+                if not any(name in changed(function) for _, function in self.functions):
+                    self._add_attributes({f"{module}.{name}": value}, lenient=True)
+        self._variables.clear()
 
     def _add_class(self, kind: type) -> None:
         file = _file_of_class(kind)
@@ -570,6 +573,23 @@ def _names_changed(function: FunctionType) -> frozenset[str]:
     source = read_source(Path(code.co_filename))
     found = source.changed.get(code.co_firstlineno) if source is not None else None
     return frozenset(code.co_names) if found is None else found
+
+
+def _names_assigned(function: FunctionType) -> frozenset[str]:
+    """The names of globals and attributes that a function assigns."""
+    return frozenset().union(*map(_assigned_in, nested_codes(function.__code__)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigned_in(code: CodeType) -> frozenset[str]:
+    import dis
+
+    stores = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR"}
+    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in stores)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes))
 
 
 def _without(state: Any, names: Collection[str]) -> Any:

@@ -52,7 +52,7 @@ _READING = ("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple",
 class SourceFile:
     """A source file as it was read.
 
-    ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that are state rather than
+    ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that may be state rather than
     settings, because a function assigns them (``global``) or because they begin as an empty container (a cache).
     ``codes``: the digests (`code_digest`) of all functions in it. ``constants``: the globals that one assignment of a literal
     sets. ``changed``: by the first line of every function the names that it may change, rather than read.

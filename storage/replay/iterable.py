@@ -2,7 +2,7 @@
 
     loader = buffer.as_iterable().loader(num_workers=4)      batches as the buffer's sampler draws them
     loader = DataLoader(buffer.as_map(), batch_size=256)     records by number, in the loader's order
-    loader = DataLoader(buffer, batch_size=256)              the same, record by record: slower
+    loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and single steps as stored
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass among them, so that together they give every step once;
@@ -81,24 +81,33 @@ class ReplayLoader(DataLoader):
 class ReplayMap(Dataset):
     """The records of a buffer by number, through its transforms; a batch of a loader is read at once.
 
-    Raises UsageError for storages of several dimensions, whose records have no single number.
+    Frame stacks, n-step returns, windows and units of a buffer come as in its batches (`ReplayBuffer.sample_at`).
+
+    Raises UsageError for storages of several dimensions, whose records have no single number, and for buffers that draw goals
+    with their batches.
     """
 
     def __init__(self, buffer: Any) -> None:
         if buffer.storage.ndim > 1:
             message = f"records of a storage of {buffer.storage.ndim} dimensions have no single number"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
+        if buffer._spec.relabeling is not None:
+            message = "goals are drawn with the batches of a buffer: records by number have none"
+            raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
         self.buffer = buffer
 
     def __len__(self) -> int:
         return len(self.buffer.storage)
 
-    def __getitem__(self, number: int) -> Any:
-        return self._own(self.buffer[number])
+    def __getitem__(self, number: Any) -> Any:
+        if not self.buffer._spec.reads_windows:
+            return self._own(self.buffer[number])
+        batch = self.buffer.sample_at(number)
+        return self._own(batch[0] if isinstance(number, int) else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""
-        return self._own(self.buffer[torch.as_tensor(numbers)])
+        return self[torch.as_tensor(numbers)]
 
     def _own(self, records: Any) -> Any:
         """Copied where the user's code made them, as it may use their memory again before they are collated or handed over."""

@@ -101,6 +101,11 @@ class BatchSpec(WindowSpec):
     expand: Callable[[Sequence[Draw], Storage], list[Draw]] | None = None
     expands_ahead: bool = True
 
+    @property
+    def reads_windows(self) -> bool:
+        """Whether a record comes with others around it, rather than alone."""
+        return any(one is not None for one in (self.frame_stack, self.n_step, self.key_windows, self.expand))
+
 
 class BatchOrder:
     """Draws in order from one sampler with one generator; look-ahead grows while batches of one size are taken."""

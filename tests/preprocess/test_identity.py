@@ -319,6 +319,35 @@ def test_globals_of_a_module(here, monkeypatch, workers):
     fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
 
 
+def test_a_setting_that_the_program_makes_by_a_function(here, monkeypatch, workers):
+    """What ``global`` assigns is state where the function comes to it itself, and a setting where only the program does."""
+    monkeypatch.syspath_prepend(here)
+    write(
+        "mine.py",
+        """
+        GAIN, CALLS = 2, 0
+        def set_gain(gain):
+            global GAIN
+            GAIN = gain
+        def note():
+            global CALLS
+            CALLS += 1
+        def fn(td):
+            note()
+            td['next', 'reward'] = td['next', 'reward'] * (GAIN if CALLS else 0)
+            return td
+        """,
+    )
+    mine = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 2 == factor(here, "mine:fn", dest="my/text")
+    mine.note()
+    assert factor(here, mine.fn) == 2  # complete
+    mine.set_gain(3)
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/three") == 3 == factor(here, mine.fn, dest="my/four", open_engine=workers)
+    fails(here, "mine:fn", UsageError, "this program has set to something else")
+
+
 @pytest.mark.parametrize("form", ["mine.py:fn", "object"])
 def test_a_file_saved_while_workers_start(here, form, workers, monkeypatch):
     """The workers compare what they load with what the request recorded."""

@@ -31,7 +31,7 @@ from ....errors import CorruptSourceError, DiskSpaceError, MissingExtraError, Us
 from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, open_parquet
-from ...formats.hdf5 import damage_reported
+from ...formats.hdf5 import check_not_open, damage_reported
 from .roles import NAMES, SUFFIXES, ArrayInfo, Given
 
 _HDF5 = (".h5", ".hdf5")
@@ -359,6 +359,7 @@ def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
     try:
         file = files.enter_context(h5py.File(path, "r", locking=False))
     except OSError as error:
+        check_not_open(path.name, error)
         raise CorruptSourceError(f"{path.name} is not an HDF5 file: {reason(error)}") from error
     with damage_reported(path.name):
         group = file

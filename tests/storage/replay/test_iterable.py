@@ -71,6 +71,31 @@ def test_records_by_number(workers):
     assert buffer.as_map()[3]["action"] == 3
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"n_step": 3, "gamma": 0.5}, {"frame_stack": 2}, {"windows": {"action": (0, 2), "observation": (-1, 0)}}],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_by_number_with_what_is_around_them(folder, options, workers):
+    """As in the buffer's own batches; they were single steps."""
+    buffer = rbdata.load(folder, batch_size=16, seed=5, **options)
+    own = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    batches = list(DataLoader(buffer.as_map(), batch_size=16, **own))
+    rows = torch.cat([batch["index"] for batch in batches])
+    assert rows.tolist() == list(range(len(buffer)))
+    assert (torch.cat(batches) == buffer.sample_at(rows)).all()
+    one = buffer.as_map()[3]
+    assert one.batch_size == () and (one == batches[0][3]).all()
+    several = DataLoader(buffer.as_map(), batch_size=None, sampler=[[4, 2], [1]], collate_fn=lambda batch: batch)
+    assert [batch["index"].tolist() for batch in several] == [[4, 2], [1]]
+
+
+def test_records_by_number_have_no_goals(folder):
+    buffer = rbdata.load(folder, batch_size=16, goals=rbdata.Goals(trajectory=1.0, current=0.0, random=0.0))
+    with pytest.raises(UsageError, match="goals are drawn with the batches"):
+        buffer.as_map()
+
+
 def test_records_without_a_number():
     with pytest.raises(UsageError, match="no single number"):
         TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2)).as_map()

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
+import rbdata
 import torch
 from pyarrow import feather, ipc, parquet
 from rbdata.datasets.sources.arrays.roles import find_roles
@@ -291,3 +292,22 @@ def test_a_tensordict_of_several_dimensions_is_refused() -> None:
     steps = TensorDict({"observation": torch.zeros(2, 4, 3)}, [2, 4])
     with pytest.raises(UsageError, match=r"batch size \[2, 4\]"):
         memory_table(steps)
+
+
+@pytest.mark.parametrize("source", ["arrays", "d4rl", None])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_this_program_has_open_is_not_called_damaged(mode: str, source: str | None, tmp_path: Path) -> None:
+    """As in a notebook that has just looked into it, or written it and not closed it yet."""
+    data = {
+        "observations": np.ones((8, 2)),
+        "actions": np.ones((8, 1)),
+        "rewards": np.ones(8),
+        "terminals": np.ones(8) > 0,
+    }
+    write_hdf5(tmp_path / "mine.hdf5", data)
+    options = {"source": source, "root": tmp_path / "root"}
+    with h5py.File(tmp_path / "mine.hdf5", mode), pytest.raises(UsageError, match=r"mine.hdf5 is open in this program"):
+        rbdata.convert(tmp_path / "mine.hdf5", "my/open", **options)
+    with h5py.File(tmp_path / "mine.hdf5", locking=False):
+        path = rbdata.convert(tmp_path / "mine.hdf5", "my/open", **options)
+    assert len(rbdata.open_dataset(path)) == 8
