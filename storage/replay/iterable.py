@@ -103,7 +103,8 @@ class ReplayMap(Dataset):
         if not self.buffer._spec.reads_windows:
             return self._own(self.buffer[number])
         batch = self.buffer.sample_at(number)
-        return self._own(batch[0] if isinstance(number, int) else batch)
+        is_record = isinstance(number, int) and self.buffer._spec.expand is None  # a unit makes several of one
+        return self._own(batch[0] if is_record else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""

@@ -90,6 +90,13 @@ def test_records_by_number_with_what_is_around_them(folder, options, workers):
     assert [batch["index"].tolist() for batch in several] == [[4, 2], [1]]
 
 
+def test_units_by_number(folder):
+    buffer = rbdata.load(folder, batch_size=16, seed=5, sample_unit=rbdata.Sequence(length=3))
+    batch = next(iter(DataLoader(buffer.as_map(), batch_size=4)))
+    assert (batch == buffer.sample_at([0, 1, 2, 3])).all() and len(batch) == 12
+    assert buffer.as_map()[1]["index"].tolist() == batch["index"][3:6].tolist()
+
+
 def test_records_by_number_have_no_goals(folder):
     buffer = rbdata.load(folder, batch_size=16, goals=rbdata.Goals(trajectory=1.0, current=0.0, random=0.0))
     with pytest.raises(UsageError, match="goals are drawn with the batches"):
