@@ -82,13 +82,8 @@ class _Export:
 
     def rows(self, key: str, low: int, high: int) -> np.ndarray:
         """Rows of a TED key, of steps ``low`` to ``high - 1``."""
-        name = key if key in self.dataset.rows else key.removeprefix("next/")
-        rows = self.dataset.rows[name]
-        if rows.leaf.kind == "step" or low == high:
-            return rows.block(low, high).numpy()
-        states = self.dataset.state_numbers(low, high) + (name != key)
-        first = int(states[0])
-        return rows.block(first, int(states[-1]) + 1).numpy()[states.numpy() - first]
+        ((_, found),) = self.dataset.columns(low, high, [key])
+        return found.numpy()
 
     def blocks(self, key: str) -> Iterator[tuple[int, np.ndarray]]:
         """The rows of a TED key, one per step, with the number of the first."""

@@ -58,7 +58,7 @@ class Layout:
         shapes: Shapes = {}
         for leaf in self.schema:
             if leaf.constant is None:
-                for name in (leaf.name, "next/" + leaf.name) if leaf.kind == "state" else (leaf.name,):
+                for name in leaf.names:
                     shapes[name] = (leaf.dtype, leaf.shape)
         return shapes
 

@@ -370,29 +370,38 @@ class Dataset:
         if step != 1:
             return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64), keys)
         stop = max(start, stop)
-        columns: dict[str, torch.Tensor] = {}
-        for name in self._names(keys):
+        every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
+        return nest({key: self._copied(key, rows) for key, rows in self.columns(start, stop, every)}, (stop - start,))
+
+    def columns(self, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """TED keys and the rows ``[stop - start, ...]`` of steps ``start..stop-1``. A state leaf has two keys, which share a
+        read where one follows the other. The rows of step leaves may be views of what all readers of this process map."""
+        held, states, local = "", torch.empty(0), torch.empty(0, dtype=torch.int64)
+        for key in keys:
+            name = self._name_of(key)
             rows = self.rows[name]
-            if rows.leaf.kind == "step":
-                columns[name] = rows.block(start, stop).clone()  # the mapping is shared by all readers of this process
+            if start == stop:
+                yield key, rows.block(0, 0)
+            elif rows.leaf.kind == "step":
+                yield key, rows.block(start, stop)
             else:
-                states, local = self._states(rows, start, stop)
-                columns[name] = states.index_select(0, local)
-                columns["next/" + name] = states.index_select(0, local + 1)
-        return nest(columns, (stop - start,))
+                if name != held:
+                    numbers = self.state_numbers(start, stop)
+                    states, local, held = rows.block(int(numbers[0]), int(numbers[-1]) + 2), numbers - numbers[0], name
+                yield key, states.index_select(0, local + (name != key))
+
+    def _name_of(self, key: str) -> str:
+        """The name of the leaf that has the rows of a TED key."""
+        return key if key in self.rows else key.removeprefix("next/")
+
+    def _copied(self, key: str, rows: torch.Tensor) -> torch.Tensor:
+        """What `columns` gives for a key, in memory that nothing else shares."""
+        return rows.clone() if self.rows[self._name_of(key)].leaf.kind == "step" else rows
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
         """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
         steps = torch.arange(start, stop)
         return steps + self.episode_of(steps)
-
-    def _states(self, rows: Rows, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The state rows of steps ``start..stop-1`` and their successors, and the position in them where each step starts."""
-        if start == stop:
-            return rows.block(0, 0), torch.empty(0, dtype=torch.int64)
-        states = self.state_numbers(start, stop)
-        first, last = int(states[0]), int(states[-1]) + 1
-        return rows.block(first, last + 1), states - first
 
     def _leaf(self, name: str) -> torch.Tensor | TensorDict:
         """A leaf, or the leaves below a name as a TensorDict."""
@@ -401,11 +410,8 @@ class Dataset:
             if below:
                 return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
-        rows = self.rows[name if name in self.rows else name.removeprefix("next/")]
-        if rows.leaf.kind == "step":
-            return rows.block(0, rows.count).clone()
-        states, local = self._states(rows, 0, len(self))
-        return states.index_select(0, local if name in self.rows else local + 1)
+        ((_, rows),) = self.columns(0, len(self), [name])
+        return self._copied(name, rows)
 
     def _names(self, keys: Iterable[str] | None) -> list[str]:
         if keys is None:

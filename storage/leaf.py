@@ -69,6 +69,11 @@ class Leaf:
         return tuple(self.name.split("/"))
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The TED keys, as paths: a state leaf has that of the successor too."""
+        return (self.name, f"next/{self.name}") if self.kind == "state" else (self.name,)
+
+    @property
     def memmap(self) -> str:
         """The file of the leaf's plain rows, relative to the folder, with tensordict's name for it."""
         return self.name + ".memmap"

@@ -91,15 +91,9 @@ def _steps(count: int, batches: int | None, batch_size: int, seed: int) -> Itera
 
 def _values(dataset: Dataset, name: str, steps: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The rows of a leaf at these steps, by TED key; a state leaf has two."""
-    rows = dataset.rows[name]
-    if rows.leaf.kind == "step":
-        yield name, rows.take(steps)
-        return
-    states = steps + dataset.episode_of(steps)
-    needed, place = torch.unique(torch.cat([states, states + 1]), return_inverse=True)
-    values = rows.take(needed)
-    yield name, values[place[: len(steps)]]
-    yield "next/" + name, values[place[len(steps) :]]
+    found = dataset.read(steps, keys=[name])[:, 0]
+    for key in dataset.rows[name].leaf.names:
+        yield key, found[tuple(key.split("/"))]
 
 
 def _note(

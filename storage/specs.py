@@ -49,9 +49,9 @@ def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Com
     """A Composite of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
     _check_step(manifest.schema)
     made = Composite()
-    for name, bounds in leaf_bounds(manifest.schema, manifest.spaces).items():
+    for bounds in leaf_bounds(manifest.schema, manifest.spaces).values():
         spec = _leaf_spec(_counted(bounds, count), categorical)
-        for key in (name, "next/" + name) if bounds.leaf.kind == "state" else (name,):
+        for key in bounds.leaf.names:
             made[tuple(key.split("/"))] = spec.clone()
     return made
 

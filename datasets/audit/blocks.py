@@ -99,9 +99,15 @@ class Reader:
     def __init__(self, dataset: Dataset, leaves: Leaves) -> None:
         self.dataset, self.leaves = dataset, leaves
         self._starts = np.asarray(dataset.episodes.start)
-        self._flags = [name for flag in FLAGS for name in (flag, "next/" + flag) if self._varies(name)]
-        twice = [*leaves.observations, *leaves.columns]
-        self.row_bytes = max(1, sum(dataset.rows[name].leaf.row_bytes for name in twice))
+        flags = [name for flag in FLAGS for name in (flag, "next/" + flag) if self._varies(name)]
+        #: Keys that are read as ``[n]``, and others.
+        self._single = (*flags, "next/reward")
+        self._keys: list[str] = []
+        for name in leaves.columns:
+            twice = name in leaves.observations or dataset.rows[name].leaf.kind == "state"
+            self._keys += [name, "next/" + name] if twice else [name]
+        both = [*leaves.observations, *leaves.columns]
+        self.row_bytes = max(1, sum(dataset.rows[name].leaf.row_bytes for name in both))
         #: Steps of the longest episode.
         self.longest = int(dataset.episodes.length.max())
         #: Steps in a block.
@@ -123,18 +129,11 @@ class Reader:
 
     def read(self, low: int, high: int) -> Block:
         """One block."""
-        rows = {name: self._rows(name, low, high)[:, 0] for name in (*self._flags, "next/reward")}
-        states = None
-        for name in self.leaves.columns:
-            if self.dataset.rows[name].leaf.kind == "step":
-                rows[name] = self._rows(name, low, high)
-                if name in self.leaves.observations:
-                    rows["next/" + name] = self._rows("next/" + name, low, high)
-            else:
-                states = self.dataset.state_numbers(low, high).numpy() if states is None else states
-                found = self._rows(name, int(states[0]), int(states[-1]) + 2)
-                at = states - states[0]
-                rows[name], rows["next/" + name] = found[at], found[at + 1]
+        rows: dict[str, Array] = {}
+        for key, found in self.dataset.columns(low, high, [*self._single, *self._keys]):
+            values = found.numpy().reshape(high - low, -1)
+            values = values.astype(np.float32) if values.dtype == np.float16 else values
+            rows[key] = values[:, 0] if key in self._single else values
         first = int(np.searchsorted(self._starts, low, "right")) - 1
         last = int(np.searchsorted(self._starts, high, "left"))
         starts = np.append(
@@ -145,10 +144,6 @@ class Reader:
         is_last[starts[1:][starts[1:] <= high] - 1 - low] = True
         lengths = np.minimum(starts[1:], high) - np.maximum(starts[:-1], low)
         return Block(low, high, rows, np.repeat(np.arange(first, last), lengths), is_first, is_last)
-
-    def _rows(self, name: str, start: int, stop: int) -> Array:
-        values = self.dataset.rows[name].block(start, stop).numpy().reshape(stop - start, -1)
-        return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 @dataclass(frozen=True)

@@ -446,8 +446,7 @@ def describe_creation(provenance: Mapping[str, Any]) -> str | None:
 
 def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
     """Key, dtype and shape of every tensor of a batch, by their TED keys."""
-    keys = [(leaf.name, leaf) for leaf in manifest.schema]
-    keys += [("next/" + leaf.name, leaf) for leaf in manifest.schema.states]
+    keys = [(name, leaf) for leaf in manifest.schema for name in leaf.names]
     ordered = sorted(keys, key=lambda entry: (entry[0].startswith("next/"), entry[0]))
     return [(name, leaf.dtype, str(list(leaf.shape))) for name, leaf in ordered]
 
