@@ -42,7 +42,7 @@ from .function_chain import FunctionChain, examine_functions, examine_in_worker
 from .functions.lookup import check_session
 from .layout import Layout
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces
-from .planning import WORKER, FilesOfRun, call_worker, collect_statistics, dry_run, passthrough_leaves, prepare_layout
+from .planning import WORKER, FilesOfRun, Workers, collect_statistics, dry_run, passthrough_leaves, prepare_layout
 from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
 from .request import CallerSettings, Input, Listener, Preprocessed, Request, RunContext, listed, make_context
 
@@ -346,12 +346,11 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
         if existing is not None:
             return Preprocessed(place.id, place.path, "complete", existing)
         writer = _open_writer(context)
-        files = FilesOfRun(writer)
+        workers = Workers(engine, listener, FilesOfRun(writer))
         try:
-            config = context.config
-            config = collect_statistics(config, context.sections, context.episodes, engine, listener, files, writer)
+            config = collect_statistics(context.config, context.sections, context.episodes, workers, writer)
             context = replace(context, config=config)
-            layout, probe = prepare_layout(context, writer, engine, listener, files)
+            layout, probe = prepare_layout(context, writer, workers)
             procs = _useful_procs(context, probe, engine) if own_engine else engine.parallel
             context = _choose_chunks(context, probe, procs, writer)
             with ExitStack() as stack:
@@ -359,11 +358,12 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
                     engine.close()
                     engine = stack.enter_context(closing(_open_engine(context.request, procs)))
                     engine.on_output = listener.on_output
-                estimate, records, unchained = _write_parts(context, layout, probe, writer, engine, listener, files)
+                workers = replace(workers, engine=engine)
+                estimate, records, unchained = _write_parts(context, layout, probe, writer, workers)
             listener.on_stage("committing")
             writer.merge()
             manifest, warnings = make_manifest(context, layout, probe, unchained, writer, records)
-            opened = {label: state for label, state in sorted(files.states.items()) if state != WRITTEN}
+            opened = {label: state for label, state in sorted(workers.files.states.items()) if state != WRITTEN}
             manifest.lineage = {**(manifest.lineage or {}), **({"opened": opened} if opened else {})}
             manifest.provenance = {
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -442,17 +442,15 @@ def _write_parts(
     layout: Layout,
     probe: ProbeResult,
     writer: DatasetWriter,
-    engine: Engine,
-    listener: Listener,
-    files: FilesOfRun,
+    workers: Workers,
 ) -> tuple[Estimate, Mapping[int, Mapping[str, Any]], set[str]]:
     """Write and append the parts of all chunks. Returns the estimate, the records of the parts by chunk, and the
     observations whose successor is not that of the following step."""
     config, chunks = context.config, context.chunks
     writer.set_schema(layout.schema, layout.filled, len(chunks))
     records = writer.parts_done()
-    estimate = _estimate(context, layout, probe, records, engine)
-    listener.on_estimate(estimate)
+    estimate = _estimate(context, layout, probe, records, workers.engine)
+    workers.listener.on_estimate(estimate)
     undecoded = frozenset[str]()
     if config.ignores_observations == len(config.chain.functions):
         undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
@@ -462,21 +460,19 @@ def _write_parts(
     for number, record in records.items():
         edges.add(number, record, records)
     writer.merge()
-    work = call_worker("write_part", config, schema=layout.schema, shapes=layout.shapes, undecoded=undecoded)
+    how: dict[str, Any] = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": undecoded}
     next_merge = time.monotonic() + MERGE_EVERY
     left = [chunk for chunk in chunks if chunk.index not in records]
-    for index, record in engine.run(work, left, listener.on_progress):
+    for index, record in workers.run("write_part", config, left, workers.listener.on_progress, **how):
         edges.add(index, record, records)
-        files.take(record)
-        del record["opened"]
-        record |= files.new()
+        record |= workers.files.new()
         writer.part_done(index, record)
         records[index] = record
         now = time.monotonic()
         if now > next_merge:
             writer.merge()
             next_merge = time.monotonic() + max(MERGE_EVERY, MERGE_SHARE * (time.monotonic() - now))
-        listener.on_part_done(index)
+        workers.listener.on_part_done(index)
     return estimate, records, edges.unchained
 
 

@@ -1,6 +1,6 @@
 """What is found out before parts are made: statistics, the leaves of the result, the time that functions take.
 
-All of it is work for the engine (`call_worker`). Nothing here imports torch at the top, so that the process that distributes
+All of it is work for the engine (`Workers`). Nothing here imports torch at the top, so that the process that distributes
 the work need not load it.
 
 - First passes (`collect_statistics`): what a function needs of all data before it can be called. The partial statistics of
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets.user_code.opened_files import differing, merge
-from ..datasets.workers.task import Engine, OnBlock, Work
+from ..datasets.workers.task import Engine, OnBlock, Report
 from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of
 from ..storage.durable import write_atomically
@@ -39,11 +39,6 @@ from .request import DryRun, Listener, Preprocessed, RunConfig, RunContext
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
-
-
-def call_worker(function: str, config: RunConfig, **options: Any) -> Work[Chunk]:
-    """The work ``worker.FUNCTION(config, chunk, on_block, **options)`` of each chunk; picklable."""
-    return partial(_call, function, config, **options)
 
 
 def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
@@ -66,14 +61,36 @@ class FilesOfRun:
             merge(self.states, record.get("opened", {}))
         self._new: dict[str, str] = {}
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Add what a worker returned. Raises FunctionError for a file that was changed meanwhile."""
-        self._new |= merge(self.states, record["opened"])
+    def take(self, opened: Mapping[str, str]) -> None:
+        """Add those that a worker opened. Raises FunctionError for a file that was changed meanwhile."""
+        self._new |= merge(self.states, opened)
 
     def new(self) -> dict[str, Any]:
         """What is to be recorded since the last call: ``{opened}``, or nothing."""
         new, self._new = self._new, {}
         return {"opened": new} if new else {}
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where the work of a run is done, who hears of it, and the files that functions open in it."""
+
+    engine: Engine
+    listener: Listener
+    files: FilesOfRun
+
+    def run(
+        self,
+        function: str,
+        config: RunConfig,
+        chunks: Sequence[Chunk],
+        report: Report = lambda progress: None,
+        **options: Any,
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The number of each chunk and what ``worker.FUNCTION(config, chunk, on_block, **options)`` returns, as they finish."""
+        for index, record in self.engine.run(partial(_call, function, config, **options), chunks, report):
+            self.files.take(record.pop("opened"))
+            yield index, record
 
 
 #: The pieces of a pass through other functions, at least, where there are as many batches or episodes.
@@ -84,14 +101,12 @@ def collect_statistics(
     config: RunConfig,
     sections: Sequence[Chunk],
     episodes: Episodes,
-    engine: Engine,
-    listener: Listener,
-    files: FilesOfRun,
+    workers: Workers,
     writer: DatasetWriter | None = None,
 ) -> RunConfig:
     """The configuration with the statistics of every function; each pass gets the results of the functions before it.
 
-    Statistics are read from and added to the journal of ``writer``. ``files`` gets those that functions open.
+    Statistics are read from and added to the journal of ``writer``.
     """
     known = writer.remembered("statistics") if writer is not None else {}
     for number, needs_fit in enumerate(config.chain.needs_fit):
@@ -102,9 +117,9 @@ def collect_statistics(
             statistics[number] = known[number]["statistics"]
         else:
             pieces = sections if not number else _pieces(config, sections, episodes)
-            statistics[number] = _collect_one(config, number, pieces, engine, listener, files)
+            statistics[number] = _collect_one(config, number, pieces, workers)
             if writer is not None:
-                writer.remember("statistics", {"statistics": statistics[number], **files.new()}, number)
+                writer.remember("statistics", {"statistics": statistics[number], **workers.files.new()}, number)
         config = replace(config, statistics=tuple(statistics))
     return config
 
@@ -117,14 +132,7 @@ def _pieces(config: RunConfig, sections: Sequence[Chunk], episodes: Episodes) ->
     return cut_sections(sections, episodes, size, config.whole_episodes)
 
 
-def _collect_one(
-    config: RunConfig,
-    number: int,
-    pieces: Sequence[Chunk],
-    engine: Engine,
-    listener: Listener,
-    files: FilesOfRun,
-) -> dict[str, Any]:
+def _collect_one(config: RunConfig, number: int, pieces: Sequence[Chunk], workers: Workers) -> dict[str, Any]:
     """The statistics of one function."""
     import torch
 
@@ -133,20 +141,19 @@ def _collect_one(
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
-    listener.on_stage(f"first pass for {fn.label}")
+    workers.listener.on_stage(f"first pass for {fn.label}")
     paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
     for path in filter(is_whole, paths.values()):  # of an interrupted run
         opened = json.loads(load_note(path))
         if differing(opened, config.chain.folder):
             path.unlink()
         else:
-            files.take({"opened": opened})
+            workers.files.take(opened)
     left = [piece for piece in pieces if not paths[piece.index].exists()]
     done = len(pieces) - len(left)
-    for _, record in engine.run(call_worker("collect_statistics", config, number=number), left, lambda progress: None):
-        files.take(record)
+    for _ in workers.run("collect_statistics", config, left, number=number):
         done += 1
-        listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
+        workers.listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
     loaded = (load_arrays(paths[piece.index]) for piece in pieces)
     partials = ({name: torch.from_numpy(array) for name, array in arrays.items()} for arrays in loaded if arrays)
     first = next(partials, None)
@@ -162,11 +169,8 @@ def _collect_one(
 _SAMPLED_SECTIONS = SAMPLE_ROWS // ROWS_PER_SAMPLE
 
 
-def prepare_layout(
-    context: RunContext, writer: DatasetWriter, engine: Engine, listener: Listener, files: FilesOfRun
-) -> tuple[Layout, ProbeResult]:
-    """The leaves of the new dataset, from the journal or from a new probe; writes the dictionaries. For ``files`` see
-    `collect_statistics`."""
+def prepare_layout(context: RunContext, writer: DatasetWriter, workers: Workers) -> tuple[Layout, ProbeResult]:
+    """The leaves of the new dataset, from the journal or from a new probe; writes the dictionaries."""
     known = writer.remembered("layout").get(0)
     if known is not None:
         layout = Layout.from_json(known["layout"])
@@ -176,34 +180,30 @@ def prepare_layout(
             for leaf in trained:
                 writer.dictionary(leaf, stored[leaf.name] or b"")
             return layout, ProbeResult.from_json(known["look"])
-    listener.on_stage("trying the functions on the first steps")
-    probe = probe_functions(context, engine, files)
-    layout, dictionaries = choose_layout(context, probe, engine, listener, files)
+    workers.listener.on_stage("trying the functions on the first steps")
+    probe = probe_functions(context, workers)
+    layout, dictionaries = choose_layout(context, probe, workers)
     for name, data in dictionaries.items():
         if codec_of(layout.schema[name]).uses_dictionary:
             writer.dictionary(layout.schema[name], data)
     if known is None:
-        writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json(), **files.new()})
+        writer.remember("layout", {"layout": layout.to_json(), "look": probe.to_json(), **workers.files.new()})
     return layout, probe
 
 
-def probe_functions(context: RunContext, engine: Engine, files: FilesOfRun) -> ProbeResult:
+def probe_functions(context: RunContext, workers: Workers) -> ProbeResult:
     """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`).
 
     Raises ResultError where every episode is dropped.
     """
-    probe = call_worker("try_functions", context.config)
     for section in context.sections:
-        for _, record in engine.run(probe, [section], lambda progress: None):
-            files.take(record)
+        for _, record in workers.run("try_functions", context.config, [section]):
             if record["probe"] is not None:
                 return ProbeResult.from_json(record["probe"])
     raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
 
 
-def choose_layout(
-    context: RunContext, probe: ProbeResult, engine: Engine, listener: Listener, files: FilesOfRun
-) -> tuple[Layout, dict[str, bytes]]:
+def choose_layout(context: RunContext, probe: ProbeResult, workers: Workers) -> tuple[Layout, dict[str, bytes]]:
     """Leaves, codecs and dictionaries for results like the first one."""
     request, before = context.request, context.input.schema
     ted = request.layout == "ted"
@@ -218,8 +218,8 @@ def choose_layout(
     names = tuple(name for name in names if name not in codecs)
     samples: dict[str, np.ndarray] = {}
     if names and request.codec != PLAIN:
-        listener.on_stage("sampling results")
-        samples = _sample_results(context.config, context.sections, names, engine, files)
+        workers.listener.on_stage("sampling results")
+        samples = _sample_results(context.config, context.sections, names, workers)
     for name in names:
         rows = samples[name] if samples else np.zeros((0, schema[name].row_bytes), np.uint8)
         codecs[name], dictionaries[name], row_bytes = choose_codec(rows, request.codec)
@@ -246,15 +246,15 @@ def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
 
 
 def _sample_results(
-    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], engine: Engine, files: FilesOfRun
+    config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], workers: Workers
 ) -> dict[str, np.ndarray]:
     """Rows of results from all parts of the data, uint8 ``[n, row_bytes]`` by leaf."""
     places = np.linspace(0, len(sections) - 1, min(len(sections), _SAMPLED_SECTIONS)).astype(int)
     sampled = [sections[place] for place in sorted(set(places.tolist()))]
     if len(sections) < _SAMPLED_SECTIONS and not config.whole_episodes:
         sampled = _split(sampled, _SAMPLED_SECTIONS)
-    for _, record in engine.run(call_worker("sample_results", config, names=names), sampled, lambda progress: None):
-        files.take(record)
+    for _ in workers.run("sample_results", config, sampled, names=names):
+        pass
     samples: dict[str, np.ndarray] = {}
     for name in names:
         paths = [sample_path(config.folder, name, section.index) for section in sampled]
@@ -291,15 +291,15 @@ def dry_run(
     ``useful_procs``: how many processes a run with a probe would have.
     """
     listener.on_stage("trying the functions")
-    config, episodes, files = context.config, context.episodes, FilesOfRun()
+    config, episodes, workers = context.config, context.episodes, Workers(engine, Listener(), FilesOfRun())
     with ScratchFolder() as scratch:
         config = replace(config, folder=scratch)
         # The statistics of the first batch, or of as many episodes, are good enough for an estimate.
         first = split(context.sections[0], episodes, config.batch, config.whole_episodes)[:1]
-        config = collect_statistics(config, first, episodes, engine, Listener(), files)
+        config = collect_statistics(config, first, episodes, workers)
         context = replace(context, config=config)
-        probe = probe_functions(context, engine, files)
-        layout, dictionaries = choose_layout(context, probe, engine, Listener(), files)
+        probe = probe_functions(context, workers)
+        layout, dictionaries = choose_layout(context, probe, workers)
         for name, data in dictionaries.items():
             path = config.folder / codec_of(layout.schema[name]).path("dictionary")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,8 +309,8 @@ def dry_run(
         last = len(context.chunks) - 1
         places = {round(last * number / (TRIED_CHUNKS - 1)) for number in range(TRIED_CHUNKS)}
         tried = [context.chunks[place] for place in sorted(places)]
-        work = call_worker("write_part", config, schema=layout.schema, shapes=layout.shapes, undecoded=frozenset[str]())
-        records = [record for _, record in engine.run(work, tried, lambda progress: None)]
+        how: dict[str, Any] = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": frozenset[str]()}
+        records = [record for _, record in workers.run("write_part", config, tried, **how)]
         written = sum(path.stat().st_size for path in (config.folder / PARTS).iterdir())
     steps_in = sum(chunk.rows for chunk in tried)
     steps_out = sum(record["steps"] for record in records)

@@ -1,6 +1,6 @@
 """The work of one chunk, in a worker: write a part; before that try the functions, sample results, collect statistics.
 
-All four are called by `planning.call_worker`; they return the record that the engine yields.
+All four are called by `planning.Workers`; they return the record that the engine yields.
 
 A part holds the results of one chunk on disk: a file for each leaf, until it is appended to the new dataset. The rows of a
 state leaf are in the order of states: the observation of each step, and after the last step of an episode its successor. The
