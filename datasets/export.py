@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, UsageError
-from ..storage.dataset import Dataset
+from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
 from ..storage.folder import remove_tree
@@ -82,7 +82,7 @@ class _Export:
 
     def rows(self, key: str, low: int, high: int) -> np.ndarray:
         """Rows of a TED key, of steps ``low`` to ``high - 1``."""
-        ((_, found),) = self.dataset.columns(low, high, [key])
+        ((_, found),) = read_columns(self.dataset, low, high, [key])
         return found.numpy()
 
     def blocks(self, key: str) -> Iterator[tuple[int, np.ndarray]]:

@@ -371,32 +371,7 @@ class Dataset:
             return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64), keys)
         stop = max(start, stop)
         every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
-        return nest({key: self._copied(key, rows) for key, rows in self.columns(start, stop, every)}, (stop - start,))
-
-    def columns(self, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """TED keys and the rows ``[stop - start, ...]`` of steps ``start..stop-1``. A state leaf has two keys, which share a
-        read where one follows the other. The rows of step leaves may be views of what all readers of this process map."""
-        held, states, local = "", torch.empty(0), torch.empty(0, dtype=torch.int64)
-        for key in keys:
-            name = self._name_of(key)
-            rows = self.rows[name]
-            if start == stop:
-                yield key, rows.block(0, 0)
-            elif rows.leaf.kind == "step":
-                yield key, rows.block(start, stop)
-            else:
-                if name != held:
-                    numbers = self.state_numbers(start, stop)
-                    states, local, held = rows.block(int(numbers[0]), int(numbers[-1]) + 2), numbers - numbers[0], name
-                yield key, states.index_select(0, local + (name != key))
-
-    def _name_of(self, key: str) -> str:
-        """The name of the leaf that has the rows of a TED key."""
-        return key if key in self.rows else key.removeprefix("next/")
-
-    def _copied(self, key: str, rows: torch.Tensor) -> torch.Tensor:
-        """What `columns` gives for a key, in memory that nothing else shares."""
-        return rows.clone() if self.rows[self._name_of(key)].leaf.kind == "step" else rows
+        return nest(dict(_copies(self, start, stop, every)), (stop - start,))
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
         """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
@@ -410,8 +385,8 @@ class Dataset:
             if below:
                 return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
-        ((_, rows),) = self.columns(0, len(self), [name])
-        return self._copied(name, rows)
+        ((_, rows),) = _copies(self, 0, len(self), [name])
+        return rows
 
     def _names(self, keys: Iterable[str] | None) -> list[str]:
         if keys is None:
@@ -430,6 +405,30 @@ class Dataset:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+def read_columns(dataset: Dataset, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """TED keys and the rows ``[stop - start, ...]`` of steps ``start..stop-1``. A state leaf has two keys, which share a read
+    where one follows the other. The rows of step leaves may be views of what all readers of this process map."""
+    held, states, local = "", torch.empty(0), torch.empty(0, dtype=torch.int64)
+    for key in keys:
+        name = key if key in dataset.rows else key.removeprefix("next/")
+        rows = dataset.rows[name]
+        if start == stop:
+            yield key, rows.block(0, 0)
+        elif rows.leaf.kind == "step":
+            yield key, rows.block(start, stop)
+        else:
+            if name != held:
+                numbers = dataset.state_numbers(start, stop)
+                states, local, held = rows.block(int(numbers[0]), int(numbers[-1]) + 2), numbers - numbers[0], name
+            yield key, states.index_select(0, local + (name != key))
+
+
+def _copies(dataset: Dataset, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same, in memory that nothing else shares."""
+    for key, rows in read_columns(dataset, start, stop, keys):
+        yield key, rows.clone() if key in dataset.rows and dataset.rows[key].leaf.kind == "step" else rows
 
 
 def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import Dataset, read_columns
 from ...storage.leaf import Leaf, is_observation
 from ...storage.schema import FLAGS, LARGE_ROW
 from ..card.overview import MAX_STEPS, sample_ranges
@@ -130,7 +130,7 @@ class Reader:
     def read(self, low: int, high: int) -> Block:
         """One block."""
         rows: dict[str, Array] = {}
-        for key, found in self.dataset.columns(low, high, [*self._single, *self._keys]):
+        for key, found in read_columns(self.dataset, low, high, [*self._single, *self._keys]):
             values = found.numpy().reshape(high - low, -1)
             values = values.astype(np.float32) if values.dtype == np.float16 else values
             rows[key] = values[:, 0] if key in self._single else values
