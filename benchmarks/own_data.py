@@ -21,7 +21,7 @@ from harness import machine, measure, size, table
 
 WORK = Path(".bench") / "own_data"
 LENGTH = 100
-FORMATS = ("npz", "d4rl", "torchrl", "parquet")
+FORMATS = ("npz", "d4rl", "torchrl", "parquet", "minari", "rlds", "lerobot")
 
 
 def episodes(steps: int) -> Iterator[dict[str, Any]]:
@@ -67,13 +67,13 @@ def from_episodes(steps: int) -> None:
 def export(to: str) -> None:
     import rbdata
 
-    rbdata.export("my/episodes", WORK / "out", to, root=WORK, force=True)  # type: ignore[arg-type]
+    rbdata.export("my/episodes", WORK / "out-v0", to, root=WORK, force=True)  # type: ignore[arg-type]
 
 
 def convert() -> None:
     import rbdata
 
-    rbdata.convert(WORK / "out.npz", "my/back", root=WORK, force=True, progress=False)
+    rbdata.convert(WORK / "out-v0.npz", "my/back", root=WORK, force=True, progress=False)
 
 
 def main() -> None:
@@ -90,8 +90,12 @@ def main() -> None:
             "from_arrays": measure(from_arrays, steps),
             "from_episodes": measure(from_episodes, steps),
         }
-        runs |= {f"export to {to}": measure(export, to) for to in FORMATS}
-        runs["convert npz"] = measure(convert)
+        for to in FORMATS:
+            runs[f"export to {to}"] = measure(export, to)
+            if to == "npz":
+                runs["convert npz"] = measure(convert)
+            for made in WORK.glob("out*"):
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
         for name, cost in runs.items():
             ratio, rate = f"{cost.wall / floor.wall:.1f}", f"{steps / cost.wall / 1e6:.2f} M"
             rows.append([f"{steps:,}", name, f"{cost.wall:.1f}", rate, ratio, size(cost.peak), size(cost.anonymous)])
