@@ -229,6 +229,15 @@ def test_an_array_with_fields_and_columns_that_a_map_joins() -> None:
     np.testing.assert_array_equal(steps["observation"], data["observations"][: len(steps), :2])
 
 
+def test_columns_that_a_map_joins_are_not_stored_twice() -> None:
+    columns = {name: np.arange(4.0) for name in ("x", "y", "act", "rew", "more")}
+    arrays = {**columns, "terminated": np.array([False, False, False, True])}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/joined", map={"observation": "x,y"}, progress=False))
+    assert [leaf.name for leaf in dataset.schema if leaf.name.startswith("info")] == ["info/more"]
+    rbdata.from_arrays(arrays, "my/flag", map={"observation": "x,y,terminated"}, progress=False)
+    assert rbdata.open_dataset("my/flag")["next", "terminated"].flatten().tolist() == [False, False, False, True]
+
+
 def test_a_map_may_name_what_ted_has_under_next() -> None:
     data = transitions()
     names = {"next/reward": "r", "next/terminated": "t", "next/observation": "n"}

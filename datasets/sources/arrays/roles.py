@@ -93,10 +93,11 @@ _MOST_LISTED = 24
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """Shape, with the rows in front, and dtype of an array."""
+    """Shape, with the rows in front, and dtype of an array; ``joined`` are the columns that a map made it of."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    joined: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
@@ -279,15 +280,16 @@ def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
 
 
 def _others(
-    arrays: Mapping[str, ArrayInfo], taken: Iterable[str], rows: int, extra: Mapping[str, str]
+    arrays: Mapping[str, ArrayInfo], taken: Collection[str], rows: int, extra: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Under which key each of the other arrays goes, and why arrays are left out."""
     is_ted = any(name.startswith("next/") for name in taken)
     keys: dict[str, str] = {}
     left_out: dict[str, str] = {}
     there = set(extra)
+    used = {*taken, *(column for name in taken for column in arrays[name].joined)}
     for name, array in arrays.items():
-        if name in taken or (is_ted and name in _FLAGS):
+        if name in used or (is_ted and name in _FLAGS):
             continue
         why = _why_not(array, rows)
         if why is not None:

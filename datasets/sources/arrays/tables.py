@@ -54,7 +54,10 @@ class Table:
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
-        return {name: ArrayInfo(tuple(value.shape), value.dtype) for name, value in self.values.items()}
+        return {
+            name: ArrayInfo(tuple(value.shape), value.dtype, value.names if isinstance(value, _Joined) else ())
+            for name, value in self.values.items()
+        }
 
     def read(self, array: str, low: int, high: int) -> np.ndarray:
         """Rows ``low`` to ``high - 1`` of an array. Raises CorruptSourceError."""
@@ -140,7 +143,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
         columns = [table.values[name] for name in names if name in table.values]
         if names and len(columns) == len(names) and all(column.shape[1:] in ((), (1,)) for column in columns):
             plain[key] = ",".join(names)
-            table.values[",".join(names)] = _Joined(columns)
+            table.values[",".join(names)] = _Joined(tuple(names), columns)
         else:
             plain[key] = value if isinstance(value, (str, int, float)) else ",".join(map(str, value))
     return plain
@@ -160,6 +163,7 @@ def _several(table: Table, value: str | Sequence[str]) -> list[str]:
 class _Joined:
     """Columns of one number per row, side by side."""
 
+    names: tuple[str, ...]
     columns: Sequence[Any]
 
     @property
@@ -367,13 +371,11 @@ def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
             if _is_episode(inner):
                 break
             group = inner
-        episodes = [name for name, item in group.items() if isinstance(item, h5py.Group) and _is_episode(item)]
+        episodes = _episodes(group)
         if (
             "data" in group and not episodes and isinstance(group["data"], h5py.Group)
         ):  # robomimic: data/demo_0, mask/...
-            inside = [
-                name for name, item in group["data"].items() if isinstance(item, h5py.Group) and _is_episode(item)
-            ]
+            inside = _episodes(group["data"])
             group, episodes = (group["data"], inside) if inside else (group, [])
         if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
             ordered = sorted(episodes, key=natural)
@@ -397,6 +399,18 @@ def _other_groups(group: Any, episodes: Collection[str], where: str) -> dict[str
             message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
             raise UsageError(message, hint=f"it has {there}; rename it, or leave it out of the file")
     return dict.fromkeys(others, "it is a group without an observation and an action")
+
+
+def _episodes(group: Any) -> list[str]:
+    """The groups in a group that are an episode each, by the names of their arrays; or by their own names, where nothing
+    else is there and these differ in a number alone."""
+    import h5py
+
+    groups = [name for name, item in group.items() if isinstance(item, h5py.Group)]
+    known = [name for name in groups if _is_episode(group[name])]
+    is_numbered = len(groups) == len(group) > 1 and all(map(_NUMBERED.fullmatch, groups))
+    is_series = is_numbered and len({re.sub(r"\d+", "#", name) for name in groups}) == 1
+    return known or (groups if is_series else [])
 
 
 def _is_episode(group: Any) -> bool:

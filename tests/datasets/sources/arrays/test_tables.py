@@ -130,6 +130,27 @@ def test_groups_of_hdf5_are_episodes_in_the_order_of_their_numbers(inside: str, 
         assert [len(table.read("actions", 0, 100)) for table in tables] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("inside", ["", "data/", "log/data/"])
+def test_numbered_groups_of_other_names_are_episodes(inside: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for number in (0, 10, 9):
+            group = file.create_group(f"{inside}run {number}")
+            group["x"], group["sensors/u"] = np.full((3, 2), number), np.zeros(3)
+    with open_tables(tmp_path / "a.hdf5", tmp_path) as tables:
+        assert [table.name.partition("run ")[2] for table in tables] == ["0", "9", "10"]
+        assert all(set(table.values) == {"x", "sensors/u"} for table in tables)
+
+
+def test_numbered_groups_beside_others_are_not_episodes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in ("camera_0/rgb", "camera_1/rgb", "arm/position", "action/arm"):
+            file[name] = np.zeros((3, 2))
+    with open_tables(tmp_path / "a.hdf5", tmp_path) as tables:
+        assert [set(table.values) for table in tables] == [
+            {"camera_0/rgb", "camera_1/rgb", "arm/position", "action/arm"}
+        ]
+
+
 def test_a_folder_of_archives_is_a_table_each(tmp_path: Path) -> None:
     for number in (10, 9, 2):
         np.savez(tmp_path / f"episode_{number}.npz", act=np.zeros(number))
