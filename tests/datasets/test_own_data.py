@@ -238,6 +238,15 @@ def test_columns_that_a_map_joins_are_not_stored_twice() -> None:
     assert rbdata.open_dataset("my/flag")["next", "terminated"].flatten().tolist() == [False, False, False, True]
 
 
+def test_columns_are_joined_in_every_file_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for number in range(12):
+        lines = [f"{number},{row},0,{row}" for row in range(3)]
+        (tmp_path / "runs" / f"run{number}.csv").write_text("\n".join(["left,right,act,rew", *lines]))
+    stored = rbdata.open_dataset(rbdata.convert(tmp_path / "runs", "my/runs", map={"observation": "left,right"}))
+    assert stored["observation"].tolist() == [[number, row] for number in range(12) for row in range(2)]
+
+
 def test_a_map_may_name_what_ted_has_under_next() -> None:
     data = transitions()
     names = {"next/reward": "r", "next/terminated": "t", "next/observation": "n"}

@@ -130,7 +130,8 @@ class ArraysJob(RecordedJob):
     def _roles_of(self, table: Table, first: Table, given: Mapping[str, Given]) -> Roles:
         if table is first:
             return self.roles
-        return find_roles(table.arrays, join_columns(table, given), table.name, table.unreadable)
+        plain = join_columns(table, given)  # which adds to the arrays
+        return find_roles(table.arrays, plain, table.name, table.unreadable)
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
