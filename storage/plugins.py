@@ -39,7 +39,7 @@ BUILT_IN = {
     "vd4rl": "rbdata.datasets.sources.vd4rl.source:VD4RLSource",
     "roboset": "rbdata.datasets.sources.roboset.source:RobosetSource",
     "rlds": "rbdata.datasets.sources.rlds.source:RldsSource",
-    "openx": "rbdata.datasets.sources.rlds.openx:OpenxSource",
+    "openx": "rbdata.datasets.sources.rlds.source:OpenxSource",
     "lerobot": "rbdata.datasets.sources.lerobot.source:LerobotSource",
     "gymnasium": "rbdata.datasets.sources.gymnasium.source:GymnasiumSource",
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",

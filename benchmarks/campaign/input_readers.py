@@ -707,7 +707,7 @@ def _use_rlds(folder: Path) -> None:
     """All that is decoded of its episodes; every column has as many rows as there are steps, or one more."""
     from rbdata.datasets.formats.tfds import parse_features, parse_info
     from rbdata.datasets.ingest.episode_files import LazyRows, RawInput
-    from rbdata.datasets.sources.rlds.episodes import RldsReader, leaf_keys
+    from rbdata.datasets.sources.rlds.reader import RldsReader, leaf_keys
 
     info = parse_info((folder / "dataset_info.json").read_bytes(), "x")
     features = parse_features((folder / "features.json").read_bytes(), "x").features

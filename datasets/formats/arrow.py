@@ -8,14 +8,15 @@ in another order), so the caller states which columns are nominal, and the order
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptSourceError, MissingExtraError
+from ...errors import CorruptSourceError, MissingExtraError, RbdataError
 from .arff import Attribute, ColumnValues
 from .limits import check_rows
 
@@ -35,6 +36,23 @@ def is_exported(path: Path) -> bool:
             return False
         file.seek(max(0, size - 8 - min(int.from_bytes(tail[:4], "little"), _FOOTER_BYTES)))
         return EXPORTED in file.read()
+
+
+@contextmanager
+def damage_reported(name: str, what: str = "cannot be read") -> Iterator[None]:
+    """What pyarrow finds wrong with a file inside the block is a CorruptSourceError: ``name`` and ``what``; errors of the disk
+    are not."""
+    import pyarrow
+
+    try:
+        yield
+    except RbdataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        message = f"{name} {what}: {str(error)[:200]}"
+        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
 
 
 class ArrowFile:
@@ -104,7 +122,7 @@ def parquet_records(data: bytes, name: str, without: str | None = None) -> list[
     import pyarrow
     from pyarrow import parquet
 
-    try:
+    with damage_reported(name):
         file = parquet.ParquetFile(pyarrow.BufferReader(data))
         check_rows(file.metadata.num_rows, len(data), name)
         names = [one for one in file.schema_arrow.names if without is None or not one.startswith(without)]
@@ -113,10 +131,6 @@ def parquet_records(data: bytes, name: str, without: str | None = None) -> list[
         table = file.read(columns=names, use_threads=False)
         table.validate(full=True)
         found: list[dict[str, Any]] = table.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
-        if isinstance(error, CorruptSourceError):
-            raise
-        raise CorruptSourceError(f"{name} is not a sound Parquet file: {str(error)[:200]}") from error
     return found
 
 
@@ -190,6 +204,23 @@ def number_dtype(kind: Any) -> np.dtype:
         raise CorruptSourceError(f"values of type {str(kind)[:40]} are not numbers") from error
 
 
+def number_rows(arrays: Iterable[Any], kind: Any, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Arrays of numbers of an Arrow type, or of lists of them, as rows ``[n, *shape]``.
+
+    Raises CorruptSourceError for empty cells, and where a row has another number of values.
+    """
+    dtype = number_dtype(kind)
+    blocks = [np.empty((0, *shape), dtype)]
+    for array in arrays:
+        flat = array
+        while not flat.null_count and hasattr(flat, "flatten") and flat.type != kind:
+            flat = flat.flatten()
+        if flat.null_count or len(flat) != len(array) * int(np.prod(shape)):
+            raise CorruptSourceError(f"{where} has empty cells, or not {list(shape)} values a row")
+        blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(-1, *shape))
+    return np.concatenate(blocks)
+
+
 class ParquetTable:
     """A file's attributes, and its rows in blocks, as `arff.ParquetTable` gives them.
 
@@ -206,15 +237,14 @@ class ParquetTable:
                 message, hint="pip install 'rbdata[parquet]', or use the ARFF file: --format arff"
             ) from error
         self._name, self._pyarrow = name, pyarrow
-        try:
-            # Texts as codes: a table may repeat one that is as long as the file.
-            self._file = open_parquet(path, name, read_dictionary=list(nominal))
-            schema = self._file.schema_arrow
-        except KeyError as error:
-            columns = ", ".join(repr(column) for column in nominal)
-            raise CorruptSourceError(f"{name} lacks one of the columns {columns}") from error
-        except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
-            raise CorruptSourceError(f"{name} is not a Parquet file: {error}") from error
+        with damage_reported(name, "is not a Parquet file"):
+            try:
+                # Texts as codes: a table may repeat one that is as long as the file.
+                self._file = open_parquet(path, name, read_dictionary=list(nominal))
+                schema = self._file.schema_arrow
+            except KeyError as error:
+                columns = ", ".join(repr(column) for column in nominal)
+                raise CorruptSourceError(f"{name} lacks one of the columns {columns}") from error
         self.rows = check_rows(self._file.metadata.num_rows, path.stat().st_size, name)
         if len(set(schema.names)) < len(schema.names):
             raise CorruptSourceError(f"{name} has columns of the same name")
@@ -222,7 +252,7 @@ class ParquetTable:
 
     def blocks(self, rows: int = 4096) -> Iterator[list[ColumnValues]]:
         used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
-        try:
+        with damage_reported(self._name, "is damaged"):
             for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
                 # Names with dots choose columns that lie deeper as well.
                 names = batch.schema.names
@@ -233,10 +263,6 @@ class ParquetTable:
                     )
                     for attribute in self.attributes
                 ]
-        except (self._pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
-            if isinstance(error, CorruptSourceError):
-                raise
-            raise CorruptSourceError(f"{self._name} is damaged: {error}") from error
         if left:
             raise CorruptSourceError(f"{self._name} holds {self.rows - left} rows, {self.rows} are stated")
 

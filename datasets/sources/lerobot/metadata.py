@@ -101,11 +101,6 @@ class Info:
             raise CorruptSourceError(f"{self.where}: {kind} leads to {path[:80]!r}")
         return path
 
-    def count(self, name: str) -> int | None:
-        """A total that is stated."""
-        stated = self.record.get(name)
-        return stated if isinstance(stated, int) and not isinstance(stated, bool) else None
-
 
 def _feature(name: str, stated: Mapping[str, Any]) -> Feature:
     shape = tuple(int(size) for size in stated["shape"])
@@ -150,7 +145,8 @@ def episodes_from(info: Info, cameras: Sequence[str], files: Mapping[str, bytes]
 def _episode(info: Info, cameras: Sequence[str], record: Mapping[str, Any]) -> ListedEpisode:
     index, length = _number(record["episode_index"]), _number(record["length"])
     if info.version == 2:
-        chunk = index // max(1, info.count("chunks_size") or 1000)
+        stated = info.record.get("chunks_size")
+        chunk = index // (stated if type(stated) is int and stated > 0 else 1000)
         place = {"episode_chunk": chunk, "episode_index": index}
         videos = {key: Span(info.path("video_path", video_key=key, **place), 0.0, None) for key in cameras}
         return ListedEpisode(index, length, info.path("data_path", **place), videos)

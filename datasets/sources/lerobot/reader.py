@@ -9,19 +9,19 @@ true final observation: there are T - 1 steps, and nothing is unknown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.arrow import ROW_OF_ONE, ParquetRows, number_dtype
+from ...formats.arrow import ROW_OF_ONE, ParquetRows, damage_reported, number_dtype, number_rows
 from ...formats.pictures import decode_picture
 from ...formats.video import COLOUR, DEPTH, Video, resize
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
+from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
 from ...ingest.spaces import stored_dtype, text_rows
 from .metadata import Feature, ListedEpisode, Span
 
@@ -89,19 +89,19 @@ class LerobotReader(EpisodeReader):
         if "timestamp" in self.names:
             off = table.numbers("timestamp", low, high, where) - np.arange(high - low) / self.fps
             raw.counts["late_rows"] += int((np.abs(off) > 0.5 / self.fps).sum())
-        end = _end(single, numbers)
+        end = _end(single, numbers, raw.counts)
         steps = high - low if end.is_blank else high - low - 1
-        for name in ("blank_successors", "inner_dones", "done_without_success", "repeated_rows"):
-            raw.counts[name] += getattr(end, name)
-        states: dict[str, Any] = {}
+        states: dict[str, Rows] = {}
         for key, feature in self.columns.items():
             if feature.dtype == "video":
                 span = one.videos[feature.name]
-                states[key] = self._video(feature, videos[feature.name], span, high - low, end.is_blank, where, raw)
+                states[key] = self._video(feature, videos[feature.name], span, high - low, where, raw)
             elif feature.dtype == "image":
-                states[key] = self._pictures(feature, table, low, high, end.is_blank, where)
+                states[key] = self._pictures(feature, table, low, high, where)
             elif key.startswith("observation"):
-                states[key] = _with_blank(numbers.pop(key), end.is_blank)
+                states[key] = numbers.pop(key)
+        if end.is_blank:
+            states = {key: _with_blank(rows) for key, rows in states.items()}
         actions = {key: values[:steps] for key, values in numbers.items()}
         if self.text_width:
             indices = table.numbers("task_index", low, high, where)[:steps]
@@ -121,9 +121,7 @@ class LerobotReader(EpisodeReader):
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    def _video(
-        self, feature: Feature, video: Video, span: Span, rows: int, is_blank: bool, where: str, raw: RawInput
-    ) -> LazyRows:
+    def _video(self, feature: Feature, video: Video, span: Span, rows: int, where: str, raw: RawInput) -> LazyRows:
         first = round(span.begin * self.fps)
         if span.end is not None and round(span.end * self.fps) - first != rows:
             stated = round(span.end * self.fps) - first
@@ -144,9 +142,9 @@ class LerobotReader(EpisodeReader):
                 yield _metres(self._resized(block), feature) if feature.depth else self._resized(block)
 
         shape = (*(self.size or video.shape[:2]), video.shape[2])
-        return _lazy(blocks(), "float32" if feature.depth else "uint8", shape, is_blank)
+        return LazyRows("float32" if feature.depth else "uint8", shape, blocks())
 
-    def _pictures(self, feature: Feature, table: _Table, low: int, high: int, is_blank: bool, where: str) -> LazyRows:
+    def _pictures(self, feature: Feature, table: _Table, low: int, high: int, where: str) -> LazyRows:
         place = f"{where}: {feature.name}"
         pictures = (decode_picture(data, place) for data in table.bytes_of(feature.name, low, high, place))
         first = next(pictures)
@@ -159,7 +157,7 @@ class LerobotReader(EpisodeReader):
                     raise CorruptSourceError(f"{place}: its pictures are not all of one size and kind")
                 yield self._resized(np.stack(block))
 
-        return _lazy(blocks(), first.dtype.name, shape, is_blank)
+        return LazyRows(first.dtype.name, shape, blocks())
 
     def _resized(self, frames: np.ndarray) -> np.ndarray:
         return resize(frames, self.size) if self.size else frames
@@ -170,17 +168,11 @@ def _path(raw: RawInput) -> Any:
     return raw.path
 
 
-def _lazy(blocks: Iterator[np.ndarray], dtype: str, shape: tuple[int, ...], is_blank: bool) -> LazyRows:
-    def every() -> Iterator[np.ndarray]:
-        yield from blocks
-        if is_blank:
-            yield np.zeros((1, *shape), dtype)
-
-    return LazyRows(dtype, shape, every())
-
-
-def _with_blank(rows: np.ndarray, is_blank: bool) -> np.ndarray:
-    return np.concatenate([rows, np.zeros_like(rows[:1])]) if is_blank else rows
+def _with_blank(rows: Rows) -> Rows:
+    """Rows, and one of zeros behind them."""
+    if isinstance(rows, LazyRows):
+        return replace(rows, blocks=chain(rows.blocks, [np.zeros((1, *rows.shape), rows.dtype)]))
+    return np.concatenate([rows, np.zeros_like(rows[:1])])
 
 
 def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
@@ -196,40 +188,35 @@ def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
 # -- how an episode ends -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """``is_blank``: the last row is a step whose successor is nowhere."""
 
     terminated: bool = False
     truncated: bool = False
     is_blank: bool = False
-    inner_dones: int = 0
-    done_without_success: bool = False
-    repeated_rows: bool = False
-
-    @property
-    def blank_successors(self) -> bool:
-        return self.is_blank
 
 
-def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray]) -> _End:
-    """How the episode of these rows ends; ``numbers`` are its columns by key."""
+def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], counts: Counter[str]) -> _End:
+    """How the episode of these rows ends; ``numbers`` are its columns by key. Counts what is odd about it."""
     done = flags.get("next.done", np.zeros(0)).astype(bool)
-    inner = int(done[:-1].sum())
-    if not len(done) or not done[-1]:
-        return _End(inner_dones=inner)
-    success = flags.get("next.success")
-    by_clock = bool(flags["next.truncated"][-1]) if "next.truncated" in flags else False
-    over = bool(flags["next.terminated"][-1]) if "next.terminated" in flags else not by_clock
-    # Without success it may have been the time limit, where the data do not say that the episode was terminated.
-    failed = success is not None and not success[-1] and "next.terminated" not in flags
-    same = [*flags.values(), *(values for key, values in numbers.items() if key.partition("/")[0] == "action")]
-    if inner and done[-2] and all(np.array_equal(values[-1], values[-2], equal_nan=True) for values in same):
-        # The only ends of lerobot's evaluation are success and the time limit.
-        return _End(over and not failed, by_clock or failed, inner_dones=inner - 1, repeated_rows=True)
-    if by_clock:
-        return _End(truncated=True, inner_dones=inner)
-    return _End(terminated=True, is_blank=True, inner_dones=inner, done_without_success=failed)
+    end, inner, is_repeated, failed = _End(), int(done[:-1].sum()), False, False
+    if len(done) and done[-1]:
+        success = flags.get("next.success")
+        by_clock = bool(flags["next.truncated"][-1]) if "next.truncated" in flags else False
+        over = bool(flags["next.terminated"][-1]) if "next.terminated" in flags else not by_clock
+        # Without success it may have been the time limit, where the data do not say that the episode was terminated.
+        failed = success is not None and not success[-1] and "next.terminated" not in flags
+        same = [*flags.values(), *(values for key, values in numbers.items() if key.partition("/")[0] == "action")]
+        is_repeated = bool(inner and done[-2]) and all(
+            np.array_equal(values[-1], values[-2], equal_nan=True) for values in same
+        )
+        if is_repeated:  # the only ends of lerobot's evaluation are success and the time limit
+            end, inner = _End(over and not failed, by_clock or failed), inner - 1
+        else:
+            end = _End(truncated=True) if by_clock else _End(terminated=True, is_blank=True)
+    counts.update(blank_successors=end.is_blank, inner_dones=inner, repeated_rows=is_repeated)
+    counts.update(done_without_success=end.is_blank and failed)
+    return end
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------
@@ -242,7 +229,7 @@ class _Table:
         import pyarrow
 
         self.name, self._pa = raw.name, pyarrow
-        with self._sound():
+        with damage_reported(self.name):
             self._rows = ParquetRows(_path(raw), raw.name)
             names = list(self._rows.schema.names)
         if len(set(names)) < len(names):
@@ -261,7 +248,7 @@ class _Table:
     def numbers(self, name: str, low: int, high: int, where: str, shape: tuple[int, ...] = (1,)) -> np.ndarray:
         """Rows of a column, ``[n, *shape]``; of single numbers ``[n]``."""
         types = self._pa.types
-        with self._sound():
+        with damage_reported(self.name):
             place = self._rows.schema.get_field_index(name)
             if place < 0:
                 raise CorruptSourceError(f"{where}: there is no column {name}")
@@ -269,23 +256,14 @@ class _Table:
             kind, is_list = field.type, ROW_OF_ONE in (field.metadata or {})
             while types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
                 kind, is_list = kind.value_type, True
-            dtype = number_dtype(kind)
-            wanted = shape if is_list or shape != (1,) else ()
-            blocks = [np.empty((0, *wanted), dtype)]
+            wanted, dtype = shape if is_list or shape != (1,) else (), number_dtype(kind)
             at_once = max(1, _BYTES // max(1, int(np.prod(wanted)) * dtype.itemsize))
-            for array in self._rows.read((name,), low, high, at_once):
-                flat = array
-                while not flat.null_count and hasattr(flat, "flatten") and flat.type != kind:
-                    flat = flat.flatten()
-                if flat.null_count or len(flat) != len(array) * int(np.prod(wanted)):
-                    raise CorruptSourceError(f"{where}: {name} has empty cells, or not {list(shape)} values a row")
-                blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(-1, *wanted))
-            found = np.concatenate(blocks)
+            found = number_rows(self._rows.read((name,), low, high, at_once), kind, wanted, f"{where}: {name}")
             return found.astype(stored_dtype(dtype, name), copy=False)
 
     def bytes_of(self, name: str, low: int, high: int, where: str) -> Iterator[bytes]:
         """The pictures in rows of a column."""
-        with self._sound():
+        with damage_reported(self.name):
             if self._rows.schema.get_field_index(name) < 0:
                 raise CorruptSourceError(f"{where}: there is no such column")
             for array in self._rows.read((name, "bytes"), low, high, _PICTURES):
@@ -294,15 +272,3 @@ class _Table:
                     if not isinstance(data, bytes):
                         raise CorruptSourceError(f"{where}: a picture is not in the file")
                     yield data
-
-    @contextmanager
-    def _sound(self) -> Iterator[None]:
-        """What pyarrow finds wrong is a CorruptSourceError; errors of the disk are not."""
-        try:
-            yield
-        except CorruptSourceError:
-            raise
-        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise CorruptSourceError(f"{self.name} cannot be read: {str(error)[:200]}") from error

@@ -9,15 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..options import TEXT, SourceOption
 from ..source import Source
-
-if TYPE_CHECKING:
-    from .job import LerobotJob
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -48,7 +44,7 @@ class LerobotSource(Source):
     def where_else(self, name: str) -> str:
         return f"check the name at https://huggingface.co/datasets/{name}, or name a folder that has it with --mirror"
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> LerobotJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError, MissingExtraError."""
         from .job import LerobotJob
 
@@ -61,7 +57,7 @@ class LerobotSource(Source):
         except OSError:
             return False
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> LerobotJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         from .job import LerobotJob
 
         return LerobotJob(None, "", location, options)

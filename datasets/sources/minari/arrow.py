@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, MissingExtraError, RbdataError
-from ...formats.arrow import ArrowFile, ParquetRows, is_number, number_dtype
+from ....errors import CorruptSourceError, MissingExtraError
+from ...formats.arrow import ArrowFile, ParquetRows, damage_reported, is_number, number_dtype, number_rows
 from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_rows
 from ...ingest.spaces import Json
@@ -121,15 +121,9 @@ class ArrowReader:
         kind_here = self._type(episode, place)
         is_list = self._pa.types.is_fixed_size_list(kind_here)
         shape = (kind_here.list_size,) if is_list else ()
-        dtype = number_dtype(kind_here.value_type if is_list else kind_here)
-        blocks = [np.empty((0, *shape), dtype)]
         with self._sound(episode):
-            for array in self._read(episode, place, low, high):
-                flat = array.flatten() if is_list else array
-                if array.null_count or flat.null_count:
-                    raise CorruptSourceError(f"{where} has empty cells")
-                blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(len(array), *shape))
-        return np.concatenate(blocks)
+            arrays = self._read(episode, place, low, high)
+            return number_rows(arrays, kind_here.value_type if is_list else kind_here, shape, where)
 
     def space(self, place: LeafPath) -> Json:
         message = f"{self._name} does not say what its {place[0]} space is"
@@ -169,18 +163,8 @@ class ArrowReader:
                     raise CorruptSourceError(f"{where} lists the same long values again and again")
         return values
 
-    @contextmanager
-    def _sound(self, episode: int) -> Iterator[None]:
-        """What pyarrow finds wrong with a file is a CorruptSourceError; errors of the disk are not."""
-        try:
-            yield
-        except RbdataError:
-            raise
-        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            message = f"{self._name}: the file of episode {episode} cannot be read: {str(error)[:200]}"
-            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+    def _sound(self, episode: int) -> AbstractContextManager[None]:
+        return damage_reported(f"{self._name}: the file of episode {episode}")
 
     def _type(self, episode: int, place: LeafPath) -> Any:
         """The type of a column. Raises CorruptSourceError for a missing column."""

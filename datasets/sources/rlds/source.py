@@ -2,7 +2,12 @@
 
 A dataset is a folder with ``dataset_info.json``, ``features.json`` and TFRecord files (`formats.tfds`), a *builder's folder*.
 Below a root of TensorFlow Datasets it is ``<name>/<version>`` or ``<name>/<config>/<version>``; names here are such paths, with
-or without the version (the newest there is). `openx` has the datasets of Open X-Embodiment.
+or without the version (the newest there is).
+
+Open X-Embodiment is robot data of many laboratories in this layout: Open X-Embodiment Collaboration, "Open X-Embodiment:
+Robotic Learning Datasets and RT-X Models", ICRA 2024 (https://robotics-transformer-x.github.io). Its names and their places are
+those that TensorFlow Datasets 4.9.10 lists (tensorflow_datasets/robotics/rtx/rtx.py), and a few that lie beside them in the
+bucket.
 """
 
 from __future__ import annotations
@@ -11,19 +16,17 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, open_location
-from ...ingest.job import ConvertOptions
+from ...fetch.location import join_path
+from ...ingest.job import ConvertOptions, Job
 from ..options import TEXT, SourceOption
 from ..source import Source
-from .folders import FEATURES, INFO, VERSION, builder_folder
-
-if TYPE_CHECKING:
-    from .job import RldsJob
 
 HOME = "gs://tfds-data/datasets"
+INFO, FEATURES = "dataset_info.json", "features.json"
+VERSION = re.compile(r"\d+\.\d+\.\d+")
 _PART = r"[\w][\w.\-+]*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*(?:@[\w+]+)?")
 _SPLIT = "@"
@@ -69,6 +72,9 @@ class RldsSource(Source):
     options = OPTIONS
     supports = frozenset({"parts", "codec", "layout"})
     open_ended = True
+    #: Where a dataset states none.
+    licence: str | None = None
+    citation: str | None = None
 
     def names(self) -> Sequence[str]:
         """Those of D4RL, RL Unplugged and the like that TensorFlow Datasets has; any other path may be asked for."""
@@ -97,9 +103,9 @@ class RldsSource(Source):
         """Where a dataset may be at a place, in the order in which to look."""
         return [name]
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> RldsJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         folder, _, split = name.partition(_SPLIT)
-        return open_job(self.name, name, location, self.folders(folder), options, split or options.extra["split"])
+        return self._job(name, location, self.folders(folder), split or options.extra["split"], options)
 
     def recognises(self, path: Path) -> bool:
         if not path.is_dir():
@@ -107,8 +113,29 @@ class RldsSource(Source):
         versions = [one for one in path.iterdir() if VERSION.fullmatch(one.name)]
         return any((one / INFO).is_file() and (one / FEATURES).is_file() for one in [path, *versions])
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> RldsJob:
-        return open_job(self.name, None, location, [""], options, options.extra["split"])
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+        return self._job(None, location, [""], options.extra["split"], options)
+
+    def _job(
+        self, name: str | None, location: Location, folders: Sequence[str], split: str | None, options: ConvertOptions
+    ) -> Job:
+        """The job for the first of ``folders`` that is a builder's folder, or has one for a version.
+
+        Raises ObjectNotFoundError, CorruptSourceError, UsageError.
+        """
+        from .reader import RldsJob
+
+        found = next((one for one in (builder_folder(location, folder) for folder in folders) if one is not None), None)
+        if found is None:
+            message = (
+                f"{location.url} holds no dataset of TensorFlow Datasets in {' or '.join(folders) or 'its top folder'}"
+            )
+            hint = f"looked for {INFO} and {FEATURES}, there and in folders of versions (1.0.0)"
+            raise ObjectNotFoundError(message, hint=hint)
+        described = [location.stat(join_path(found, file)) for file in (INFO, FEATURES)]
+        job = RldsJob(self.name, name, location, found, described, split, options)
+        job.licence, job.citation = job.licence or self.licence, job.citation or self.citation
+        return job
 
 
 def split_name(name: str, options: ConvertOptions) -> str:
@@ -119,25 +146,68 @@ def split_name(name: str, options: ConvertOptions) -> str:
     return name if split in (None, "train", given) else f"{folder}{_SPLIT}{split}"
 
 
-def open_job(
-    source: str,
-    name: str | None,
-    location: Location,
-    folders: Sequence[str],
-    options: ConvertOptions,
-    split: str | None,
-) -> RldsJob:
-    """The job for the first of ``folders`` that is a builder's folder, or has one for a version.
+def builder_folder(location: Location, folder: str) -> str | None:
+    """The folder itself, or its newest version; None where it is not there. Raises ObjectNotFoundError, UsageError."""
+    try:
+        location.stat(join_path(folder, INFO))
+        return folder
+    except ObjectNotFoundError:
+        pass
+    try:
+        inside = location.folders(folder)
+    except ObjectNotFoundError:
+        return None
+    versions = [one for one in inside if VERSION.fullmatch(one)]
+    if versions:
+        return join_path(folder, max(versions, key=lambda version: tuple(map(int, version.split(".")))))
+    if folder and inside:
+        message = f"{location.url}/{folder} has neither {INFO} nor folders of versions"
+        raise ObjectNotFoundError(
+            message, hint=f"it has {', '.join(inside[:8])}: name one of them, {folder}/{inside[0]}"
+        )
+    return None
 
-    Raises ObjectNotFoundError, CorruptSourceError, UsageError.
-    """
-    from .job import RldsJob
 
-    for folder in folders:
-        found = builder_folder(location, folder)
-        if found is not None:
-            return RldsJob(source, name, location, found, split, options)
-    message = f"{location.url} holds no dataset of TensorFlow Datasets in {' or '.join(folders) or 'its top folder'}"
-    raise ObjectNotFoundError(
-        message, hint=f"looked for {INFO} and {FEATURES}, there and in folders of versions (1.0.0)"
+# -- Open X-Embodiment --------------------------------------------------------------------------------------------------
+
+OPENX_HOME = "gs://gresearch/robotics"
+_AT_0_0_1 = (
+    *("conq_hose_manipulation", "dobbe", "fmb", "io_ai_tech", "mimic_play", "aloha_mobile", "robo_set", "tidybot"),
+    *("vima_converted_externally_to_rlds", "bridge_data_msr", "plex_robosuite", "robo_ai_u_r5e", "language_table"),
+)
+#: Where names lie that are not ``<name>/0.1.0``.
+_ELSEWHERE = {
+    "bridge": "bridge_data_v2/0.0.1",
+    "spoc_robot": "spoc/0.0.1",
+    **{name: f"{name}/0.0.1" for name in _AT_0_0_1},
+    **{name: f"{name}/1.0.0" for name in ("droid", "droid_100", "robo_net")},
+}
+
+
+class OpenxSource(RldsSource):
+    """Names are those of TensorFlow Datasets (``fractal20220817_data``), with ``@SPLIT`` where it is not the default one."""
+
+    name = "openx"
+    home = OPENX_HOME
+    open_ended = False
+    catalogue_name = "openx.json"
+    licence = "CC-BY-4.0"
+    citation = (
+        "Open X-Embodiment Collaboration. Open X-Embodiment: Robotic Learning Datasets and RT-X Models. ICRA 2024."
     )
+
+    def knows(self, name: str) -> bool:
+        return name.partition("@")[0] in self.names()
+
+    def split_address(self, text: str) -> tuple[str, str] | None:
+        return None
+
+    def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
+        return [self.home]
+
+    def folders(self, name: str) -> Sequence[str]:
+        """Where the bucket has it; a root of TensorFlow Datasets may have another version, and has its own name."""
+        return list(dict.fromkeys([_ELSEWHERE.get(name, f"{name}/0.1.0"), name]))
+
+    def recognises(self, path: Path) -> bool:
+        return False  # `rlds` does

@@ -36,8 +36,7 @@ from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.datasets.sources.ogbench.source import OgbenchSource
 from rbdata.datasets.sources.openml.source import OpenmlSource
-from rbdata.datasets.sources.rlds.openx import OpenxSource
-from rbdata.datasets.sources.rlds.source import RldsSource
+from rbdata.datasets.sources.rlds.source import OpenxSource, RldsSource
 from rbdata.datasets.sources.roboset.source import RobosetSource
 from rbdata.datasets.sources.vd4rl.source import VD4RLSource
 from rbdata.storage.dataset import Dataset

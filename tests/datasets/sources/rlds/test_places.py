@@ -12,8 +12,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.rlds.openx import OpenxSource
-from rbdata.datasets.sources.rlds.source import RldsSource
+from rbdata.datasets.sources.rlds.source import OpenxSource, RldsSource
 from rbdata.errors import ForbiddenError, ObjectNotFoundError, UnknownDatasetError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify

@@ -18,24 +18,198 @@ the last of them terminated, whose successor is nowhere and is zeros. Which of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from ....errors import CorruptSourceError
+from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ....storage.checksums import crc32c
+from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
-from ...formats.tfds import STEPS, Feature, Values, read_values, row_blocks
+from ...fetch import Location, RemoteObject, read_all
+from ...fetch.location import join_path
+from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, Unit, raw_object
+from ...ingest.job import ConvertOptions, RawObject
 from ...ingest.spaces import LossyCastError, cast, stored_dtype, text_rows
+from ...workers.task import Task
 
 LastRow = Literal["auto", "observation", "step"]
 _ENDS = ("is_last", "is_terminal")
 _OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
     f"{STEPS}/{name}" for name in ("observation", "action", "reward", "discount")
 )
+
+
+#: Bytes of the two files that describe a dataset.
+_LARGEST_JSON = 64 << 20
+
+
+class RldsJob(EpisodeFilesJob):
+    """The files of one split, or of several, are units."""
+
+    reader: RldsReader
+    converter = "rlds 1"
+    sentences: Mapping[str, str] = {
+        "kept_last_rows": (
+            "The last row of {n} terminated episodes is a step, as in robot data; by the specification of RLDS it would be an "
+            "observation alone (--last-row observation)."
+        ),
+        "unused_last_rows": (
+            "{n} terminated episodes have a reward or an action in their last row, which is an observation alone by the "
+            "specification of RLDS (--last-row step keeps them)."
+        ),
+        "given_up_steps": "Dropped: the last rows of {n} episodes that have a reward, since no observation follows them.",
+        "early_ends": "{n} episodes have is_last before their last row; they are read to the end.",
+        "episodes_without_rewards": "{n} episodes have no rewards in the data; they are zeros here.",
+    }
+
+    def __init__(
+        self,
+        source: str,
+        name: str | None,
+        location: Location,
+        folder: str,
+        described: Sequence[RemoteObject],
+        split: str | None,
+        options: ConvertOptions,
+    ) -> None:
+        """``described`` are ``dataset_info.json`` and ``features.json``, ``folder`` has them and the files."""
+        self.source = source
+        contents = [read_all(location, item, limit_bytes=_LARGEST_JSON) for item in described]
+        self.info = parse_info(contents[0], described[0].url)
+        found = parse_features(contents[1], described[1].url)
+        kept, self.left_out = _chosen(found.features, options.extra)
+        self.left_out = {**found.left_out, **self.left_out}
+        keys = leaf_keys(kept)
+        self.renamed = {key: name for name, key in keys.items() if not name.endswith(key.removeprefix("info/"))}
+        self._described = [
+            (raw_object(location, item, join_path(folder, item.name)), data) for item, data in zip(described, contents)
+        ]
+        self.splits = self._splits(split)
+        units, lengths = self._units(location, folder, options.parts)
+        reader = RldsReader(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
+        super().__init__(name, location, units, reader, options, episodes=sum(lengths.values()))
+        self.licence, self.citation = self.info.licence or None, self.info.citation or None
+
+    def _splits(self, asked: str | None) -> list[Split]:
+        """The splits that are asked for. Raises UsageError for one that is not there, and where it must be said which."""
+        there = self.info.splits
+        names = asked.split("+") if asked else ["train"] if "train" in there else list(there)
+        absent = [name for name in names if name not in there]
+        if absent or len(set(names)) != len(names) or (not asked and len(names) != 1):
+            message = (
+                f"{self.info.name} has no split {', '.join(absent)}"
+                if absent
+                else f"{self.info.name} has several splits"
+            )
+            raise UsageError(message, hint=f"name one, or several joined by +, with --split: {', '.join(there)}")
+        return [there[name] for name in names]
+
+    def _units(
+        self, location: Location, folder: str, chosen: Sequence[int] | None
+    ) -> tuple[list[Unit], dict[str, int]]:
+        """The files of the splits (those of the numbers ``chosen``), and the episodes in each.
+
+        Raises ObjectNotFoundError for files that are not there, CorruptSourceError where none are stated.
+        """
+        listed = {item.name: item for item in location.list(folder)}
+        stated = [(file, length) for split in self.splits for file, length in zip(split.files, split.lengths)]
+        if not stated:
+            splits = ", ".join(split.name for split in self.splits)
+            message = f"{location.url}/{folder}: dataset_info.json states no files of {splits}"
+            raise CorruptSourceError(message, hint="it was written before the dataset was complete")
+        units, lengths, absent = list[Unit](), dict[str, int](), list[str]()
+        for number in range(len(stated)) if chosen is None else chosen:
+            file, length = stated[number] if number < len(stated) else (f"file {number}", 0)
+            if file not in listed:
+                absent.append(file)
+                continue
+            path = join_path(folder, file)
+            units.append(Unit(file, number, (raw_object(location, listed[file], path),)))
+            lengths[path] = length
+        if absent:
+            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+            hint = f"dataset_info.json names {len(stated)} files; choose of those that are there with --shards"
+            error = ObjectNotFoundError(f"{location.url}/{folder} has no {', '.join(absent[:3])}{more}", hint=hint)
+            error.partly_there = True
+            raise error
+        return units, lengths
+
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        """As ever; what the last row is, the first file decides for all others."""
+        self._folder = folder
+        first = self._first()
+        if first is not None:
+            self.reader = replace(self.reader, last_row=self._last_row())
+        return super().staging_tasks(folder, threads)
+
+    def _last_row(self) -> LastRow:
+        asked: LastRow = self.options.extra["last_row"]
+        first = self._first()
+        if asked != "auto" or first is None:
+            return asked
+        return "step" if first.counts.get("kept_last_rows") else "observation"
+
+    # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        described = [crc32c(data) for _, data in self._described]
+        return {**super().identity(), "described": described, "splits": [split.name for split in self.splits]}
+
+    def objects(self) -> list[dict[str, Any]]:
+        described = [{"name": raw.path, "size": len(data), "crc32c": crc32c(data)} for raw, data in self._described]
+        return [*described, *super().objects()]
+
+    def raw_objects(self) -> list[RawObject]:
+        return [*(raw for raw, _ in self._described), *super().raw_objects()]
+
+    def unverified(self) -> list[str]:
+        """The two files of JSON alone: records have checksums."""
+        files = {raw.path for raw, _ in self._described}
+        return [path for path in super().unverified() if path in files]
+
+    def describe(self) -> dict[str, Any]:
+        found = super().describe()
+        options = {**found["options"], "last_row": self._last_row(), "split": "+".join(one.name for one in self.splits)}
+        about = {"name": self.info.name, "version": self.info.version, "description": self.info.description}
+        pictures = {"jpeg": "Pillow"} if any(one.kind == "picture" for one in self.reader.features) else {}
+        return {
+            **found,
+            "options": options,
+            "metadata": about,
+            "keys": self.renamed,
+            "left_out": self.left_out,
+            **pictures,
+        }
+
+
+def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tuple[Feature, ...], dict[str, str]]:
+    """The features to store, and those that are not, with the reason. Raises UsageError for names of unknown features."""
+    unwanted = [name.strip().strip("/") for name in (options["leave_out"] or "").split(",") if name.strip()]
+    names = {feature.name: feature.name.removeprefix(f"{STEPS}/") for feature in features}
+    for one in unwanted:
+        if not any(f"{name}/".startswith(f"{one}/") for name in names.values()):
+            message = f"there is no feature {one} to leave out"
+            raise UsageError(message, hint=f"features: {', '.join(names.values())}")
+    left_out = {}
+    for feature in features:
+        name = names[feature.name]
+        if any(f"{name}/".startswith(f"{one}/") for one in unwanted):
+            left_out[name] = "left out as asked"
+        elif feature.kind == "text" and options["text"] == "omit":
+            left_out[name] = "text, left out as asked"
+    kept = tuple(feature for feature in features if names[feature.name] not in left_out)
+    if not any(is_observation(names[feature.name]) for feature in kept):
+        raise UsageError("no observation is left to store", hint=f"features: {', '.join(names.values())}")
+    return kept, left_out
+
+
+# -- episodes ------------------------------------------------------------------------------------------------------------
 
 
 def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
@@ -169,12 +343,8 @@ class RldsReader(EpisodeReader):
             shape, blocks = (self.most, *shape), self._padded(values)
             lengths = iter([values.sizes().reshape(-1, *scalar)])
             yield self.keys[f"{feature.name}/length"], LazyRows("int64", scalar, _first(lengths, rows, blank))
-        elif feature.kind == "numbers":
-            shape = shape if feature.items is None else (feature.items, *shape)
-            shape = shape or scalar
-            blocks = iter([values.elements().reshape(-1, *shape)])
-        elif feature.items is not None or not shape:
-            shape = (feature.items, *shape) if feature.items is not None else scalar
+        elif feature.kind == "numbers" or feature.items is not None or not shape:
+            shape = (feature.items, *shape) if feature.items is not None else shape or scalar
             blocks = iter([values.elements().reshape(-1, *shape)])
         if not feature.in_steps:
             blocks = _repeated(blocks, rows)
