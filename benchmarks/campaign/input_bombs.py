@@ -578,13 +578,13 @@ def read_bomb(kind: str, path: Path) -> None:
         with suppress(DamagedDatasetError):
             Dataset(path / "low")
     elif kind == "jpeg":
-        from rbdata.datasets.formats.jpeg import decode, frame_shape
+        from rbdata.datasets.formats.pictures import decode_jpegs, frame_shape
         from rbdata.errors import CorruptSourceError
 
         for name in ("small", "large"):
             data = (path / f"{name}.jpg").read_bytes()
             with suppress(CorruptSourceError):
-                decode([data], frame_shape(data, "x"), "x")
+                decode_jpegs([data], frame_shape(data, "x"), "x")
     else:
         from rbdata.storage.codecs.zstd import RowDecoder
 

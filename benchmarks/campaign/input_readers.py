@@ -199,10 +199,10 @@ def _jpeg_corpus(_: Path) -> Corpus:
 
 
 def _read_jpeg(data: bytes, _: Path) -> None:
-    from rbdata.datasets.formats.jpeg import decode, frame_shape
+    from rbdata.datasets.formats.pictures import decode_jpegs, frame_shape
 
     shape = frame_shape(data, "x")
-    if decode([data], shape, "x").shape != (1, *shape):
+    if decode_jpegs([data], shape, "x").shape != (1, *shape):
         raise Wrong("its shape is another")
 
 

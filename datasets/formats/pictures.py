@@ -1,9 +1,13 @@
-"""Encoded pictures of any size (PNG, JPEG) as arrays, as TensorFlow Datasets stores them (core/features/image_feature.py).
+"""Encoded pictures of any size (PNG, JPEG) as arrays, as TensorFlow Datasets, lerobot and Minari store them.
 
-uint8 pictures have 1 to 4 channels, uint16 ones (depth) are 16-bit PNGs of one, and float32 ones of one channel are PNGs
-whose four channels are the bytes of the numbers. JPEG is decoded by Pillow, which is TensorFlow with
-``dct_method="INTEGER_ACCURATE"``; by default TensorFlow decodes faster, and two thirds of the values differ by up to 6. PNG is
-the same everywhere.
+TensorFlow Datasets (core/features/image_feature.py): uint8 pictures have 1 to 4 channels, uint16 ones (depth) are 16-bit PNGs
+of one, and float32 ones of one channel are PNGs whose four channels are the bytes of the numbers. JPEG is decoded by Pillow,
+which is TensorFlow with ``dct_method="INTEGER_ACCURATE"``; by default TensorFlow decodes faster, and two thirds of the values
+differ by up to 6. PNG is the same everywhere.
+
+Minari since 0.5.3: spaces that look like pictures (uint8, 0..255, two or three dimensions, the first two at least 32) are
+stored as JPEG: smaller, and lossy. A flag in the metadata says whether, but older files have none, and it was not always true;
+what a row holds is seen by its first bytes (FF D8 FF, ITU-T T.81 annex B).
 """
 
 from __future__ import annotations
@@ -11,12 +15,12 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import CorruptSourceError
-from .jpeg import check_segments, is_jpeg
+from ...errors import CorruptSourceError, MissingExtraError, RbdataError
 from .limits import check_row_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +33,41 @@ _MODES = {1: ("L", ("1",)), 2: ("LA", ()), 3: ("RGB", ("L", "P", "RGBA", "1")), 
 _DEEP = ("I;16", "I;16B", "I")
 #: The dtype of a picture of any kind, by Pillow's mode.
 _KINDS = {**dict.fromkeys(("L", "LA", "RGB", "RGBA"), "uint8"), **dict.fromkeys(_DEEP, "int32"), "F": "float32"}
+
+_MAGIC, _SCAN = b"\xff\xd8\xff", b"\xff\xda"
+#: Each scan of a JPEG goes over the whole picture, however little it holds; progressive pictures have 10, a few bytes make one
+#: more. Segments before the first scan; a colour profile may have 255.
+_MOST_SCANS, _MOST_SEGMENTS = 100, 1000
+#: Markers that nothing belongs to: fill bytes, TEM, RST0..RST7, SOI, EOI.
+_ALONE = {b"", b"\xff", b"\x00", b"\x01", *(bytes([marker]) for marker in range(0xD0, 0xDA))}
+_UNSOUND = (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError)
+
+
+def is_jpeg(data: bytes | memoryview) -> bool:
+    """Whether bytes begin as a JPEG file does."""
+    return data[:3] == _MAGIC
+
+
+def frame_shape(data: bytes, where: str) -> tuple[int, ...]:
+    """Height, width and, for colour, channels of one JPEG; reads its header only. Raises CorruptSourceError."""
+    image = _open(data, f"{where}: a frame", ["JPEG"])
+    bands = len(image.getbands())
+    check_row_bytes(image.height * image.width * bands, where)
+    return (image.height, image.width) if bands == 1 else (image.height, image.width, bands)
+
+
+def decode_jpegs(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.ndarray:
+    """JPEGs as uint8 ``[n, *shape]``. Raises CorruptSourceError for one that is damaged or of another size."""
+    rows = np.empty((len(frames), *shape), np.uint8)
+    for number, data in enumerate(frames):
+        here = f"{where}: frame {number}"
+        image = _open(data, here, ["JPEG"])
+        found = (image.height, image.width, len(image.getbands()))
+        if int(np.prod(found)) != rows[number].size:
+            raise CorruptSourceError(f"{here} has shape {found}, the first one {shape}")
+        with _damage_reported(here, "is not a valid JPEG"):
+            rows[number] = np.asarray(image).reshape(shape)
+    return rows
 
 
 def picture_size(data: bytes | memoryview, where: str) -> tuple[int, int]:
@@ -61,11 +100,9 @@ def decode_picture(data: bytes, where: str) -> np.ndarray:
     """
     image = _open(data, where, ["PNG", "JPEG", "TIFF"])
     check_row_bytes(image.height * image.width * 4, where)
-    try:
+    with _damage_reported(where):
         picture = image if image.mode in _KINDS else image.convert("RGB")
         return np.asarray(picture).astype(_KINDS[picture.mode]).reshape(picture.height, picture.width, -1)
-    except _UNSOUND as error:
-        raise CorruptSourceError(f"{where} is damaged: {error}") from error
 
 
 def encode_png(picture: np.ndarray) -> bytes:
@@ -81,10 +118,8 @@ def _decode(data: bytes, shape: tuple[int, ...], dtype: np.dtype, where: str) ->
     image = _open(data, where)
     if (image.height, image.width) != shape[:2]:
         raise CorruptSourceError(f"{where} is {image.width}x{image.height}, not {shape[1]}x{shape[0]}")
-    try:
+    with _damage_reported(where):
         values = _values(image, shape[2], dtype)
-    except _UNSOUND as error:
-        raise CorruptSourceError(f"{where} is damaged: {error}") from error
     if values is None:
         raise CorruptSourceError(
             f"{where} is a {image.format} of mode {image.mode}, not {dtype} of {shape[2]} channels"
@@ -107,15 +142,43 @@ def _values(image: ImageFile, channels: int, dtype: np.dtype) -> np.ndarray | No
     return np.ascontiguousarray(values).view("<f4") if dtype == np.float32 else values
 
 
-_UNSOUND = (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError)
+@contextmanager
+def _damage_reported(where: str, what: str = "is damaged") -> Iterator[None]:
+    """What Pillow finds wrong with a picture is a CorruptSourceError."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except _UNSOUND as error:
+        raise CorruptSourceError(f"{where} {what}: {error}") from error
 
 
 def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> ImageFile:
-    from PIL import Image
-
-    if is_jpeg(data):
-        check_segments(data, where)
     try:
-        return Image.open(io.BytesIO(data), formats=formats)
-    except (Image.DecompressionBombError, *_UNSOUND) as error:
-        raise CorruptSourceError(f"{where} is not a valid {' or '.join(formats)}: {error}") from error
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{where} is a picture, and Pillow is not installed", hint="pip install pillow"
+        ) from error
+    if is_jpeg(data):
+        _check_segments(data, where)
+    what = f"is not a valid {' or '.join(formats)}"
+    with _damage_reported(where, what):
+        try:
+            return Image.open(io.BytesIO(data), formats=formats)
+        except Image.DecompressionBombError as error:
+            raise CorruptSourceError(f"{where} {what}: {error}") from error
+
+
+def _check_segments(data: bytes, where: str) -> None:
+    """Raise CorruptSourceError for more scans or segments than pictures have; Pillow sees to everything else."""
+    if data.count(_SCAN) > _MOST_SCANS:
+        raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SCANS} scans")
+    at, found = len(_MAGIC) - 1, 0
+    while data[at : at + 1] == b"\xff" and data[at : at + 2] != _SCAN:
+        marker, found = data[at + 1 : at + 2], found + 1
+        if found > _MOST_SEGMENTS:
+            raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SEGMENTS} segments")
+        at += 1 if marker == b"\xff" else 2  # a byte that fills up
+        if marker not in _ALONE:
+            at += int.from_bytes(data[at : at + 2], "big")

@@ -203,8 +203,9 @@ class Recording:
     """A complete recording, for reading; ``columns`` are those that it states, if they are not given."""
 
     def __init__(self, folder: Path, columns: Sequence[Column] | None = None) -> None:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        self.folder = folder
+        #: All that its writer's owner said of it.
+        self.about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about, self.folder = self.about, folder
         self.columns: Sequence[Column] = columns or [
             Column(key, dtype, tuple(shape), per) for key, dtype, shape, per in about.get("columns", ())
         ]

@@ -32,42 +32,23 @@ from ....storage.folder import remove_tree
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, resolve
 from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob
+from ...ingest.recording import Recording
 from ...ingest.request import format_numbers
 from ...ingest.row_source import StagedPart, StagedRows
 from ...ingest.trajectories import count_outcomes, reward_columns
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
 from .rl_unplugged_decode import (
-    ABOUT,
     CHECKPOINT,
     FILE_ROWS,
     INDEX,
     OUTCOME,
-    ROWS,
     STEPS,
     DecodeTask,
     Sample,
     is_of,
     take_sample,
 )
-from .run_job import CITATION, RunJob, spaces
-
-
-@dataclass(frozen=True)
-class DecodedFile:
-    """A file that is decoded: its episodes, and memory-mapped columns."""
-
-    path: Path
-    episodes: np.ndarray
-    about: dict[str, Any]
-
-    @classmethod
-    def open(cls, path: Path) -> DecodedFile:
-        about = json.loads((path / ABOUT).read_text())
-        return cls(path, np.load(path / "episodes.npy", allow_pickle=False), about)
-
-    def column(self, name: str) -> np.ndarray:
-        """``action`` or ``reward``, mapped."""
-        return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+from .run_job import CITATION, COLUMNS, RunJob, spaces
 
 
 @dataclass(frozen=True)
@@ -95,13 +76,14 @@ class EpisodePart:
 class Order:
     """All episodes of some files in training order; the work is done on construction.
 
-    ``table`` is int64 ``[episodes kept, 8]``: the columns of ``episodes.npy``, then file and place in the file
+    ``table`` is int64 ``[episodes kept, 7]``: what recordings say of episodes, then file and place in the file
     (counting kept ones). Raises CorruptSourceError when an episode is there twice.
     """
 
-    def __init__(self, files: Sequence[DecodedFile]) -> None:
+    def __init__(self, files: Sequence[Recording]) -> None:
         self.files = files
-        everything = np.concatenate([_with_place(number, file.episodes) for number, file in enumerate(files)])
+        self._in_files = [np.array(file.about["episodes"], np.int64).reshape(-1, OUTCOME + 1) for file in files]
+        everything = np.concatenate([_with_place(number, episodes) for number, episodes in enumerate(self._in_files)])
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
         midway, gaps = _find_midway(everything)
@@ -117,7 +99,7 @@ class Order:
         """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
         for run in self.runs:
             file = self.files[run.file]
-            action, reward = file.column("action"), file.column("reward")
+            action, reward = file.rows(0, 1), file.reward(0)
             table = self.table[run.episodes]
             outcome = np.zeros(run.steps, np.uint8)
             outcome[np.cumsum(table[:, STEPS]) - 1] = table[:, OUTCOME]
@@ -131,7 +113,7 @@ class Order:
         length = self.table[:, STEPS].copy()
         returns = np.empty(len(length))
         for run in self.runs:
-            reward = self.files[run.file].column("reward")[run.first_step : run.first_step + run.steps]
+            reward = self.files[run.file].reward(0)[run.first_step : run.first_step + run.steps]
             self.counts["unclipped_rewards"] += int((np.abs(reward) > 1).sum())
             begins = np.cumsum(length[run.episodes]) - length[run.episodes]
             returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
@@ -142,7 +124,7 @@ class Order:
         same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
         if same.any():
             at = int(np.argmax(same))
-            one, other = (self.files[int(table[row, -2])].path.name for row in (at, at + 1))
+            one, other = (self.files[int(table[row, -2])].folder.name for row in (at, at + 1))
             checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
             message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
             raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
@@ -158,7 +140,7 @@ class Order:
             "empty_episodes": empty,
             **count_outcomes(self.table[:, OUTCOME]),
             "midway_episodes": int(self.midway.sum()),
-            "silent_ends": sum(int(file.about["silent_ends"]) for file in self.files),
+            "silent_ends": sum(file.counts["silent_ends"] for file in self.files),
             "unclipped_rewards": 0,
             "gaps": gaps,
         }
@@ -171,7 +153,7 @@ class Order:
         bounds = np.concatenate([[0], np.cumsum(np.bincount(table[:, -2], minlength=len(files))[turns])])
         breaks = np.flatnonzero((np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)) + 1
         starts = np.unique(np.concatenate([breaks, bounds[bounds < len(table)]]))
-        before = [np.concatenate([[0], np.cumsum(s.episodes[s.episodes[:, STEPS] > 0][:, STEPS])]) for s in files]
+        before = [np.concatenate([[0], np.cumsum(one[one[:, STEPS] > 0][:, STEPS])]) for one in self._in_files]
         self.runs = []
         for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
             file, place = int(table[low, -2]), int(table[low, -1])
@@ -285,8 +267,8 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         """Reads what was decoded: call after the tasks of `staging_tasks` are done."""
         assert self._folder is not None
-        decoded = [DecodedFile.open(self._folder / file.obj.name) for file in self.chosen]
-        if not any(file.episodes[:, STEPS].any() for file in decoded):
+        decoded = [Recording(self._folder / file.obj.name, COLUMNS) for file in self.chosen]
+        if not any(states for file in decoded for states in file.states):
             remove_tree(self._folder)  # nothing in it is worth keeping for another run
         self._order = order = Order(decoded)
         columns.reserve(int(order.table[:, 3].sum()))
@@ -316,7 +298,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
                 name=self.chosen[part.file].obj.name,
                 leaves={
                     "observation": [
-                        StagedRows(files[run.file].path / ROWS, run.first_state, run.states, self._dictionary)
+                        StagedRows(files[run.file].folder / "0.0", run.first_state, run.states, self._dictionary)
                         for run in part.runs
                     ]
                 },

@@ -17,46 +17,40 @@ Source: google-deepmind/deepmind-research, rl_unplugged/atari.py; tensorflow/dat
 
 How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
 in the same records as the pictures. So each file is decoded into a folder of the working folder, and its rows are put in
-their places when all files are decoded (`ingest.row_source`). Rows are compressed as the dataset has them, so that for the
-usual codec a file of rows is only renamed. The folder exists only when it is complete:
+their places when all files are decoded (`ingest.row_source`). The folder is a recording (`ingest.recording`), whose rows are
+compressed as the dataset has them: for the usual codec a file of rows is only renamed. ``about.json`` has besides:
 
-    rows           state rows in the order of the file, each compressed on its own
-    rows.lengths   int64 [rows]          their compressed lengths
-    episodes.npy   int64 [episodes, 6]   checkpoint, index in it, rows in the file, steps kept, outcome, blank
-    action.npy     int32 [steps]         of the steps kept
-    reward.npy     float32 [steps]
-    about.json     {"crc32c" and "size" of the object, "records": their number, "silent_ends": terminated episodes without
-                   a reward in their last row}
+    crc32c, size   of the object
+    episodes       of each episode: checkpoint, index in it, rows in the file, steps kept, outcome
+    counts         {"silent_ends": terminated episodes without a reward in their last row}
 
-An episode has one more state row than steps: the last frame, or a row of zeros (``blank`` is 1) where its last successor
-is not in the data.
+An episode has one more state row than steps: the last frame, or a row of zeros where its last successor is not in the data.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.codecs.compressed import compressed_codec
-from ....storage.durable import close_durably, write_durably
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
-from ....storage.parts import Encode
 from ...fetch import Location, Readahead, RemoteObject
 from ...formats.gunzip import gunzip
 from ...formats.limits import check_rows
 from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Record, Value, WireError, parse_example, read_records
-from ...ingest.row_source import CountedStream, lengths_path, staging_folder
+from ...ingest.recording import ABOUT, END_CUT, END_TERMINATED, END_TRUNCATED, RecordingWriter
+from ...ingest.row_source import CountedStream, staging_folder
 from ...workers.task import OnBlock
 from .raw_files import EpisodeFile
 from .ring import MAX_ACTION
+from .run_job import COLUMNS
 
 ROW_BYTES = SIDE * SIDE
 #: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
@@ -248,9 +242,9 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
 
 
 BLOCK_ROWS = 512
-ROWS, ABOUT = "rows", "about.json"
-#: Columns of ``episodes.npy``.
-CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME, BLANK = range(6)
+#: What a recording says of an episode.
+CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME = range(5)
+_ENDS = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
 
 
 class Ending(NamedTuple):
@@ -303,70 +297,35 @@ class DecodeTask:
         return {}
 
     def _decode(self, folder: Path, on_block: OnBlock) -> CountedStream:
-        made = Columns()
-        encode = compressed_codec(self.codec).encoder(self.dictionary.read_bytes(), self.threads)
-        with closing(EpisodeStream(self.location, self.obj)) as episodes, (folder / ROWS).open("wb") as rows:
-
-            def write(data: bytes, lengths: np.ndarray) -> None:
-                rows.write(data)
-                made.lengths.append(lengths)
-
-            blocks, source = _Blocks(write, encode), episodes.source
+        dictionary = self.dictionary.read_bytes()
+        writer = RecordingWriter(folder, COLUMNS, codec=self.codec, threads=self.threads, dictionary=dictionary)
+        ended, states, silent_ends = list[tuple[int, ...]](), 0, 0
+        with closing(EpisodeStream(self.location, self.obj)) as episodes:
+            blocks, source = _Blocks(writer), episodes.source
             for where, episode in episodes:
-                ending = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
-                made.add(episode, ending)
-                if ending.steps:
-                    for _ in blocks.add(episode.frames, ending.blank, where):
-                        on_block(min(source.fetched, self.rows), source.fetched, source.retries)
+                steps, outcome, blank = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
+                ended.append((episode.checkpoint, episode.index, len(episode), steps, outcome))
+                silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
+                if not steps:
+                    continue
+                states += steps + 1
+                end = np.zeros(steps, np.uint8)
+                end[-1] = _ENDS[outcome]
+                writer.column(0, 1, episode.action[:steps])
+                writer.steps(0, episode.reward[:steps], end)
+                for _ in blocks.add(episode.frames, blank, where):
+                    on_block(min(source.fetched, self.rows), source.fetched, source.retries)
             blocks.flush()
-            close_durably(rows)
-            about = {
-                "crc32c": source.crc32c,
-                "size": source.fetched,
-                "records": episodes.records,
-                "silent_ends": made.silent_ends,
-            }
-        made.save(folder)
-        write_durably(folder / ABOUT, json.dumps(about).encode())
+        about = {"states": [states], "counts": {"silent_ends": silent_ends}, "notes": [], "episodes": ended}
+        writer.finish({**about, "crc32c": source.crc32c, "size": source.fetched})
         return source
-
-
-@dataclass
-class Columns:
-    """What is written beside the rows, collected while a file is decoded."""
-
-    episodes: list[tuple[int, ...]] = field(default_factory=list)
-    action: list[np.ndarray] = field(default_factory=list)
-    reward: list[np.ndarray] = field(default_factory=list)
-    lengths: list[np.ndarray] = field(default_factory=list)
-    silent_ends: int = 0
-
-    def add(self, episode: Episode, ending: Ending) -> None:
-        """Take an episode's numbers."""
-        steps, outcome, blank = ending
-        self.episodes.append((episode.checkpoint, episode.index, len(episode), steps, outcome, int(blank)))
-        self.action.append(episode.action[:steps])
-        self.reward.append(episode.reward[:steps])
-        self.silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
-
-    def save(self, folder: Path) -> None:
-        arrays = {
-            "episodes": np.array(self.episodes, np.int64).reshape(-1, 6),
-            "action": np.concatenate([np.empty(0, np.int32), *self.action]),
-            "reward": np.concatenate([np.empty(0, np.float32), *self.reward]),
-        }
-        for name, array in arrays.items():
-            with (folder / f"{name}.npy").open("wb") as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-                close_durably(file)
-        write_durably(lengths_path(folder / ROWS), np.concatenate([np.empty(0, np.int64), *self.lengths]).tobytes())
 
 
 class _Blocks:
     """Frames of many episodes in blocks of the same size: decoded, compressed, handed on."""
 
-    def __init__(self, write: Callable[[bytes, np.ndarray], None], encode: Encode) -> None:
-        self._write, self._encode = write, encode
+    def __init__(self, writer: RecordingWriter) -> None:
+        self._writer = writer
         self._frames: list[memoryview] = []
         self._blank_after: list[int] = []
         #: Whose frames these are: (first of them here, its row there, where).
@@ -397,10 +356,10 @@ class _Blocks:
         except PngError as error:
             first, row, where = [owner for owner in self._owners if owner[0] <= error.index][-1]
             raise bad_frame(where, row + error.index - first, error) from error
-        order = np.arange(count)
+        rows = self._block[:count]
         if self._blank_after:
-            order = np.insert(order, np.array(self._blank_after) + 1, BLOCK_ROWS)
-        self._write(*self._encode(self._block.data, order * ROW_BYTES, ROW_BYTES))
+            rows = self._block[np.insert(np.arange(count), np.array(self._blank_after) + 1, BLOCK_ROWS)]
+        self._writer.column(0, 0, rows)
         self._frames, self._blank_after, self._owners = [], [], []
 
 
@@ -408,7 +367,8 @@ def is_of(target: Path, obj: RemoteObject) -> bool:
     """Whether a folder was decoded from this object, as far as its place states what the object is."""
     try:
         about = json.loads((target / ABOUT).read_text())
-    except (OSError, ValueError):
+        found = about["size"], about["crc32c"], about["episodes"]
+    except (OSError, ValueError, KeyError):
         return False
     stated = obj.checksums.get("crc32c")
-    return obj.size in (None, about["size"]) and stated in (None, about["crc32c"])
+    return obj.size in (None, found[0]) and stated in (None, found[1])

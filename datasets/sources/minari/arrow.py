@@ -23,8 +23,8 @@ import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError
 from ...formats.arrow import ArrowFile, ParquetRows, damage_reported, is_number, number_dtype, number_rows
-from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_rows
+from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
 from .reader import DataFiles, Field, Kind, LeafPath
 

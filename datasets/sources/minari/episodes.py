@@ -30,7 +30,7 @@ from ....errors import CorruptSourceError, SchemaError, UsageError
 from ....storage.episodes import EpisodeTable
 from ....storage.schema import Leaf, clean_keys
 from ....storage.writer import ColumnWriter
-from ...formats.jpeg import decode
+from ...formats.pictures import decode_jpegs
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
 from ...ingest.spaces import (
     Json,
@@ -348,7 +348,7 @@ def column_rows(
     values = reader.read(episode, source.place, low + skip, high + skip, source.kind)
     where = f"{name}: {column.key} of episode {episode}"
     if source.kind == "jpeg":
-        values = decode(values, column.shape, where)
+        values = decode_jpegs(values, column.shape, where)
     elif source.kind == "text":
         values = text_rows(values, column.shape[0], where)
     try:

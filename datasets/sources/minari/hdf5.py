@@ -24,8 +24,8 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ...formats.hdf5 import DEEPEST, ChunkedRows, attributes, check_storage, damage_reported, plain_bools
-from ...formats.jpeg import frame_shape, is_jpeg
 from ...formats.limits import check_row_bytes
+from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
 from .reader import DataFiles, Field, Kind, LeafPath, Metadata, metadata_from
 

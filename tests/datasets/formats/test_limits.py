@@ -13,9 +13,9 @@ from d4rl_truth import make, to_dataset, write
 from PIL import Image
 from rbdata.datasets.formats import limits, tfrecord
 from rbdata.datasets.formats.arff import ArffTable
-from rbdata.datasets.formats.jpeg import frame_shape
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
 from rbdata.datasets.formats.npy import Expected, NpyStream
+from rbdata.datasets.formats.pictures import frame_shape
 from rbdata.datasets.formats.tfrecord import WireError, parse_example
 from rbdata.errors import CorruptSourceError
 from rlu_writer import blobs, block, example, ints

@@ -448,7 +448,7 @@ def test_lost_rows_are_fetched_again(tmp_path: Path) -> None:
     request = Request("atari/Qbert/1", root=root, mirror=str(tmp_path), procs=1)
     with pytest.raises(KeyboardInterrupt):
         download(request, Listener(on_stage=stop))
-    (rows,) = (root / "atari" / "Qbert" / ".1.writing" / ".raw").glob("run_*/rows")
+    (rows,) = (root / "atari" / "Qbert" / ".1.writing" / ".raw").glob("run_*/0.0")
     rows.unlink()
     assert len(Dataset(download(request).path)) == 35
 

@@ -369,7 +369,7 @@ def test_jpeg_is_what_is_thought(tmp_path):
 @pytest.mark.parametrize("what", ["scans", "segments", "segments of two bytes"])
 def test_a_jpeg_of_too_many_pieces_is_refused_unread(what):
     from PIL import Image
-    from rbdata.datasets.formats.jpeg import frame_shape
+    from rbdata.datasets.formats.pictures import frame_shape
 
     file = io.BytesIO()
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(file, "JPEG", progressive=True)
