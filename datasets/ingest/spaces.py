@@ -254,7 +254,7 @@ def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarra
 
 
 class TakenKeys:
-    """Keys in lower case, of which none is another, or a folder of another."""
+    """Keys of which none is another, or a folder of another: on many disks names that differ in case alone are one file."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys, self._folders = set[str](), set[str]()
@@ -262,12 +262,14 @@ class TakenKeys:
             self.add(key)
 
     def add(self, key: str) -> None:
+        key = key.lower()
         self._keys.add(key)
         self._folders.update(_folders(key))
 
     def __contains__(self, key: object) -> bool:
         """Whether a key falls together with one of them, or one would be a folder of the other."""
-        return key in self._keys or key in self._folders or not self._keys.isdisjoint(_folders(str(key)))
+        name = str(key).lower()
+        return name in self._keys or name in self._folders or not self._keys.isdisjoint(_folders(name))
 
 
 def _folders(key: str) -> list[str]:

@@ -38,6 +38,7 @@ from ...storage.codecs import resolve_choice
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
 from ...storage.writer import ColumnWriter
+from .spaces import LossyCastError, cast
 
 #: Steps that are made into columns at a time, unless their rows are large.
 BLOCK_STEPS, BLOCK_BYTES = 1 << 16, 8 << 20
@@ -349,3 +350,14 @@ def to_rewards(values: Any, where: str, unit: str = "step", first: int = 0) -> n
         problem = "which float32 does not hold" if np.isfinite(value) else "not a finite number"
         raise CorruptSourceError(f"{where}: the reward of {unit} {first + row} is {value}, {problem}")
     return rewards
+
+
+def to_flags(values: Any, where: str, unit: str = "row") -> np.ndarray:
+    """Flags as bool ``[n]``, whatever numbers they are; ``where`` says which.
+
+    Raises CorruptSourceError for other values than 0 and 1.
+    """
+    try:
+        return cast(np.asarray(values).reshape(-1), bool)
+    except LossyCastError as error:
+        raise CorruptSourceError(f"{where} of {unit} {error.row} is {error.value}, not 0 or 1") from error

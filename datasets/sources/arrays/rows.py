@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....errors import CorruptSourceError, UsageError
+from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
-from ...ingest.spaces import LossyCastError, cast
-from ...ingest.trajectories import Column, TransitionRows, resolve_transitions, to_rewards
+from ...ingest.trajectories import Column, TransitionRows, resolve_transitions, to_flags, to_rewards
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
@@ -160,12 +159,7 @@ def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np
 
 
 def _bools(table: Table, name: str | None, rows: int) -> np.ndarray | None:
-    if name is None:
-        return None
-    try:
-        return cast(table.read(name, 0, rows).reshape(-1), bool)
-    except LossyCastError as error:
-        raise CorruptSourceError(f"{table.name}: {name} of row {error.row} is {error.value}, not 0 or 1") from error
+    return None if name is None else to_flags(table.read(name, 0, rows), f"{table.name}: {name}")
 
 
 def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ....errors import UsageError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
 from ..source import Source
-
-if TYPE_CHECKING:
-    from .job import ArraysJob
 
 
 class ArraysSource(Source):
@@ -51,10 +47,10 @@ class ArraysSource(Source):
             return True
         return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.rglob("*"))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> ArraysJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> ArraysJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         from .job import job_of_path
 
         return job_of_path(location, options)

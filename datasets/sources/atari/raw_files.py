@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from ....errors import CorruptSourceError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
+from ..source import first_found
 
 DQN_REPLAY = "dqn-replay"
 DQN_REPLAY_HOME = "gs://atari-replay-datasets/dqn"
@@ -59,18 +60,10 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
     The run's folder is looked for where the bucket has it below its ``dqn/`` prefix, and a little around: a mirror may
     have been copied from one level up or down. Raises ObjectNotFoundError if there is no shard.
     """
-    tried = []
-    for folder in (f"{game}/{run}/replay_logs", f"dqn/{game}/{run}/replay_logs", f"{game}/{run}", f"dqn/{game}/{run}"):
-        try:
-            found = group_shards(location.list(folder))
-        except ObjectNotFoundError:
-            found = []
-        tried.append(folder)
-        if found:
-            return found
-    message = f"no shards of {game}/{run} at {location.url}"
-    hint = f"looked for $store$_*_ckpt.N.gz in {', '.join(tried)}; a mirror has the bucket's layout"
-    raise ObjectNotFoundError(message, hint=hint)
+    folders = (f"{game}/{run}/replay_logs", f"dqn/{game}/{run}/replay_logs", f"{game}/{run}", f"dqn/{game}/{run}")
+    missing = f"no shards of {game}/{run} at {location.url}"
+    hint = "looked for $store$_*_ckpt.N.gz in {paths}; a mirror has the bucket's layout"
+    return first_found(folders, lambda folder: group_shards(location.list(folder)), missing, hint)[1]
 
 
 def group_shards(objects: Iterable[RemoteObject]) -> list[Shard]:
@@ -116,16 +109,13 @@ def find_episode_files(location: Location, game: str, run: int) -> list[EpisodeF
     """
     if location.url == RL_UNPLUGGED_HOME and game in LEFT_OUT:
         raise ObjectNotFoundError(f"RL Unplugged does not have {game}")
+
+    def files_in(folder: str) -> list[EpisodeFile]:
+        return group_episode_files(location.list(folder), run, f"{location.url} ({folder})")
+
     folders = (f"{FOLDER}/{game}", f"rl_unplugged/{FOLDER}/{game}", game)
-    for folder in folders:
-        try:
-            found = group_episode_files(location.list(folder), run, f"{location.url} ({folder})")
-        except ObjectNotFoundError:
-            continue
-        if found:
-            return found
-    message = f"no episodes of {game}/{run} at {location.url}"
-    raise ObjectNotFoundError(message, hint=f"looked for run_{run}-*-of-* in {', '.join(folders)}")
+    missing = f"no episodes of {game}/{run} at {location.url}"
+    return first_found(folders, files_in, missing, f"looked for run_{run}-*-of-* in {{paths}}")[1]
 
 
 def group_episode_files(objects: Iterable[RemoteObject], run: int | None, where: str) -> list[EpisodeFile]:

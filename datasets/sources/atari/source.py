@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from ....errors import ObjectNotFoundError, page
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
 from ..options import SourceOption
@@ -36,12 +36,6 @@ from .raw_files import (
     group_episode_files,
     group_shards,
 )
-
-if TYPE_CHECKING:
-    from .dqn_replay import AtariJob
-    from .rl_unplugged import RluJob
-
-    AnyJob: TypeAlias = AtariJob | RluJob
 
 _AUTO = "auto"
 #: Where each upstream is, and what finds the raw files of a run there, in the order in which they are tried.
@@ -114,7 +108,7 @@ class AtariSource(Source):
             f"`gcloud auth application-default login`; see {page('mirrors.md')}"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> AnyJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Lists the run's raw files: at a public place one upstream's, at a mirror either's.
 
         Raises ObjectNotFoundError if they are not there.
@@ -140,7 +134,7 @@ class AtariSource(Source):
         patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", "run_*-*-of-*")
         return path.is_dir() and any(any(path.glob(pattern)) for pattern in patterns)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> AnyJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
         wanted = options.extra["upstream"]
         for folder in ("", "replay_logs") if wanted in (_AUTO, DQN_REPLAY) else ():
@@ -158,7 +152,7 @@ class AtariSource(Source):
         raise ObjectNotFoundError(message, hint=hint)
 
 
-def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> AnyJob:
+def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Job:
     """The job for the shards or files that were found."""
     if upstream == RL_UNPLUGGED:
         from .rl_unplugged import RluJob

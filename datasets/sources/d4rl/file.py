@@ -33,8 +33,7 @@ from ....storage.writer import ColumnWriter
 from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.row_source import Block, RowSource
-from ...ingest.spaces import LossyCastError, cast
-from ...ingest.trajectories import TransitionRows, reward_columns, to_rewards
+from ...ingest.trajectories import TransitionRows, reward_columns, to_flags, to_rewards
 
 if TYPE_CHECKING:
     import h5py
@@ -132,11 +131,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
 
 def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
     """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for other values than 0 and 1."""
-    values = ChunkedRows(file[key], None, 0, name).read(0, len(file[key])).reshape(-1)
-    try:
-        return cast(values, bool)
-    except LossyCastError as error:
-        raise CorruptSourceError(f"{name}: {key} of row {error.row} is {error.value}") from error
+    return to_flags(ChunkedRows(file[key], None, 0, name).read(0, len(file[key])), f"{name}: {key}")
 
 
 def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:

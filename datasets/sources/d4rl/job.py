@@ -250,12 +250,10 @@ def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
             key = clean_keys([wanted])[wanted]
         except SchemaError as error:
             raise CorruptSourceError(f"{name}: {array.path}: {error.message}") from error
-        # On many disks names that differ in case alone are one file.
-        plain = key.lower()
-        if plain in taken:
+        if key in taken:
             contents.left_out[array.path] = f"its key {key} is taken"
             continue
-        taken.add(plain)
+        taken.add(key)
         keys[array.path] = key
     return keys
 

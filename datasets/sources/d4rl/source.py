@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import ObjectNotFoundError, UsageError
 from ....storage.reference_scores import ReferenceScores
-from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions
+from ...fetch import Location
+from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import ACCEPT_CHANGED, SourceOption
-from ..source import Source, only_file
-from .registry import FLAT_COPY, HOME, Entry, by_file, registry
-
-if TYPE_CHECKING:
-    from .job import D4rlJob  # loaded when a dataset is opened: lists do without
-
+from ..source import Source, first_found, only_file
+from .registry import FLAT_COPY, HOME, by_file, registry
 
 ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
 
@@ -105,13 +101,20 @@ class D4rlSource(Source):
             "--mirror ~/.d4rl/datasets"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> D4rlJob:
-        """Finds the file, in the layout of the site or flat, by its base name. Raises FetchErrors."""
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+        """Finds the file: where the site has it, one level up or down from there, or flat by its base name.
+
+        Raises FetchErrors.
+        """
         from .job import D4rlJob
 
         entry = registry()[name]
+        paths = dict.fromkeys((entry.path, entry.file, f"offline_rl/{entry.path}", f"datasets/offline_rl/{entry.path}"))
+        missing = f"no {entry.file} at {location.url}"
+        hint = "looked for {paths}; without --mirror, the public places are asked"
+        _, item = first_found(list(paths), location.stat, missing, hint)
         published = location.url.rstrip("/") in {url.rstrip("/") for url in (self.home, self.copy)}
-        return D4rlJob(entry, location, _find(location, entry), options, published=published)
+        return D4rlJob(entry, location, item, options, published=published)
 
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
@@ -119,7 +122,7 @@ class D4rlSource(Source):
         file = only_file(path, ".hdf5", ".h5")
         return file is not None and {"observations", "actions", "rewards", "terminals"} <= hdf5_names(file)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> D4rlJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one HDF5 file, or with that of ``dataset``."""
         from .job import D4rlJob
 
@@ -137,19 +140,3 @@ class D4rlSource(Source):
         if wanted is None:
             entry = same[0] if len(same) == 1 else None
         return D4rlJob(entry, location, files[0], options, published=False)
-
-
-def _find(location: Location, entry: Entry) -> RemoteObject:
-    """The file of a dataset: where the site has it, one level up or down from there, or flat by its base name."""
-    tried = list(
-        dict.fromkeys((entry.path, entry.file, f"offline_rl/{entry.path}", f"datasets/offline_rl/{entry.path}"))
-    )
-    for path in tried:
-        try:
-            return location.stat(path)
-        except ObjectNotFoundError:
-            continue
-    message = f"no {entry.file} at {location.url}"
-    raise ObjectNotFoundError(
-        message, hint=f"looked for {', '.join(tried)}; without --mirror, the public places are asked"
-    )

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import DatasetExistsError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..human_scores import game_of, human_scores
 from ..options import TEXT, SourceOption
 from ..source import Source
-
-if TYPE_CHECKING:
-    from .policy_recording import RecordingJob  # loaded when a recording is made: lists do without
 
 #: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
 CLASSIC = (
@@ -162,7 +159,7 @@ class GymnasiumSource(Source):
         """Of Atari games the human's."""
         return human_scores(game_of(split_name(str(record.get("dataset")))[0]))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> RecordingJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
         from .environments import Made
         from .policy_recording import RecordingJob

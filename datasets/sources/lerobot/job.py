@@ -269,9 +269,9 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
             left_out[feature.name] = f"its dtype is {feature.dtype[:40]}"
             continue
         key = _key(feature.name)
-        while key.lower() in taken:
+        while key in taken:
             key += "_"
-        taken.add(key.lower())
+        taken.add(key)
         leaves[key] = feature
     return leaves, left_out
 

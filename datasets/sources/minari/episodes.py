@@ -44,7 +44,7 @@ from ...ingest.spaces import (
     stored_dtype,
     text_rows,
 )
-from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, outcome_of, to_rewards
+from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, outcome_of, to_flags, to_rewards
 from .reader import DataFiles, EpisodeReader, Field, Kind, LeafPath, Metadata
 
 
@@ -117,7 +117,7 @@ def survey(reader: EpisodeReader, metadata: Metadata, name: str, text: TextAs) -
             raise CorruptSourceError(message, hint="an episode of n steps has n + 1 observations")
         infos.add(index, reader.infos(episode))
     sources = [one.source(name) for one in described]
-    kept, why_not = infos.sources(steps, TakenKeys(source.column.key.lower() for source in sources))
+    kept, why_not = infos.sources(steps, TakenKeys(source.column.key for source in sources))
     keys = {**renamed([one.leaf for one in described]), **infos.keys}
     result = Survey(reader.episodes, steps, states, [*sources, *kept], spaces, keys, {**left_out, **why_not})
     result.notes = _notes(result, metadata, infos)
@@ -186,14 +186,13 @@ class _InfoColumns:
             path = "infos/" + names[place]
             try:
                 (key,) = clean_keys([f"info/{names[place]}"]).values()
-                plain = key.lower()  # on many disks names that differ in case alone are one file
-                if plain in taken:
+                if key in taken:
                     raise SchemaError(f"its key {key} is taken")
                 sources = self._columns(place, key, fields, steps)
             except (UsageError, SchemaError) as error:
                 left_out[path] = error.message
                 continue
-            taken.add(plain)
+            taken.add(key)
             if key != "info/" + names[place]:
                 self.keys[key] = path
             kept += sources
@@ -469,11 +468,7 @@ class EpisodePlanner:
         values = np.asarray(self._reader.read(episode, (name,), 0, steps, "numbers")).reshape(-1)
         if field.rows != steps or len(values) != steps or values.dtype.kind not in "biuf":
             raise CorruptSourceError(f"{self._name}: episode {episode} has {field.rows} {name} and {steps} steps")
-        try:
-            return cast(values, bool)
-        except LossyCastError as error:
-            message = f"{self._name}: episode {episode} has {name} that are {error.value} at step {error.row}"
-            raise CorruptSourceError(message) from error
+        return to_flags(values, f"{self._name}: episode {episode}: {name}", "step")
 
 
 @dataclass(frozen=True)

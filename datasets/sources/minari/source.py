@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import check_search, join_path
-from ...ingest.job import ConvertOptions
+from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import (
     CatalogueEntry,
     Place,
@@ -34,9 +34,6 @@ from ..catalogue_entry import (
 )
 from ..options import TEXT
 from ..source import Source, only_file
-
-if TYPE_CHECKING:
-    from .job import MinariJob  # loaded when a dataset is opened: lists do without
 
 HOME = "hf://farama-minari"
 _ID = re.compile(r"(?:[-\w]+/)*[-\w]+?-v\d+")
@@ -235,7 +232,7 @@ class MinariSource(Source):
         """``hf://owner/D4RL/door/human-v2`` and the like."""
         return split_url(text)
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> MinariJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
@@ -253,7 +250,7 @@ class MinariSource(Source):
         file = only_file(path, ".hdf5", ".h5")
         return file is not None and not {"episode_0", "minari_version", "total_episodes"}.isdisjoint(hdf5_names(file))
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> MinariJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""
         from .hdf5 import FILE
         from .job import MinariJob
@@ -270,7 +267,7 @@ def _root_url() -> str:
     return open_location(local_root()).url
 
 
-def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> MinariJob:
+def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Job:
     from .arrow import is_part
     from .hdf5 import FILE
     from .job import MinariJob

@@ -38,8 +38,8 @@ import numpy as np
 from ....errors import CorruptSourceError, UsageError
 from ...formats.npz import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
-from ...ingest.spaces import LossyCastError, cast, stored_dtype
-from ...ingest.trajectories import to_rewards
+from ...ingest.spaces import stored_dtype
+from ...ingest.trajectories import to_flags, to_rewards
 
 _REQUIRED = ("observations", "actions", "terminals")
 #: What becomes of arrays; any other array is below ``info``.
@@ -160,11 +160,7 @@ class _File:
     def _read_ends(self) -> np.ndarray:
         """The last row of each episode, int64; those behind the last flag are an episode that is cut."""
         key = "valids" if "valids" in self._heads else "terminals"
-        values = self._archive.array(key).reshape(-1)
-        try:
-            flags = cast(values, bool) != (key == "valids")
-        except LossyCastError as error:
-            raise CorruptSourceError(f"{self._raw.name}: {key} of row {error.row} is {error.value}") from error
+        flags = to_flags(self._archive.array(key), f"{self._raw.name}: {key}") != (key == "valids")
         self._ends_whole = bool(flags[-1])
         ends = np.flatnonzero(flags)
         return ends if self._ends_whole else np.append(ends, self._rows - 1)

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import FetchOptions, Location, RemoteObject, open_location
-from ...ingest.job import ConvertOptions, RawObject
+from ...ingest.job import ConvertOptions, Job, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, only_file, only_object
@@ -32,9 +32,6 @@ from .table_options import (
     TableOptions,
     table_options,
 )
-
-if TYPE_CHECKING:
-    from .job import OpenmlJob  # loaded when a dataset is opened: lists do without
 
 HOME = "https://www.openml.org"
 
@@ -73,7 +70,7 @@ class OpenmlSource(Source):
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> OpenmlJob:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
         from .job import OpenmlJob
 
@@ -92,7 +89,7 @@ class OpenmlSource(Source):
         file = only_file(path, ".arff", *_PARQUET)
         return file is not None and not (file.suffix.lower() in _PARQUET and is_exported(file))
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> OpenmlJob:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one ARFF or Parquet file; its label has to be named."""
         from .job import OpenmlJob
 
