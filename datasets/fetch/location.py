@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
 from ...storage.durable import open_plain
+from ...storage.threads import map_in_threads
 from .retries import MISSING, FetchOptions, call_with_retries, transient
 
 T = TypeVar("T")
@@ -28,8 +29,8 @@ T = TypeVar("T")
 CONNECTIONS = 16
 #: Limits of a listing: pages (of up to a thousand names each), names, and characters of all names.
 MAX_PAGES, MAX_LISTED, MAX_CHARACTERS = 500, 100_000, 16 << 20
-#: Limit of folders that a search visits.
-MAX_FOLDERS = 10_000
+#: Limit of folders that a search visits, and how many it lists at once.
+MAX_FOLDERS, _SEARCHERS = 10_000, 8
 #: Limit of the time for a whole listing, in silence time-outs.
 LISTING_TIMEOUTS = 10
 #: Limit in bytes of a bucket's response about objects: a page has at most a thousand names of 1 KiB.
@@ -241,6 +242,23 @@ class Location:
     def folders(self, folder: str = "") -> Names:
         """Names of the folders directly in the folder, sorted. Raises as `list` does."""
         return self._list_with_retries(folder)[1]
+
+    def walk(self, folder: str = "", deepest: int = 8) -> Iterator[tuple[str, Objects, Names]]:
+        """Folders level by level, ``folder`` first: the path of each, its objects, and the names of the folders in it.
+
+        The caller may remove names: what is left is searched next, down to ``deepest`` levels below.
+
+        Raises FetchError for too many folders, and as `list` does.
+        """
+        level, searched = [folder], 0
+        for _ in range(deepest + 1):
+            check_search(self.url, searched := searched + len(level))
+            listed = map_in_threads(self._list_with_retries, level, _SEARCHERS, "rbdata-search")
+            below: list[str] = []
+            for here, (objects, names) in zip(level, listed):
+                yield here, objects, names
+                below += [join_path(here, name) for name in names]
+            level = below
 
     def stat(self, path: str) -> RemoteObject:
         """The object at this path."""

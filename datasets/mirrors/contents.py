@@ -14,17 +14,16 @@ from typing import Literal
 from ...errors import DamagedDatasetError, NotADatasetError, ObjectNotFoundError, UnknownDatasetError, UsageError
 from ...storage.folder import holds_files
 from ...storage.manifest import FILENAME
+from ...storage.threads import map_in_threads
 from .. import catalogue
 from ..fetch import FetchOptions, Location, RemoteObject
-from ..fetch.location import DirectoryLocation, check_search, join_path
+from ..fetch.location import DirectoryLocation, join_path
 from ..fetch.transports import open_mirror
 from ..fetch.upload import DirectoryUploader, open_uploader
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
 from .pull import read_remote_manifest
 
 CONNECTIONS = 4
-#: Levels of folders that are searched.
-DEEPEST = 8
 
 
 # -- ls --------------------------------------------------------------------------------------------------------------
@@ -50,31 +49,20 @@ def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
     """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
     location = open_mirror(destination, options=fetch)
     found: list[Entry] = []
-    with ThreadPoolExecutor(8, "rbdata-ls") as pool:
-        level, searched = [""], 0
-        for _ in range(DEEPEST):
-            check_search(location.url, searched := searched + len(level))
-            entries = list(pool.map(lambda folder: _list_folder(location, folder), level))
-            found += [entry for entry, _ in entries if entry is not None]
-            level = [subfolder for _, folders in entries for subfolder in folders]
-            if not level:
-                break
+    datasets: list[str] = []
+    for folder, objects, names in location.walk():
+        if any(item.name == FILENAME for item in objects):
+            datasets.append(folder)
+            names.clear()
+            continue
+        # Names with a leading dot belong to unfinished work, except for the folder of raw files.
+        names[:] = [name for name in names if not name.startswith(".") or name == RAW_FOLDER]
+        plain = [item for item in objects if not item.name.startswith(".")]
+        if plain and folder:
+            size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
+            found.append(Entry("raw", folder, len(plain), size))
+    found += map_in_threads(lambda folder: _describe(location, folder), datasets, 8, "rbdata-ls")
     return sorted(found, key=lambda entry: (entry.kind, entry.name))
-
-
-def _list_folder(location: Location, folder: str) -> tuple[Entry | None, list[str]]:
-    """The entry of one folder, and its subfolders to search."""
-    objects = location.list(folder)
-    if any(item.name == FILENAME for item in objects):
-        return _describe(location, folder), []
-    # Names with a leading dot belong to unfinished work, except for the folder of raw files.
-    names = [name for name in location.folders(folder) if not name.startswith(".") or name == RAW_FOLDER]
-    subfolders = [join_path(folder, name) for name in names]
-    plain = [item for item in objects if not item.name.startswith(".")]
-    if not plain or not folder:
-        return None, subfolders
-    size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
-    return Entry("raw", folder, len(plain), size), subfolders
 
 
 def _describe(location: Location, folder: str) -> Entry:
@@ -161,15 +149,13 @@ def _full_id(text: str) -> str:
 
 def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
     """The files of a folder, and of its subfolders if it holds a dataset; empty if it has no files itself."""
+    files: dict[str, RemoteObject] = {}
     try:
-        files = {join_path(folder, item.name): item for item in location.list(folder)}
+        for here, objects, names in location.walk(folder):
+            files.update({join_path(here, item.name): item for item in objects})
+            if here == folder and not any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
+                names.clear()
     except ObjectNotFoundError:
-        return {}
-    if any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
-        level, searched = [folder], 0
-        for _ in range(DEEPEST):
-            check_search(location.url, searched := searched + len(level))
-            level = [join_path(one, name) for one in level for name in location.folders(one)]
-            for one in level:
-                files.update({join_path(one, item.name): item for item in location.list(one)})
+        if files:
+            raise
     return files

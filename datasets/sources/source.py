@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,7 +21,7 @@ from ...errors import ObjectNotFoundError, UsageError
 from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from ..fetch import open_location
-from ..fetch.location import check_search, join_path, without_login
+from ..fetch.location import join_path, without_login
 from .catalogue_entry import CatalogueEntry, CatalogueFile, RemoteDataset, RemoteListing, cache_listing, read_listing
 from .known_environment import KnownEnvironment, stated_environment
 from .options import SourceOption
@@ -249,23 +248,19 @@ def first_found(paths: Sequence[str], find: Callable[[str], Found], missing: str
 
 #: A file with its path below a location.
 FoundFile: TypeAlias = "tuple[str, RemoteObject]"
-#: Folders inside each other that are searched.
-_DEEPEST = 8
 
 
 def files_below(location: Location, folder: str, *suffixes: str) -> list[FoundFile]:
     """All files with one of these suffixes in a folder and the folders in it, sorted by their paths. Raises FetchErrors."""
     whole = getattr(location, "tree", None)
-    found = whole(folder) if whole else _walk(location, folder, count(1))
+    found = whole(folder) if whole else _search(location, folder)
     return sorted(((path, item) for path, item in found if path.endswith(suffixes)), key=lambda one: one[0])
 
 
-def _walk(location: Location, folder: str, numbers: Iterator[int], depth: int = 0) -> Iterator[FoundFile]:
-    check_search(location.url, next(numbers))
-    yield from ((join_path(folder, item.name), item) for item in location.list(folder))
-    for name in location.folders(folder) if depth < _DEEPEST else ():
-        if not name.startswith("."):
-            yield from _walk(location, join_path(folder, name), numbers, depth + 1)
+def _search(location: Location, folder: str) -> Iterator[FoundFile]:
+    for here, objects, names in location.walk(folder):
+        yield from ((join_path(here, item.name), item) for item in objects)
+        names[:] = [name for name in names if not name.startswith(".")]
 
 
 def _default(option: SourceOption) -> Any:

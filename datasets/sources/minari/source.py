@@ -329,7 +329,7 @@ def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None,
     """Name, metadata object and size of every dataset."""
     whole, numbers = getattr(location, "tree", None), count(1)
     if whole is None:
-        yield from _search(location, "", 0, numbers)
+        yield from _search(location)
         return
     for repository in location.folders():
         check_search(location.url, next(numbers))
@@ -344,23 +344,16 @@ def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None,
             yield name, described, sum(item.size or 0 for _, item in items)
 
 
-def _search(
-    location: Location, folder: str, depth: int, numbers: Iterator[int]
-) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
-    """The same folder by folder, where a place cannot list all at once; ``numbers`` counts the folders."""
-    if depth > _DEEPEST_REMOTE:
-        return
-    check_search(location.url, next(numbers))
-    names = location.folders(folder)
-    if "data" in names and is_id(folder):
-        items = location.list(join_path(folder, "data"))
-        described = next((item for item in items if item.name == "metadata.json"), None)
-        whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
-        yield folder, described, sum(item.size or 0 for item in items) if whole else None
-        return
-    for name in names:
-        if not name.startswith("."):
-            yield from _search(location, join_path(folder, name), depth + 1, numbers)
+def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
+    """The same folder by folder, where a place cannot list all at once."""
+    for folder, _, names in location.walk(deepest=_DEEPEST_REMOTE):
+        if "data" in names and is_id(folder):
+            items = location.list(join_path(folder, "data"))
+            described = next((item for item in items if item.name == "metadata.json"), None)
+            whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
+            yield folder, described, sum(item.size or 0 for item in items) if whole else None
+            names.clear()
+        names[:] = [name for name in names if not name.startswith(".")]
 
 
 def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
