@@ -247,6 +247,13 @@ def test_columns_are_joined_in_every_file_of_a_folder(tmp_path: Path) -> None:
     assert stored["observation"].tolist() == [[number, row] for number in range(12) for row in range(2)]
 
 
+def test_arrays_with_a_dimension_of_episodes_say_how_to_give_them() -> None:
+    arrays = {"obs": np.zeros((3, 5, 2)), "act": np.zeros((3, 5)), "rew": np.zeros((3, 5))}
+    with pytest.raises(UsageError) as caught:
+        rbdata.from_arrays(arrays | {"done": np.zeros((3, 5), bool)}, "my/x")
+    assert caught.value.hint is not None and "episode_lengths" in caught.value.hint
+
+
 def test_a_map_may_name_what_ted_has_under_next() -> None:
     data = transitions()
     names = {"next/reward": "r", "next/terminated": "t", "next/observation": "n"}

@@ -172,6 +172,9 @@ def find_roles(
     return roles
 
 
+_BY_EPISODE = (
+    "if the arrays are [episodes, steps, ...], flatten these two dimensions, and give episode_lengths as one more array"
+)
 _HINT = "state it in the map, ours to theirs, such as --map observation=obs"
 
 
@@ -377,7 +380,10 @@ def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
             raise UsageError(f"{where}: {name} cannot be stored: {why}")
     for name in _singles(roles):
         if arrays[name].shape[1:] not in ((), (1,)) or arrays[name].dtype.kind not in "biuf":
-            raise UsageError(f"{where}: {name} is {arrays[name]}, not one number per step")
+            steps = arrays[next(iter(roles.action.values()))].shape[:2]
+            by_episode = len(steps) == 2 and arrays[name].shape == steps
+            message = f"{where}: {name} is {arrays[name]}, not one number per step"
+            raise UsageError(message, hint=_BY_EPISODE if by_episode else None)
 
 
 def _singles(roles: Roles) -> list[str]:
