@@ -44,9 +44,9 @@ def run(
 ) -> int:
     """Convert raw files that are already on this machine.
 
-    Without --source, the source is recognised from the files: HDF5 files of D4RL and Minari, Minari folders, ARFF and
-    Parquet tables (openml), folders of Atari shards. The raw files are not changed. An interrupted conversion continues when
-    the same command is run again.
+    Without --source, the source is recognised from the files: those of every provider that `rbdata list` names, and your own
+    arrays (npz, npy, HDF5, CSV, Parquet, Arrow), whose names --map states. The raw files are not changed. An interrupted
+    conversion continues when the same command is run again.
     """
     from ..datasets.acquire import convert
     from ..datasets.ingest.request import make_request
@@ -60,7 +60,7 @@ def run(
         message = f"{path} is a URL: only files on this machine are converted"
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
-    name = name or f"my/{path.resolve().name.removesuffix(path.suffix)}"
+    name = name or f"my/{path.resolve().name.removesuffix(path.suffix).removesuffix('.tar')}"
     with open_cluster(engine, procs=procs, address=address) as cluster:
         request = make_request(
             name,
