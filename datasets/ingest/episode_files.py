@@ -221,10 +221,7 @@ class _UnitWriter:
         self._writer = RecordingWriter(
             self._folder, columns, codec=codec, threads=self._threads, dictionary=self._dictionary
         )
-        self._writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without a step
-        for number, column in enumerate(columns):
-            if not self._writer.is_compressed(number):
-                self._writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
+        self._writer.begin(0)
 
     def _append(self, number: int, rows: Rows, wanted: int, where: str, on_rows: Callable[[], None]) -> None:
         assert self._writer is not None

@@ -38,6 +38,7 @@ from ...storage.parts import Encode
 from ...storage.untrusted_json import parse_json
 from ...storage.writer import ColumnWriter
 from ..fetch.location import DirectoryLocation
+from ..workers.task import Task
 from .job import ConvertOptions, Expectation, PartSpec, Plan, StagedJob
 from .row_source import StagedPart, StagedRows, lengths_path
 from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps, cuts
@@ -124,9 +125,12 @@ class RecordingWriter:
             write_atomically(self._folder / KEPT, json.dumps(content).encode())
             self._about = None
 
-    def is_compressed(self, number: int) -> bool:
-        """Whether the rows of a column are compressed."""
-        return number in self._compressed
+    def begin(self, env: int) -> None:
+        """Make the files of an environment: they are there also without a step."""
+        self.steps(env, np.zeros(0), np.zeros(0, np.uint8))
+        for number, column in enumerate(self._columns):
+            if number not in self._compressed:
+                self.column(env, number, np.zeros((0, *column.shape), column.dtype))
 
     def column(self, env: int, number: int, rows: np.ndarray) -> None:
         """Append rows of a column."""
@@ -319,6 +323,15 @@ class RecordedJob(StagedJob):
 
     def staged_parts(self, folder: Path) -> int:
         return int((folder / RECORDING).is_dir())
+
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        return [] if self.staged_parts(folder) else [self.record_task(folder / RECORDING, threads)]
+
+    def record_task(self, target: Path, threads: int) -> Task:
+        """The task that makes the recording in the folder ``target``."""
+        raise NotImplementedError
 
     def ratio(self) -> float:
         """What large rows are expected to shrink to."""

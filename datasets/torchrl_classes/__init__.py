@@ -19,9 +19,9 @@ from .dataset_classes import LeRobotExperienceReplay as LeRobotExperienceReplay
 from .dataset_classes import MinariExperienceReplay as MinariExperienceReplay
 from .dataset_classes import OpenMLExperienceReplay as OpenMLExperienceReplay
 from .dataset_classes import OpenXExperienceReplay as OpenXExperienceReplay
+from .dataset_classes import RobosetExperienceReplay as RobosetExperienceReplay
+from .dataset_classes import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .dataset_classes import load_dataset as load_dataset
 from .dataset_classes import register_dataset as register_dataset
-from .episode_classes import RobosetExperienceReplay as RobosetExperienceReplay
-from .episode_classes import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .offline_to_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
 from .offline_to_online import prefill_replay_buffer as prefill_replay_buffer

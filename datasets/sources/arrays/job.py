@@ -26,7 +26,7 @@ from ...ingest.recording import KEPT, RECORDING, RecordedJob, Recording, Recordi
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
-from ...workers.task import OnBlock
+from ...workers.task import OnBlock, Task
 from .roles import Given, Roles, find_roles
 from .rows import blocks, columns_of, end_episodes, stored_apart
 from .tables import Table, join_columns, open_tables
@@ -144,12 +144,8 @@ class ArraysJob(RecordedJob):
     def expect(self) -> Expectation:
         return self.expect_rows(*self._counts)
 
-    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Any]:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        if (folder / RECORDING).is_dir():
-            return []
-        return [_ReadTask(0, self, folder / RECORDING, self._codec, threads)]
+    def record_task(self, target: Path, threads: int) -> Task:
+        return _ReadTask(0, self, target, self._codec, threads)
 
     def holds_staged(self, folder: Path) -> bool:
         return self.begin is not None and (unfinished(folder / RECORDING) / KEPT).is_file()
@@ -234,10 +230,7 @@ class _ReadTask:
 
     def _write(self, writer: RecordingWriter, kept: Mapping[str, Any], on_block: OnBlock) -> None:
         columns = self.job.columns
-        writer.steps(0, np.zeros(0), np.zeros(0, np.uint8))  # its files are there, also without an episode
-        for number, column in enumerate(columns):
-            if not writer.is_compressed(number):
-                writer.column(0, number, np.zeros((0, *column.shape), column.dtype))
+        writer.begin(0)
         done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
         counts: Counter[str] = Counter(kept.get("counts"))
         kept_at = time.monotonic()

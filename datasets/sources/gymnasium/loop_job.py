@@ -27,11 +27,10 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ...ingest.job import ConvertOptions, Expectation
-from ...ingest.recording import RECORDING, RecordingWriter, block_rows
+from ...ingest.recording import RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder
-from ...ingest.spaces import SpaceLeaf
 from ...ingest.trajectories import Column
-from ...workers.task import OnBlock
+from ...workers.task import OnBlock, Task
 from .environments import PYTHON, describe_environment
 from .recording import EnvironmentJob, count_outside
 
@@ -195,26 +194,9 @@ class LoopJob(EnvironmentJob):
     def expect(self) -> Expectation:
         return self.expect_rows(*self.log.counts) if self.log else self.expect_rows(0)
 
-    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Any]:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        if (folder / RECORDING).is_dir():
-            return []
+    def record_task(self, target: Path, threads: int) -> Task:
         assert self.log is not None
-        actions = dict(zip(range(len(self.observation), len(self.columns)), self.action))
-        return [
-            LogTask(
-                0,
-                self.log,
-                self.columns,
-                actions,
-                self.environments,
-                self._codec,
-                threads,
-                folder / RECORDING,
-                self.more_notes,
-            )
-        ]
+        return LogTask(0, self, self.log, target, self._codec, threads)
 
 
 @dataclass(frozen=True)
@@ -222,15 +204,11 @@ class LogTask:
     """Writes the recording of a log. For this process: a log is an open file."""
 
     index: int
+    job: LoopJob
     log: EpisodeLog
-    columns: Sequence[Column]
-    #: The leaves of the actions, by the number of their column.
-    actions: dict[int, SpaceLeaf]
-    environments: int
+    target: Path
     codec: str
     threads: int
-    target: Path
-    notes: Sequence[str]
 
     @cached_property
     def rows(self) -> int:
@@ -242,23 +220,23 @@ class LogTask:
         return {}
 
     def _write(self, folder: Path, on_block: OnBlock) -> None:
-        writer = RecordingWriter(folder, self.columns, codec=self.codec, threads=self.threads)
-        blocks = [_Blocks(writer, env, self.columns, self.environments) for env in range(self.environments)]
+        columns, count = self.job.columns, self.job.environments
+        writer = RecordingWriter(folder, columns, codec=self.codec, threads=self.threads)
+        blocks = [_Blocks(writer, env, columns, count) for env in range(count)]
         done = outside = 0
-        for env in range(self.environments):  # its files are there, also without an episode
-            writer.steps(env, np.zeros(0), np.zeros(0, np.uint8))
-            for number in range(len(self.columns)):
-                if not writer.is_compressed(number):
-                    writer.column(env, number, np.zeros((0, *self.columns[number].shape), self.columns[number].dtype))
+        for env in range(count):
+            writer.begin(env)
         for piece in self.log.pieces():
             blocks[piece.env].add(piece)
-            outside += sum(count_outside(leaf, piece.rows[number]) for number, leaf in self.actions.items())
+            actions = zip(self.job.action, piece.rows[len(self.job.observation) :])
+            outside += sum(count_outside(leaf, rows) for leaf, rows in actions)
             done += len(piece.rewards)
             on_block(done, 0, 0)
         for block in blocks:
             block.flush()
         states = [block.all_states for block in blocks]
-        writer.finish({"states": states, "counts": {"actions_out_of_bounds": outside}, "notes": list(self.notes)})
+        counts = {"actions_out_of_bounds": outside}
+        writer.finish({"states": states, "counts": counts, "notes": list(self.job.more_notes)})
 
 
 class _Blocks:

@@ -27,11 +27,11 @@ import numpy as np
 from ....errors import RbdataError, UnfinishedDatasetError, UsageError, is_interrupt, reason
 from ....storage.codecs.compressed import compressed_codec
 from ...ingest.job import ConvertOptions, Expectation
-from ...ingest.recording import END_CUT, RECORDING, RecordingWriter, block_rows
+from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf
 from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
-from ...workers.task import OnBlock
+from ...workers.task import OnBlock, Task
 from .environments import (
     PYTHON,
     Made,
@@ -408,20 +408,19 @@ class RecordingJob(EnvironmentJob):
         stored = int(codec.encoded_lengths(rows[1::2] or rows, dictionary).sum())
         return stored / max(1, sum(map(len, rows[1::2] or rows)))
 
-    def staging_tasks(self, folder: Path, threads: int) -> list[RecordTask]:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        target = folder / RECORDING
-        if target.is_dir():
-            changed = differing(self._recorded().opened, Path.cwd())
-            if changed:
-                message = f"{self.name} was recorded by an interrupted run, and files that it read have changed since"
-                hint = f"put them back, start over with --force, or remove {folder.parent}"
-                raise UnfinishedDatasetError(f"{message} ({', '.join(changed)})", hint=hint)
-            return []
+    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
+        tasks = super().staging_tasks(folder, threads)
+        changed = [] if tasks else differing(self._recorded().opened, Path.cwd())
+        if changed:
+            message = f"{self.name} was recorded by an interrupted run, and files that it read have changed since"
+            hint = f"put them back, start over with --force, or remove {folder.parent}"
+            raise UnfinishedDatasetError(f"{message} ({', '.join(changed)})", hint=hint)
+        return tasks
+
+    def record_task(self, target: Path, threads: int) -> Task:
         leaves = (tuple(self.observation), tuple(self.action))
         given = {**self.given, "policy": self._policy, "policy_content": self._policy_content}
-        return [RecordTask(0, self.made, *leaves, given, self._codec, threads, target)]
+        return RecordTask(0, self.made, *leaves, given, self._codec, threads, target)
 
 
 def policy_content(policy: Any) -> dict[str, Any]:
