@@ -32,6 +32,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -80,13 +81,7 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
     ends inside a record.
     """
     source = _Source(pieces)
-    number = 0
-    while True:
-        offset = source.position
-        where = f"{name}: record {number} (at byte {offset} of the unpacked file)"
-        length = _length(b"".join(source.take(12)), where)
-        if length is None:
-            return
+    for number, offset, length, where in _heads(source, name, " of the unpacked file"):
         if length > _LONGEST_RECORD:
             raise CorruptSourceError(f"{where} claims to be {length} bytes long", hint=_DAMAGED)
         # Grows with what arrives: a length alone claims no memory.
@@ -94,7 +89,6 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
         _check_content(source, length, where, payload.extend)
         yield Record(number, offset, payload)
         del payload  # before the next one comes
-        number += 1
 
 
 def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
@@ -106,20 +100,13 @@ def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         source = _Source(iter(lambda: file.read(_PIECE), b""))
-        number = 0
-        while True:
-            offset = source.position
-            where = f"{name}: record {number} (at byte {offset})"
-            length = _length(b"".join(source.take(12)), where)
-            if length is None:
-                return
+        for number, offset, length, where in _heads(source, name, ""):
             if length > size - offset:
                 raise CorruptSourceError(
                     f"{where} is cut short: {size - offset - 12} of {length + 4} bytes are there", hint=_DAMAGED
                 )
             _check_content(source, length, where, lambda piece: None)
             yield Record(number, offset, _mapped(file, offset + 12, length))
-            number += 1
 
 
 def _mapped(file: BinaryIO, offset: int, length: int) -> memoryview:
@@ -136,16 +123,22 @@ def drop_pages(view: memoryview) -> None:
         view.obj.madvise(mmap.MADV_DONTNEED)
 
 
-def _length(head: bytes, where: str) -> int | None:
-    """The length of the record that begins with 12 bytes; None for no bytes. Raises CorruptSourceError."""
-    if not head:
-        return None
-    if len(head) < 12:
-        raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
-    length, stated = struct.unpack("<QI", head)
-    if masked_crc32c(_extend(0, head[:8])) != stated:
-        raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
-    return int(length)
+def _heads(source: _Source, name: str, of_what: str) -> Iterator[tuple[int, int, int, str]]:
+    """Number, offset and length of each record, and the words to name it by; the caller takes what follows the head.
+
+    Raises CorruptSourceError.
+    """
+    for number in count():
+        offset = source.position
+        where, head = f"{name}: record {number} (at byte {offset}{of_what})", b"".join(source.take(12))
+        if not head:
+            return
+        if len(head) < 12:
+            raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
+        length, stated = struct.unpack("<QI", head)
+        if masked_crc32c(_extend(0, head[:8])) != stated:
+            raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
+        yield number, offset, length, where
 
 
 def _check_content(source: _Source, length: int, where: str, take: Callable[[bytes], object]) -> None:

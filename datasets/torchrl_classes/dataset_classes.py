@@ -16,7 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
+from tensordict import TensorDict
 from typing_extensions import TypedDict, Unpack
 
 from ... import settings
@@ -50,7 +52,6 @@ from ..sources.options import (
     TextOption,
 )
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name
-from .lerobot_columns import lerobot_records
 from .record_map import map_records
 
 
@@ -726,10 +727,64 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
             sampler = SliceSampler(
                 num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, traj_key="episode"
             )
-        data = lerobot_records(columns, rehydrate)
+        data = _lerobot_records(columns, rehydrate)
         return TensorDictReplayBuffer(
             storage=TensorStorage(data), batch_size=batch_size, sampler=options.pop("sampler", sampler), **options
         )
+
+
+_LEROBOT_KEYS = {
+    "episode_index": ("episode",),
+    "frame_index": ("frame",),
+    "task": ("language_instruction",),
+}
+
+
+def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
+    """Columns of a LeRobotDataset in memory, ``[rows, ...]``, under TorchRL's keys; texts as UTF-8 bytes, uint8
+    ``[rows, longest]``.
+
+    ``with_next``: see `LeRobotExperienceReplay.from_columns`. Raises UsageError.
+    """
+    rows = {_lerobot_key(name): _column(values) for name, values in columns.items()}
+    lengths = {len(values) for values in rows.values()}
+    if len(lengths) != 1:
+        raise UsageError(
+            f"the columns have {', '.join(map(str, sorted(lengths)))} rows", hint="all need the same number"
+        )
+    count = lengths.pop()
+    data = TensorDict({}, [count])
+    for key, values in rows.items():
+        data[key] = values[:, None] if key[0] == "next" and values.ndim == 1 else values
+    if not with_next:
+        return data
+    if ("episode",) not in rows:
+        raise UsageError("there is no column episode_index, which says where episodes end")
+    ends = torch.ones(count, dtype=torch.bool)
+    ends[:-1] = data["episode"][1:] != data["episode"][:-1]
+    after = torch.where(ends, torch.arange(count), torch.arange(count) + 1)
+    for key, values in rows.items():
+        if key[0] == "observation":
+            data.set(("next", *key), values[after])
+    data["next", "truncated"] = ends[:, None]
+    return data
+
+
+def _lerobot_key(name: str) -> tuple[str, ...]:
+    camera = name.removeprefix("observation.images.")
+    return _LEROBOT_KEYS.get(name) or (("observation", "image", camera) if camera != name else tuple(name.split(".")))
+
+
+def _column(values: Any) -> torch.Tensor:
+    if not isinstance(values, Sequence):
+        return torch.as_tensor(values)
+    if not all(isinstance(value, str) for value in values):
+        return torch.as_tensor(values)
+    texts = [value.encode() for value in values]
+    padded = np.zeros((len(texts), max(map(len, texts), default=1)), np.uint8)
+    for row, text in zip(padded, texts):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    return torch.from_numpy(padded)
 
 
 def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:

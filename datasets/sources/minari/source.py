@@ -14,13 +14,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, UsageError
+from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import check_search, join_path
 from ...ingest.job import ConvertOptions, Job
@@ -214,16 +215,12 @@ class MinariSource(Source):
 
     def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> list[RemoteDataset]:
         """Counts from the metadata of each dataset, sizes from listings."""
-        found = list(_datasets_at(location))
-        pool = ThreadPoolExecutor(8, "rbdata-list")
-        try:
-            datasets = []
-            for dataset in pool.map(lambda entry: _counts_of(location, *entry), found):
+        found, datasets = list(_datasets_at(location)), list[RemoteDataset]()
+        with closing(map_in_threads(lambda entry: _counts_of(location, *entry), found, 8, "rbdata-list")) as counted:
+            for dataset in counted:
                 datasets.append(dataset)
                 on_progress(len(datasets), len(found))
-            return datasets
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return datasets
 
     def knows(self, name: str) -> bool:
         return is_id(name)
@@ -299,13 +296,9 @@ def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:
     if whole is not None:
         prefix = folder + "/" if folder else ""
         return [(path[len(prefix) :], item) for path, item in whole(folder)]
-    pool = ThreadPoolExecutor(8, "rbdata-list")
-    try:
-        names = location.folders(folder)
-        listed = pool.map(lambda name: location.list(join_path(folder, name)), names)
-        return [(f"{name}/{item.name}", item) for name, items in zip(names, listed) for item in items]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    names = location.folders(folder)
+    listed = map_in_threads(lambda name: location.list(join_path(folder, name)), names, 8, "rbdata-list")
+    return [(f"{name}/{item.name}", item) for name, items in zip(names, listed) for item in items]
 
 
 def _other_names(name: str, location: Location) -> str:

@@ -96,10 +96,6 @@ class SetName:
             return [f"{self.stem}{validation}.npz"]
         return [f"{self.base}/{self.stem}-{number:03}{validation}.npz" for number in range(FILES)]
 
-    @property
-    def has_pixels(self) -> bool:
-        return self.environment.startswith(("visual-", "powderworld-"))
-
 
 def sets() -> Iterator[SetName]:
     """The sets of training data, without tasks."""
