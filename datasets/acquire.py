@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location
 from .fetch.location import is_hub_dataset
 from .fetch.transports import open_mirror, open_raw
+from .ingest.job import Job
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
 from .ingest.request import Estimate as Estimate
@@ -56,18 +58,9 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
 
 
 def _download(request: Request, listener: Listener) -> Outcome:
-    root = settings.root(request.root)
-    hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
-    address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
-    if address:
-        request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
-    if source is not None:
-        source.check(request.options, "download")  # before any location is asked
-        dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
+    request, source, hub = _resolve(request)
+    dataset_id, place = request.id, DatasetPlace(settings.root(request.root), request.id)
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
-    request = replace(request, id=dataset_id, root=root)
-    place = DatasetPlace(root, dataset_id)
     existing = find_existing(place, request)
     if hub and existing and not request.force and not converted.same_content(existing, hub.manifest):
         message = f"{existing.id} already exists, and is not the dataset of {hub.url}"
@@ -80,7 +73,6 @@ def _download(request: Request, listener: Listener) -> Outcome:
         return _keep_or_repair(place, request, existing, request.mirror, listener)
     _check_free(place, request)
     asked, request = request.options.parts, extend(place, request, _declared(source))
-    name = dataset_id.partition("/")[2]
 
     def on_place(where: str) -> None:
         if mirror or not (source and source.makes):  # recordings are made here, not looked for
@@ -91,40 +83,70 @@ def _download(request: Request, listener: Listener) -> Outcome:
     copied = _copy(mirror, place, request, source, listener) if mirror else None
     if isinstance(copied, Outcome):
         return copied
+    if source is None:
+        message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
+        raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
     try:
-        if source is None:
-            message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
-            raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
-        if mirror:
-            job = converted.open_raw_objects(source, name, mirror, request.options, request.fetch)
-        else:
-            job, _ = converted.open_published(source, name, request.options, request.fetch, on_place)
+        job = _open_job(source, mirror, request, on_place)
     except ObjectNotFoundError as error:
-        if copied is None:
-            if request.options.parts != asked:
-                error.hint = (
-                    f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
-                )
-            raise
-        message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
-        raise ObjectNotFoundError(message, hint="request it with these options, or use another mirror") from error
+        if copied is not None:
+            message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
+            raise ObjectNotFoundError(message, hint="request it with these options, or use another mirror") from error
+        if request.options.parts != asked:
+            error.hint = f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
+        raise
     check = partial(source.check_existing, options=request.options)
     if request.keep_raw and not request.dry_run:
-        make_writable(root)
-        listener.on_stage("fetching the raw files")
-        home, why = job.location.url, job.why
-        kept = root / RAW_FOLDER / source.name
-        fetch_all(kept, job.raw_objects(), listener.on_fetched)
-        unverified = job.unverified()
-        options = replace(request.options, extra={**request.options.extra, **job.resolved_options})
-        job = source.open(name, open_location(kept, options=request.fetch), options)
-        job.why, job.unverified_before = why, unverified
-        try:
-            return run(job, place, request, listener, home, check)
-        except CorruptSourceError as error:
-            error.hint = f"delete the file under {kept}: the next run fetches it again"
-            raise
+        return _run_keeping_raw(source, job, place, request, listener, check)
     return run(job, place, request, listener, job.location.url, check)
+
+
+def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy | None]:
+    """The request with root and full id, its source (None: only mirrors know it), and the dataset of the Hub that it names.
+
+    Raises UsageError for options that the source does not have, before any location is asked.
+    """
+    root = settings.root(request.root)
+    hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
+    address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
+    if address:
+        request = replace(request, id=address[0], mirror=request.mirror or address[1])
+    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
+    if source is not None:
+        source.check(request.options, "download")
+        dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
+    return replace(request, id=dataset_id, root=root), source, hub
+
+
+def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Job:
+    """The conversion of the provider's raw objects, from a mirror or from the first place that has them."""
+    name = request.id.partition("/")[2]
+    if mirror:
+        return converted.open_raw_objects(source, name, mirror, request.options, request.fetch)
+    return converted.open_published(source, name, request.options, request.fetch, on_place)[0]
+
+
+def _run_keeping_raw(
+    source: Source,
+    job: Job,
+    place: DatasetPlace,
+    request: Request,
+    listener: Listener,
+    check: Callable[[Manifest], None],
+) -> Outcome:
+    """Fetch the raw objects to a folder under the root, and convert them from there."""
+    make_writable(place.root)
+    listener.on_stage("fetching the raw files")
+    kept = place.root / RAW_FOLDER / source.name
+    fetch_all(kept, job.raw_objects(), listener.on_fetched)
+    options = replace(request.options, extra={**request.options.extra, **job.resolved_options})
+    local = source.open(request.id.partition("/")[2], open_location(kept, options=request.fetch), options)
+    local.why, local.unverified_before = job.why, job.unverified()
+    try:
+        return run(local, place, request, listener, job.location.url, check)
+    except CorruptSourceError as error:
+        error.hint = f"delete the file under {kept}: the next run fetches it again"
+        raise
 
 
 def _open_hub_dataset(request: Request) -> converted.Copy:
