@@ -257,6 +257,10 @@ class BatchReader:
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
         extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (self.stack or 0))
         self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
+        #: Whether what is read for each batch on its own needs to know where its steps lie.
+        self._places_late = bool(
+            self._large or states or (self._stacked and not self._stack_early) or self._key_windows
+        )
         self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
 
     def _check_windows(self, windows: KeyWindows) -> None:
@@ -322,7 +326,7 @@ class BatchReader:
                 columns["/".join(as_key(key))] = expand_to_records(value, self._tail)
             mark_slices(together, columns, self._tail)
         state_rows = self._state_rows(together, index, places) if self._states else None
-        return Prepared(together, index, columns, places, state_rows)
+        return Prepared(together, index, columns, places if self._places_late else None, state_rows)
 
     def _state_rows(self, draw: Draw, index: torch.Tensor, places: Places | None) -> StateRows:
         """The state row of step i in episode e is i + e, and an episode has one more of them."""

@@ -109,7 +109,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 return
             priority = found
         # Records of which there was no room for all: the last one written to a row is the one there.
-        self.update_priority(rows if self._storage.ndim == 1 else self._unflat(rows), priority)
+        places = self._storage.coordinates(rows)
+        self.update_priority(torch.stack(places, -1) if isinstance(places, tuple) else places, priority)
 
     def _priority_leaf(self, data: TensorDictBase) -> Any:
         """What the data have under ``priority_key``, None where they have nothing."""
@@ -127,9 +128,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         assert isinstance(self._sampler, PrioritizedSampler)
         return reduce(values.reshape(len(rows), -1), self._sampler.reduction)
-
-    def _unflat(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.stack(tuple(self._storage.coordinates(rows)), -1)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.

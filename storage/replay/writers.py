@@ -191,21 +191,21 @@ class RoundRobinWriter(Writer):
     _cursor = cursor
 
     def add(self, data: Any) -> Any:
-        index = torch.tensor([self.cursor])
-        self._storage.set(int(index), self._with_index(data, index[0]))
-        self.write_count += 1
-        self._stamp(index)
-        return int(index) if self._storage.ndim == 1 else self._coordinates_of(index)
+        return self._write(torch.tensor(self.cursor), data)
 
     def write_at(self, index: Any, data: Any) -> Any:
         """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
-        rows = torch.as_tensor(index).long().cpu()
         cursor = self.cursor
-        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows))
+        rows = self._write(torch.as_tensor(index).long().cpu(), data)
         self._storage.seek(cursor)
+        return index if self._storage.ndim == 1 else rows
+
+    def _write(self, rows: torch.Tensor, data: Any) -> Any:
+        """Write records to rows, or one to a single row; returns its number, or ``[n, ndim]``."""
+        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows))
         self.write_count += rows.numel()
         self._stamp(rows.reshape(-1))
-        return index if self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
+        return int(rows) if not rows.ndim and self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
 
     def _stamp(self, rows: torch.Tensor) -> None:
         if self._storage.generations is not None:

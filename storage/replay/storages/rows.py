@@ -205,36 +205,24 @@ def written_rows(cursor: Any, filled: int, given: int) -> Any:
     return rows
 
 
-def check_no_gap(cursor: Any, filled: int) -> None:
-    """Raise SchemaError where rows that were never written would lie between those there are and those to be written."""
+def numbers_of(cursor: Any, capacity: int) -> range | torch.Tensor:
+    """The rows along the first dimension that `written_rows` (or a tuple of numbers for each dimension) names, in its order."""
     if isinstance(cursor, slice):
-        first = cursor.start or 0
-        is_gap = first > filled or (cursor.step not in (None, 1) and cursor.stop > filled + 1)
-    else:
-        rows = torch.as_tensor(cursor)
-        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
-        beyond = rows[rows >= filled].unique() if rows.numel() else rows
+        return range(*cursor.indices(capacity))
+    rows = torch.as_tensor(cursor[0] if isinstance(cursor, tuple) else cursor)
+    return rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.reshape(-1)
+
+
+def check_no_gap(cursor: Any, rows: range | torch.Tensor, filled: int) -> None:
+    """Raise SchemaError where rows that were never written would lie between those there are and those to be written."""
+    if isinstance(rows, torch.Tensor):
+        beyond = rows[rows >= filled].unique()
         is_gap = len(beyond) > 0 and int(beyond[-1]) - filled + 1 > len(beyond)
+    else:
+        is_gap = (cursor.start or 0) > filled or (rows.step > 1 and cursor.stop > filled + 1)
     if is_gap:
         message = f"rows {cursor!s:.60} are not next to the {filled} that were written"
         raise SchemaError(message, hint="rows are written in order: extend() and add() take the next ones")
-
-
-def highest_row(cursor: Any, capacity: int) -> int:
-    if isinstance(cursor, slice):
-        return max(cursor.indices(capacity)[1] - 1, -1)
-    if isinstance(cursor, tuple):
-        cursor = cursor[0]
-    if isinstance(cursor, torch.Tensor) and cursor.dtype == torch.bool:
-        cursor = cursor.nonzero()[:, 0]
-    cursor = torch.as_tensor(cursor)
-    return int(cursor.max()) if cursor.numel() else -1
-
-
-def last_row(cursor: Any, capacity: int) -> int:
-    if isinstance(cursor, slice):
-        return range(*cursor.indices(capacity))[-1]
-    return int(torch.as_tensor(cursor).reshape(-1)[-1])
 
 
 def take_rows(data: Any, index: Any) -> Any:

@@ -35,9 +35,8 @@ from ..timeline import Key, entry_key
 from .rows import (
     Readable,
     check_no_gap,
-    highest_row,
     is_number,
-    last_row,
+    numbers_of,
     plain,
     readable_fields,
     take_rows,
@@ -301,17 +300,19 @@ class TensorStorage(Storage):
             shared_values(data)  # before there is memory for the first record's
             with torch.inference_mode(False):
                 self._allocate(tree_map(lambda leaf: leaf[0], data))
-        if not isinstance(cursor, tuple):
-            given = batch_shape(data, 1)[0]
+        in_order = not isinstance(cursor, tuple)
+        given = batch_shape(data, 1)[0] if in_order else 0
+        if in_order:
             cursor = written_rows(cursor, self.filled, given)
             if self.ndim == 1 and isinstance(cursor, torch.Tensor) and cursor.ndim > 1:
                 cursor, data = self._in_one_dimension(cursor, data)
-            check_no_gap(cursor, self.filled)
-            if given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity:
-                raise RowIndexError(f"row {cursor.start} is beyond a storage of {self.capacity}")
-        rows = highest_row(cursor, self.capacity) + 1
-        if rows > self.capacity:
-            raise RowIndexError(f"row {rows - 1} is beyond a storage of {self.capacity}")
+        rows = numbers_of(cursor, self.capacity)
+        if in_order:
+            check_no_gap(cursor, rows, self.filled)
+        end = 1 + (int(rows.max()) if isinstance(rows, torch.Tensor) else rows[-1]) if len(rows) else 0
+        if end > self.capacity or (given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity):
+            beyond = cursor.start if isinstance(cursor, slice) else end - 1
+            raise RowIndexError(f"row {beyond} is beyond a storage of {self.capacity}")
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         missing: list[Any] = []
         data = self._copied_if_own(data)
@@ -321,7 +322,7 @@ class TensorStorage(Storage):
             self._check_other_values(data, new, missing if set_cursor else [])
             if new:
                 pairs += self._add_leaves(data, new, self.ndim if lead is None else lead)
-        self._reserve(rows)
+        self._reserve(end)
         try:
             self._write(cursor, pairs, data)
         except RuntimeError as error:  # of the first leaf: nothing was written
@@ -330,9 +331,9 @@ class TensorStorage(Storage):
             self._warn_once(f"records come without {', '.join(map(path_of, missing))}: zeros are stored")
             for key in missing:
                 self._data.get(key)[cursor] = 0
-        self._count[FILLED] = max(self.filled, rows)
+        self._count[FILLED] = max(self.filled, end)
         if set_cursor:
-            self._count[NEWEST] = last_row(cursor, self.capacity)
+            self._count[NEWEST] = int(rows[-1])
         self._count[VERSION] += 2
 
     def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:

@@ -287,3 +287,13 @@ def test_leaves_of_lists():
     buffer.extend(records)
     with pytest.raises(UsageError, match="your own"):
         buffer.set_at_("a", 0, [1])
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_slice_that_ends_behind_the_last_record_adds_none(storage):
+    """``[0:6:2]`` of five records is 0, 2 and 4: a sixth was there afterwards, with whatever was in memory."""
+    buffer = ReplayBuffer(storage=storage(10))
+    records = TensorDict({"value": torch.arange(8)}, [8])
+    buffer.extend(records[:5])
+    buffer[0:6:2] = records[5:]
+    assert buffer[:]["value"].tolist() == [5, 1, 6, 3, 7]
