@@ -7,7 +7,7 @@ Reading order:
    `prefetch` (batches made ahead of time in threads), `transforms`.
 3. `storages`: where records are kept; `writers`: which row a new record goes to.
 4. `tensordict_buffer`, `hindsight` (goals) and `ensemble` (several buffers as one).
-5. `checkpoint`, `saving` and `saving`: saving; `loading`: from options to a buffer over a dataset;
+5. `checkpoint` and `saving`: buffers and their parts in files; `loading`: from options to a buffer over a dataset;
    `iterable`: data loaders; `overrides`: methods of users' subclasses; `locks`: between processes, and when one forks.
 6. `online`: what training online adds.
 """

@@ -1,8 +1,8 @@
 """How a batch is made: drawn, read, finished; in order, and ahead of time with ``prefetch``.
 
-    draw       which steps, under the buffer's lock                      `BatchOrder`
-    read       small leaves of several batches, then the large ones      `batches`
-    finish     collation, transforms, pinned memory, device
+    draw       which steps                                               `BatchOrder.take`, under the buffer's lock
+    read       small leaves of several batches, then the large ones      a reader of `batches`, see `Pipeline.read`
+    finish     collation, transforms, pinned memory, device              `Pipeline._make`, without the lock
 
 Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`). Functions of
 the user (``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they use again for the next
