@@ -127,8 +127,8 @@ class BatchOrder:
         self.batches = 0  # drawn so far
         self.version = 0  # that of the storage when the last batch taken was drawn
         self._ahead = 1
-        #: Whether draws can be taken back; keeping the states costs time, and without them nothing is drawn ahead.
-        self.keep_states = sampler.ahead
+        #: Whether draws can be taken back: keeping the states costs time, and is for what is drawn ahead.
+        self._keeps_states = sampler.ahead or spec.prefetch > 0
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> Prepared:
         """The next batch of this size; up to ``limit`` are prepared together."""
@@ -147,7 +147,7 @@ class BatchOrder:
     def take_parts(self, size: int, count: int) -> list[list[Draw]]:
         """The draws of the next ``count`` batches of this size; where a pass ends within one, draws of the next pass follow."""
         self.rewind()
-        before = self._current() if self.keep_states else None
+        before = self._current() if self._keeps_states else None
         parts: list[list[Draw]] = []
         try:
             for _ in range(count):
@@ -181,7 +181,7 @@ class BatchOrder:
         before = self.batches
         try:
             for _ in range(count):
-                states.append(self._current() if self.keep_states else None)
+                states.append(self._current() if self._keeps_states else None)
                 draw = draw_batch(self.sampler, self.storage, batch_size, self.generator)
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
@@ -493,29 +493,22 @@ class Pipeline:
             last = self._submit(queue, size)
 
     def _submit(self, queue: Prefetcher[Prepared], size: int) -> Prepared:
-        order, read = self.order, self.read
-        version, order.keep_states = self.storage.version, True
-        if self.storage.is_shared:
-            with self._changes_noticed(version):
-                prepared = self._take(size)
-            read = partial(self._read_unchanged, order.version)
-        else:
+        read = self.read
+        with self._changes_noticed(self.storage.version):
             prepared = self._take(size)
-        order.keep_states = order.sampler.ahead
-        collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
-        finish: Callable[[Any], Any] = partial(self._finish, prepared)
-        if self.runs_own_code:
+        if self.storage.is_shared:
+            read = partial(self._read_unchanged, self.order.version)
+        if reads_by_get(self.storage):
             read = partial(self._read_alone, read)
-            finish = partial(self._finish, prepared, copied=True)
-            if self._collates_by_own_code:
-                collate, finish = None, partial(self._collate_and_finish, prepared)
+        collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
+        finish: Callable[[Any], Any] = partial(self._finish, prepared, copied=self.runs_own_code)
+        if self._collates_by_own_code:
+            collate, finish = None, partial(self._collate_and_finish, prepared)
         queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
         return prepared
 
     def _read_alone(self, read: Callable[[Prepared], Any], prepared: Prepared) -> Any:
-        """What ``read`` returns; by a user's ``get`` for one batch at a time, and copied."""
-        if not reads_by_get(self.storage):
-            return read(prepared)
+        """What ``read`` returns by a user's ``get``, for one batch at a time, and copied."""
         with self._own_get:
             return copy_of(read(prepared))
 
