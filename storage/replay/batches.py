@@ -206,9 +206,7 @@ class RecordReader:
         return 1
 
     def prepare(self, draws: Sequence[Draw]) -> list[Prepared]:
-        drawn = [(draw, draw.indices()) for draw in draws]
-        rows = [places if draw.timeline is None else draw.timeline.rows(places) for draw, places in drawn]
-        return [Prepared(draw, index, {}) for draw, index in zip(draws, rows)]
+        return [Prepared(draw, draw.rows(), {}) for draw in draws]
 
     def complete(self, prepared: Prepared) -> Any:
         return self.storage.get(self.storage.coordinates(prepared.index))

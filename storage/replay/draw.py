@@ -89,6 +89,10 @@ class Draw:
             return (self.start[:, None] + torch.minimum(offsets, self.lengths[:, None] - 1)).reshape(-1)
         return (self.start[:, None] + offsets)[offsets < self.lengths[:, None]]
 
+    def rows(self) -> torch.Tensor:
+        """The storage rows of all steps drawn, in order; int64 ``[steps]``."""
+        return self.indices() if self.timeline is None else self.timeline.rows(self.indices())
+
     def ends(self) -> torch.Tensor:
         """Where in ``indices`` the last step of every piece is, int64 ``[n]``."""
         if self.lengths is None:

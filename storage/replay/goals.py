@@ -114,8 +114,7 @@ class GoalRelabeling:
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``, int64 ``[1 + mixtures, n]``: the steps drawn, and those of their goals."""
-        places = draw.indices()
-        steps = places if draw.timeline is None else draw.timeline.rows(places)
+        steps = draw.rows()
         timeline = storage.timeline(self.edges)
         last = timeline.extent_of(timeline.episode_of(steps))[1] - 1
         chosen = [goals.draw(steps, last, len(storage), generator) for goals in self._mixtures.values()]

@@ -62,12 +62,12 @@ class HindsightRelabeling:
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``: for each of the first steps the row that its goal is taken from, int64 ``[n]``."""
-        places = draw.indices()[: int(draw.steps * self.ratio)]
+        rows = draw.rows()[: int(draw.steps * self.ratio)]
         if self.strategy is HindsightStrategy.RANDOM:
-            draw.goals = torch.randint(len(storage), (len(places),), generator=generator)
+            draw.goals = torch.randint(len(storage), (len(rows),), generator=generator)
             return
         timeline = self._timeline(storage)
-        position = timeline.positions(places if draw.timeline is None else draw.timeline.rows(places))
+        position = timeline.positions(rows)
         episode = timeline.episode_of(position)
         low, high = timeline.extent_of(episode)
         if self.strategy is HindsightStrategy.FINAL:
@@ -75,7 +75,7 @@ class HindsightRelabeling:
         else:
             first = position if self.strategy is HindsightStrategy.FUTURE else low
             # One float64 each instead of one bounded integer: the bias is below 2^-53 times the length of the episode.
-            share = torch.rand(len(places), dtype=torch.float64, generator=generator)
+            share = torch.rand(len(rows), dtype=torch.float64, generator=generator)
             chosen = first + (share * (high - first)).long()
         draw.goals = timeline.rows(chosen)
 

@@ -65,11 +65,9 @@ class TED2Flat(_FlatHook):
         done = data.get(self.done_key, None)
         if done is None:
             raise SchemaError(f"the data have no {'/'.join(self.done_key)}: they are not TED")
-        ends = ordered(done.reshape(data.batch_size)).clone()
-        newest = length - 1 if full else shift - 1
-        ends.view(width, length)[:, newest] = True
-        place = torch.arange(len(ends)) + ends.cumsum(0) - ends.long()  # where each root row goes
-        rows = len(ends) + int(ends.sum())
+        ends, place, rows = _flat_places(
+            ordered(done.reshape(data.batch_size)), width, length - 1 if full else shift - 1
+        )
         own = self.done_keys | self.reward_keys
         after = {as_key(key): leaf for key, leaf in data.get("next").items(True, True)}
         roots = {as_key(key): leaf for key, leaf in data.exclude("next").items(True, True)}
@@ -93,6 +91,17 @@ class TED2Flat(_FlatHook):
                 value = ordered(roots[key]).contiguous()
             out.set(key, value)
         return out if path is None else write_files(Path(path), out)
+
+
+def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Where trajectories end, the flattened row of each root, and how many rows there are; ``done`` is in the order of time.
+
+    The newest step of each of ``width`` columns ends a trajectory.
+    """
+    ends = done.clone()
+    ends.view(width, -1)[:, newest] = True
+    place = torch.arange(len(ends)) + ends.cumsum(0) - ends.long()
+    return ends, place, len(ends) + int(ends.sum())
 
 
 def _check_successors(
@@ -129,10 +138,7 @@ class Flat2TED(_FlatHook):
         done = data.get(self.done_key, None)
         if done is None or done.numel() != steps:
             raise DamagedDatasetError(f"{'/'.join(self.done_key)} does not have one flag for each of {steps} rows")
-        ends = done.reshape(-1).clone()
-        ends.view(width, length)[:, length - 1 if full else shift - 1] = True
-        place = torch.arange(steps) + ends.cumsum(0) - ends.long()
-        rows = steps + int(ends.sum())
+        _, place, rows = _flat_places(done.reshape(-1), width, length - 1 if full else shift - 1)
 
         def stored(leaf: torch.Tensor) -> torch.Tensor:
             """From the order of time to that of rows."""

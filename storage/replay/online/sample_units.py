@@ -211,8 +211,7 @@ def _expand(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
     if draw.marks is not None or draw.length > 1:
         message = f"a {type(unit).__name__} expands single records, and the sampler draws slices"
         raise UsageError(message, hint="leave out slices, or the sample_unit")
-    start = draw.start if draw.timeline is None else draw.timeline.rows(draw.start)
-    index, info = unit.expand(storage.coordinates(start), dict(draw.info), storage)
+    index, info = unit.expand(storage.coordinates(draw.rows()), dict(draw.info), storage)
     rows = rows_of(index, storage, f"the index that {type(unit).__name__}.expand returned")
     each = {
         name: value.clone()

@@ -349,8 +349,7 @@ def is_known(sampler: Sampler) -> bool:
 
 def _by_row(draw: Draw, storage: Storage) -> tuple[Any, dict[Any, Any]]:
     """What `sample` returns of a draw: rows, and what is known of them, slice flags included."""
-    places = draw.indices()
-    rows = places if draw.timeline is None else draw.timeline.rows(places)
+    rows = draw.rows()
 
     def column(key: Key) -> torch.Tensor | None:
         values = storage.column_as_read(key)
