@@ -27,7 +27,8 @@ from ...storage.durable import allocate, is_full, system_error
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
-from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, path_of, shared_values
+from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, shared_values
+from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter

@@ -37,8 +37,8 @@ from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices, slice_flags
 from .storages.rows import DistinctRows, Readable, by_position
-from .storages.storage import Storage
-from .timeline import Edges, Timeline, as_key, entry_key
+from .storages.storage import Storage, rows_as_index
+from .timeline import Edges, Timeline, entry_key, path_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class KeyWindows:
             raise UsageError(f"windows give a first and a last offset for each key, not {windows!r}", hint=_WINDOWS)
         offsets: dict[str, tuple[int, int]] = {}
         for key, given in windows.items():
-            path = "/".join(as_key(key))
+            path = path_of(key)
             pair = tuple(given) if isinstance(given, (tuple, list)) else (given,)
             is_whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair]
             if len(pair) != 2 or not all(is_whole) or pair[0] > pair[1]:
@@ -213,7 +213,7 @@ class RecordReader:
 
     def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
         tail = tuple(batch.batch_size[1:])
-        batch.set("index", expand_to_records(_index_of(self.storage, prepared), tail))
+        batch.set("index", expand_to_records(rows_as_index(self.storage, prepared.index), tail))
         for name, value in prepared.draw.info.items():
             batch.set(name, expand_to_records(value, tail))
         for key, value in slice_flags(prepared.draw, lambda key: batch.get(entry_key(key), None), tail).items():
@@ -321,7 +321,7 @@ class BatchReader:
             self._read_stacks(places, columns)
         if self._with_info:
             for key, value in together.info.items():
-                columns["/".join(as_key(key))] = expand_to_records(value, self._tail)
+                columns[path_of(key)] = expand_to_records(value, self._tail)
             mark_slices(together, columns, self._tail)
         state_rows = self._state_rows(together, index, places) if self._states else None
         return Prepared(together, index, columns, places if self._places_late else None, state_rows)
@@ -391,7 +391,7 @@ class BatchReader:
     def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
         """Put what the sampler knows into a batch, as far as it is not there since it was read."""
         if self.storage.ndim > 1:
-            index = _index_of(self.storage, prepared)
+            index = rows_as_index(self.storage, prepared.index)
             batch.set("index", expand_to_records(index, tuple(batch.batch_size[1:])))
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
@@ -495,12 +495,6 @@ class BatchReader:
             found = rows.take(flat - is_final.long())
             found[is_final] = successors.take(flat[is_final] - 1)
         return found.view(*within.shape, *rows.leaf.shape)
-
-
-def _index_of(storage: Storage, prepared: Prepared) -> torch.Tensor:
-    """The rows of a batch, ``[N]``, or ``[N, ndim]`` of a storage of more dimensions."""
-    rows = storage.coordinates(prepared.index)
-    return torch.stack(rows, -1) if isinstance(rows, tuple) else rows
 
 
 def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:

@@ -36,7 +36,7 @@ from .draw import Draw
 from .storages.dataset_storage import DatasetStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of
-from .timeline import Edges, as_key, entry_key
+from .timeline import Edges, as_key, entry_key, path_of
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _take(dataset: Dataset, name: str, steps: torch.Tensor) -> torch.Tensor:
 
 def goal_leaves(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
     """The leaves that are a goal, with their keys below it."""
-    name = "/".join(as_key(goals.goal_key))
+    name = path_of(goals.goal_key)
     found = [one for one in dataset.rows if one == name or one.startswith(name + "/")]
     return {one: tuple(one[len(name) + 1 :].split("/")) if one != name else () for one in found}
 

@@ -18,7 +18,7 @@ from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, Unifo
 from .samplers.uniform import BlockSampler, RandomSampler, SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
-from .timeline import as_key
+from .timeline import path_of
 
 
 def load_buffer(
@@ -86,7 +86,7 @@ def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -
     """The stored leaves that batches are made of; None for all."""
     if not isinstance(windows, Mapping):
         return None if keys is None else [name for name in keys if name in dataset.rows]
-    roots = {"/".join(as_key(key)).removeprefix("next/") for key in windows}
+    roots = {path_of(key).removeprefix("next/") for key in windows}
     return [name for name in dataset.rows if name.removeprefix("next/") in roots]
 
 

@@ -44,7 +44,7 @@ from .samplers.sampler import Sampler, draw_batch, fills_up, is_known
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
-from .timeline import as_key, entry_key
+from .timeline import entry_key, path_of
 from .transforms import Transforms
 
 Prepare = Callable[[Sequence[Draw]], list[Prepared]]
@@ -331,7 +331,7 @@ class Pipeline:
         prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
         columns = reader.columns(prepared)
         if not self.spec.info_in_batch:
-            columns |= {"/".join(as_key(key)): value for key, value in prepared.draw.info.items()}
+            columns |= {path_of(key): value for key, value in prepared.draw.info.items()}
             mark_slices(prepared.draw, columns)
         columns["index"] = prepared.index
         return columns, [sum(draw.steps for draw in part) for part in parts]

@@ -15,7 +15,7 @@ from ..keywords import with_options
 from .arguments import BufferOptions, PrioritizedOptions, ReadOptions, resolve_storage
 from .buffer import ReplayBuffer
 from .samplers.prioritized import PrioritizedSampler
-from .storages.storage import is_key, read_records
+from .storages.storage import is_key, read_records, rows_as_index
 from .storages.trees import as_list, stack, stack_records
 from .timeline import as_key, entry_key
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
@@ -109,8 +109,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 return
             priority = found
         # Records of which there was no room for all: the last one written to a row is the one there.
-        places = self._storage.coordinates(rows)
-        self.update_priority(torch.stack(places, -1) if isinstance(places, tuple) else places, priority)
+        self.update_priority(rows_as_index(self._storage, rows), priority)
 
     def _priority_leaf(self, data: TensorDictBase) -> Any:
         """What the data have under ``priority_key``, None where they have nothing."""

@@ -49,6 +49,11 @@ def as_key(key: str | Sequence[str]) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
+def path_of(key: str | Sequence[str]) -> str:
+    """A key as text."""
+    return "/".join(as_key(key))
+
+
 def entry_key(key: Key) -> Any:
     """A key as a TensorDict takes it: a single name as a string, which is the quickest form of it."""
     return key if len(key) > 1 else key[0]

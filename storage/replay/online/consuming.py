@@ -13,10 +13,10 @@ import torch
 
 from ....errors import ArgumentTypeError, SamplingError, UsageError, reason
 from ..draw import Draw
-from ..samplers.sampler import Sampler, Use, require_records
+from ..samplers.sampler import Sampler, Use
 from ..samplers.uniform import RandomSampler
 from ..storages.list_storage import ListStorage
-from ..storages.storage import Storage
+from ..storages.storage import Storage, require_records
 from ..storages.tensor_storage import TensorStorage
 from ..writers import count_records
 

@@ -25,7 +25,7 @@ from ....errors import ArgumentTypeError, SamplingError, UsageError
 from ...keywords import whole_number
 from ..draw import Draw
 from ..samplers.sampler import rows_of
-from ..storages.storage import Storage
+from ..storages.storage import Storage, require_records, rows_as_index
 from ..timeline import DONE, Edges, Timeline, as_key
 from ..writers import reduce
 
@@ -158,7 +158,7 @@ class Sequence(SampleUnit):
         anchors, place = torch.unique(rows, return_inverse=True)
         largest = torch.zeros(len(anchors), dtype=values.dtype)
         largest = largest.scatter_reduce(0, place, values, "amax", include_self=False)
-        return anchors if storage.ndim == 1 else torch.stack(tuple(storage.coordinates(anchors)), -1), largest
+        return rows_as_index(storage, anchors), largest
 
     def _repeat(self, value: Any) -> Any:
         """A value of each anchor for all its records; other values as they are."""
@@ -168,8 +168,7 @@ class Sequence(SampleUnit):
     def _timeline(self, storage: Storage) -> Timeline:
         if self.done_key is not None and self.episode_boundary != "include_reset":
             return storage.timeline(self._edges)
-        if not len(storage):
-            raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+        require_records(storage)
         starts = torch.arange(storage.width + 1) * storage.filled
         return Timeline(starts, storage.filled, storage.width, storage.oldest)
 

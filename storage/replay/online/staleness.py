@@ -13,8 +13,8 @@ import torch
 
 from ....errors import SamplingError, UnknownKeyError, UsageError
 from ..draw import Draw
-from ..samplers.sampler import Sampler, require_records
-from ..storages.storage import Storage
+from ..samplers.sampler import Sampler
+from ..storages.storage import Storage, require_records
 from ..timeline import as_key
 
 

@@ -30,7 +30,7 @@ from ...dataset import Dataset
 from ..storages.dataset_storage import DatasetStorage
 from ..storages.storage import Storage
 from ..storages.trees import stack_records
-from ..timeline import ColumnOf, Edges, Key, Timeline, as_key
+from ..timeline import ColumnOf, Edges, Key, Timeline, as_key, path_of
 from ..transforms import Transforms
 
 _IDS: tuple[Key, ...] = (("collector", "traj_ids"), ("traj_ids",), ("episode",))
@@ -86,7 +86,7 @@ def _attribute(self: Any, name: str) -> Any:
     except AttributeError:
         value = None if name.startswith("_") else self.get(name)
         if value is None:
-            keys = sorted("/".join(as_key(key)) for key in self.data.keys(True, True))
+            keys = sorted(path_of(key) for key in self.data.keys(True, True))
             raise AttributeError(f"the trajectory has no entry '{name}'; there are {', '.join(keys)}") from None
         return value
 
@@ -374,7 +374,7 @@ class _Episode:
         return torch.tensor(self._total, dtype=torch.float64)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        names = ["/".join(as_key(key))]
+        names = [path_of(key)]
         if isinstance(key, str):
             names.append(f"next/{key}")
         for name in names:

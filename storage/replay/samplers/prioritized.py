@@ -30,10 +30,10 @@ from ...keywords import whole_number, with_options
 from ..draw import Draw
 from ..overrides import is_overridden
 from ..storages.rows import whole_numbers
-from ..storages.storage import Storage
+from ..storages.storage import Storage, require_records
 from ..timeline import Timeline
 from ..writers import REDUCTIONS
-from .sampler import Sampler, require_records
+from .sampler import Sampler
 from .slices import EpisodePool, SliceOptions, SliceSampler
 from .sum_tree import SumTree, full
 

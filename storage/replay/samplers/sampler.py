@@ -242,14 +242,6 @@ class Sampler(metaclass=_Replacement):
 _HARMLESS = frozenset(("__init__", "__repr__", "__str__"))
 
 
-def require_records(storage: Storage) -> int:
-    """The storage's length. Raises SamplingError when there is nothing in it."""
-    size = len(storage)
-    if not size:
-        raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
-    return size
-
-
 _METADATA_BYTES = 1 << 20
 
 

@@ -22,9 +22,9 @@ from ....errors import SamplingError, UsageError
 from ...keywords import whole_number, with_options
 from ...row_index import runs_of
 from ..draw import Draw, SliceMarks
-from ..storages.storage import Storage
+from ..storages.storage import Storage, require_records
 from ..timeline import Edges, Timeline, as_key
-from .sampler import Sampler, require_records
+from .sampler import Sampler
 from .uniform import SamplerWithoutReplacement
 
 UniformOver = Literal["trajectories", "transitions"]

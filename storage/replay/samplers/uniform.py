@@ -38,8 +38,8 @@ import torch
 
 from ....errors import SamplingError, UsageError
 from ..draw import Draw
-from ..storages.storage import Storage
-from .sampler import Sampler, require_records
+from ..storages.storage import Storage, require_records
+from .sampler import Sampler
 
 ROUNDS = 6
 #: The most elements that are sorted. Beyond it pairs of places, fixed points and neighbours are distributed as they should be

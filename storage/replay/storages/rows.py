@@ -18,8 +18,7 @@ from ....errors import RowIndexError, SamplingError, SchemaError, reason
 from ...codecs import PLAIN
 from ...memory_map import in_numpy, widest_word
 from ...row_index import lookup, numbers_or_mask
-from ..timeline import Timeline, as_key
-from .trees import path_of
+from ..timeline import Timeline, as_key, path_of
 
 
 @dataclass(frozen=True)

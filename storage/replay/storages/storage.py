@@ -203,8 +203,7 @@ class Storage(Saved):
         known = self._timelines.get(edges)
         if known is not None and known[0] == self.contents_version:
             return known[1]
-        if not len(self):
-            raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+        require_records(self)
         version = self.contents_version
         timeline = edges.timeline(self.column_as_read, self.filled, self.width, self.oldest)
         self._timelines[edges] = (version, timeline)
@@ -301,11 +300,25 @@ class Storage(Saved):
 # -- access by index ---------------------------------------------------------------------------------------------------
 
 
+def require_records(storage: Storage) -> int:
+    """The storage's length. Raises SamplingError when there is nothing in it."""
+    size = len(storage)
+    if not size:
+        raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
+    return size
+
+
 def is_key(index: Any) -> bool:
     """Whether an index names a leaf, rather than records."""
     if isinstance(index, tuple):
         return bool(index) and all(isinstance(name, str) for name in index)
     return isinstance(index, str)
+
+
+def rows_as_index(storage: Storage, rows: torch.Tensor) -> torch.Tensor:
+    """Flat rows as batches have them under ``index``: ``[N]``, or ``[N, ndim]`` for storages of more dimensions."""
+    index = storage.coordinates(rows)
+    return torch.stack(index, -1) if isinstance(index, tuple) else index
 
 
 def read_records(storage: Storage, index: Any, dim: int) -> Any:

@@ -31,7 +31,7 @@ from ...row_index import of_one_dimension, row_index
 from ..devices import check_device
 from ..locks import ProcessLock
 from ..saving import read_contents, reading, write_contents, write_files, write_metadata
-from ..timeline import Key, entry_key
+from ..timeline import Key, entry_key, path_of
 from .rows import (
     Readable,
     check_no_gap,
@@ -58,7 +58,6 @@ from .trees import (
     listed_values,
     pair_leaves,
     partial_keys,
-    path_of,
     plain_pairs,
     repeat_values,
     share_memory,

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from ....errors import DiskSpaceError, SchemaError
 from ...durable import is_full, system_error
-from ..timeline import as_key
+from ..timeline import as_key, path_of
 
 
 def tree_map(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
@@ -279,11 +279,6 @@ def batch_shape(data: Any, ndim: int) -> torch.Size:
     if len(shape) < ndim:
         raise SchemaError(f"data with batch {tuple(shape)} have fewer than {ndim} dimensions")
     return torch.Size(shape[:ndim])
-
-
-def path_of(key: Any) -> str:
-    """A key as text."""
-    return "/".join(as_key(key))
 
 
 def _keys(data: Any) -> set[Any]:
