@@ -273,22 +273,14 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     if buffer._save_hooks and not isinstance(storage, TensorStorage):
         raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
     with storage.read_lock:  # other processes may write: the rows, and where the next one goes, are of one moment
-        if isinstance(storage, TensorStorage):
-            storage.dumps(folder.path / "storage", buffer._save_hooks)
-        else:
-            storage.dumps(folder.path / "storage")
+        storage.dumps(folder.path / "storage", *([buffer._save_hooks] if buffer._save_hooks else []))
         writer.dumps(folder.path / "writer")
         newest = storage.newest
-    if is_overridden(buffer.sampler, "dumps"):
-        buffer.sampler.dumps(folder.path / "sampler")
-    else:
-        write_state(folder.path / "sampler", buffer.sampler.state_dict())
-    state: OrderState = buffer._pipeline.state()
-    write_state(
-        folder.path / "position",
-        {"generator": state.generator, "sampler": _plain(state.sampler), "batches": state.batches},
-    )
-    write_state(folder.path / "transforms", buffer.transform.state_dict())
+    buffer.sampler.dumps(folder.path / "sampler")
+    order: OrderState = buffer._pipeline.state()
+    sampler = list(order.sampler) if isinstance(order.sampler, tuple) else order.sampler
+    folder.tensors("position", {"generator": order.generator, "sampler": sampler, "batches": order.batches})
+    folder.tensors("transforms", buffer.transform.state_dict())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
     folder.json("buffer_metadata.json", metadata)
@@ -302,10 +294,6 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
             "hooks": [type(hook).__name__ for hook in buffer._save_hooks],
         },
     )
-
-
-def _plain(position: Any) -> Any:
-    return list(position) if isinstance(position, tuple) else position
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
