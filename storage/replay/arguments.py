@@ -20,7 +20,6 @@ from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from ..keywords import whole_number
 from .samplers.sampler import Sampler, Use
-from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -30,17 +29,22 @@ Part = TypeVar("Part", Storage, Sampler, Writer)
 
 
 def resolve_storage(given: Any) -> Storage:
-    """A storage: as given, made by a function, or that of a dataset. Raises UsageError for anything else."""
-    if given is None:
-        return ListStorage(1000)
+    """A storage: as `resolve` has it, or that of a dataset. Raises UsageError for anything else."""
     if isinstance(given, (Dataset, str, os.PathLike)):
         return DatasetStorage(given)
-    return instance(given, Storage, "LazyTensorStorage(1_000_000), or the path of a dataset")
+    example = "LazyTensorStorage(1_000_000), or the path of a dataset"
+    return resolve(given, Storage, lambda: ListStorage(1000), example)
 
 
-def resolve_sampler(given: Any) -> Sampler:
-    """A sampler: as given, made by a function, or the default. Raises UsageError for anything else."""
-    return RandomSampler() if given is None else instance(given, Sampler, "SliceSampler(slice_len=32)")
+def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: str) -> Part:
+    """A part of this kind: as given, made by a class or function, or the default. Raises UsageError for anything else."""
+    if given is None:
+        return default()
+    made = given() if callable(given) and not isinstance(given, kind) else given
+    if not isinstance(made, kind):
+        message = f"a {kind.__name__.lower()} is wanted, not a {type(made).__name__}"
+        raise UsageError(message, hint=f"for example {example}")
+    return made
 
 
 def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
@@ -51,20 +55,6 @@ def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) ->
         )
         raise UsageError(message, hint="wait until it is complete, or sample with replacement")
     sampler._check_parts(storage, writer, use)
-
-
-def resolve_writer(given: Any, default: Callable[[], Writer]) -> Writer:
-    """A writer: as given, made by a function, or the default. Raises UsageError for anything else."""
-    return default() if given is None else instance(given, Writer, "RoundRobinWriter()")
-
-
-def instance(part: Any, kind: type[Part], example: str) -> Part:
-    """An instance of its kind, given as such or by a class or function. Raises UsageError for anything else."""
-    made = part() if callable(part) and not isinstance(part, kind) else part
-    if not isinstance(made, kind):
-        message = f"a {kind.__name__.lower()} is wanted, not a {type(made).__name__}"
-        raise UsageError(message, hint=f"for example {example}")
-    return made
 
 
 def check_frame_stack(frame_stack: Any) -> int:

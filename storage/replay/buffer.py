@@ -37,9 +37,8 @@ from .arguments import (
     check_seed,
     make_generator,
     rank_seed,
-    resolve_sampler,
+    resolve,
     resolve_storage,
-    resolve_writer,
 )
 from .batches import KeyWindows, NStep
 from .devices import check_device
@@ -53,6 +52,7 @@ from .overrides import check_part, is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, OrderState, Pipeline, RowsChangedError
 from .prefetch import wait_for
 from .samplers.sampler import Sampler, Use
+from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage, is_key, read_column, read_records, write_leaf, write_records
@@ -221,12 +221,12 @@ class ReplayBuffer:
         """Make the parts of what the constructor was given; ``one_ahead``: prefetch a batch if the sampler can."""
         self._unmade = None
         self._storage = resolve_storage(storage)
-        self._sampler = resolve_sampler(sampler)
+        self._sampler = resolve(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
         if consume_after is not None:
             self._sampler = consuming_sampler(self._sampler, consume_after)
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer = resolve_writer(writer, self._default_writer)
+        self._writer = resolve(writer, Writer, self._default_writer, "RoundRobinWriter()")
         self._check_parts(self._sampler, self._storage, self._writer)
         check_part(self)
         self._writer.register_storage(self._storage)
