@@ -298,6 +298,27 @@ def test_rows_that_another_process_writes_while_a_batch_is_read(tmp_path, prefet
     buffer.close()
 
 
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_rows_that_another_process_writes_while_a_batch_is_drawn_ahead(tmp_path, prefetch):
+    """An error of a draw from rows that changed meanwhile is nobody's: the batch is drawn again."""
+    torn = itertools.cycle([True, True, False])
+
+    class Racing(RandomSampler):
+        def draw(self, storage, batch_size, generator):
+            if next(torn) and not storage._write_lock.depth:
+                other.extend(records(0)[:7])
+                raise SamplingError("the episodes of these rows are gone")
+            return super().draw(storage, batch_size, generator)
+
+    storage = LazyMemmapStorage(40, scratch_dir=tmp_path)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=16, prefetch=prefetch, sampler=Racing())
+    buffer.extend(records(0))
+    other = other_process(tmp_path)
+    for _ in range(9):
+        assert whole(buffer.sample())
+    buffer.close()
+
+
 def test_a_writer_that_was_killed_blocks_nobody(tmp_path):
     """It leaves the number odd that says that rows are written."""
     storage = LazyMemmapStorage(40, scratch_dir=tmp_path)
