@@ -284,7 +284,7 @@ class Pipeline:
         self._queue: Prefetcher[Prepared] | None = None
         self._pace = Pace(spec.prefetch)
         self._known: tuple[Any, int, BatchReader | RecordReader] | None = None
-        self._get: Any = None  # that of the storage's class then
+        self._get: Any = None  # that of the storage's class then, if it is not a user's
         self._own_get = threading.RLock()
 
     def begin(self, size: int, ahead: bool) -> Callable[[], Sample]:
@@ -359,8 +359,7 @@ class Pipeline:
             return prepared, self.read(prepared)
 
         prepared, records = self.storage.read_whole(read)
-        batch, _ = self._finish(prepared, self._collate(prepared, records))
-        return record_stream(batch, self.spec.device)
+        return self._make(prepared, records)[0]
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -407,7 +406,7 @@ class Pipeline:
         reader: BatchReader | RecordReader = RecordReader(storage)
         if by_leaf and not own_get:
             reader = BatchReader(storage, spec, with_info=spec.info_in_batch)
-        self._known, self._get = (fields, storage.version, reader), type(storage).get
+        self._known, self._get = (fields, storage.version, reader), None if own_get else type(storage).get
         return reader
 
     # -- reading and finishing ---------------------------------------------------------------------------------------
