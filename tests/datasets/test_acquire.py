@@ -23,10 +23,12 @@ import psutil
 import pytest
 import servers
 from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_black, write_run
+from rbdata.datasets import acquire
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
+from rbdata.datasets.sources.source import Source
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
@@ -632,6 +634,19 @@ def test_damaged_manifest(mirror, tmp_path):
         get(mirror, tmp_path / "root")
     assert "--force" in caught.value.hint
     assert get(mirror, tmp_path / "root", force=True).action == "written"
+
+
+@pytest.mark.parametrize("keep_raw", [False, True])
+def test_what_another_process_finished_meanwhile_is_compared_with_the_request(keep_raw, mirror, tmp_path, monkeypatch):
+    get(mirror, tmp_path / "root")
+    monkeypatch.setattr(acquire, "find_existing", lambda *_: None)  # it was not there at first
+
+    def another(self, manifest, options):
+        raise DatasetExistsError("made from other data")
+
+    monkeypatch.setattr(Source, "check_existing", another)
+    with pytest.raises(DatasetExistsError, match="other data"):
+        get(mirror, tmp_path / "root", keep_raw=keep_raw)
 
 
 def test_convert_of_what_is_no_run(tmp_path):
