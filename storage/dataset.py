@@ -371,7 +371,7 @@ class Dataset:
             return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64), keys)
         stop = max(start, stop)
         every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
-        return nest(dict(_copies(self, start, stop, every)), (stop - start,))
+        return nest(dict(read_columns(self, start, stop, every, copy=True)), (stop - start,))
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
         """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
@@ -385,7 +385,7 @@ class Dataset:
             if below:
                 return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
-        ((_, rows),) = _copies(self, 0, len(self), [name])
+        ((_, rows),) = read_columns(self, 0, len(self), [name], copy=True)
         return rows
 
     def _names(self, keys: Iterable[str] | None) -> list[str]:
@@ -407,28 +407,28 @@ class Dataset:
         return index
 
 
-def read_columns(dataset: Dataset, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def read_columns(
+    dataset: Dataset, start: int, stop: int, keys: Iterable[str], *, copy: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
     """TED keys and the rows ``[stop - start, ...]`` of steps ``start..stop-1``. A state leaf has two keys, which share a read
-    where one follows the other. The rows of step leaves may be views of what all readers of this process map."""
-    held, states, local = "", torch.empty(0), torch.empty(0, dtype=torch.int64)
+    where one follows the other. Without ``copy``, the rows of step leaves may be views of what all readers of this process map.
+    """
+    leaves = dataset.rows
+    held = ""
+    states: Any = None  # the state rows of leaf `held`, and where in them each step starts
+    local: Any = None
     for key in keys:
-        name = key if key in dataset.rows else key.removeprefix("next/")
-        rows = dataset.rows[name]
+        name = key if key in leaves else key.removeprefix("next/")
+        rows = leaves[name]
         if start == stop:
             yield key, rows.block(0, 0)
         elif rows.leaf.kind == "step":
-            yield key, rows.block(start, stop)
+            yield key, rows.block(start, stop).clone() if copy else rows.block(start, stop)
         else:
             if name != held:
                 numbers = dataset.state_numbers(start, stop)
                 states, local, held = rows.block(int(numbers[0]), int(numbers[-1]) + 2), numbers - numbers[0], name
             yield key, states.index_select(0, local + (name != key))
-
-
-def _copies(dataset: Dataset, start: int, stop: int, keys: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same, in memory that nothing else shares."""
-    for key, rows in read_columns(dataset, start, stop, keys):
-        yield key, rows.clone() if key in dataset.rows and dataset.rows[key].leaf.kind == "step" else rows
 
 
 def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
