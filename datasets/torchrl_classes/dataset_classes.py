@@ -186,6 +186,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     dataset_id: str
     split_trajs: bool
     _root: Path | None = None
+    #: What makes the leaves of its batches of those that are stored; None: they are the same.
+    _derive: ClassVar[Any] = None
 
     @property
     def root(self) -> Path | None:
@@ -257,7 +259,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         declared = {option.name for option in catalogue.load_source(self.source).options}
         wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
         path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
-        dataset = open_folder(path, derive=derive)
+        dataset = open_folder(path, derive=derive or self._derive)
         chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
         if sampler is None:
             if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
@@ -478,6 +480,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "minari"
+    _derive = staticmethod(add_episode)
 
     @with_options(MinariReplayOptions, *_ORIGINS)
     def __init__(
@@ -494,15 +497,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
             download, options["mirror"] = "force", str(local_root())
-        self._open(
-            dataset_id,
-            batch_size,
-            root=root,
-            download=download,
-            split_trajs=split_trajs,
-            derive=add_episode,
-            **options,
-        )
+        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -549,6 +544,15 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
         self._open(dataset_id, batch_size, root=root, download=download, **options)
 
 
+def _renamed(rows: Mapping[str, Rows], named: Callable[[str], str]) -> dict[str, Rows]:
+    names = {key: named(key) for key in rows}
+    return {name: rows[key] if name == key else rename(rows[key], name) for key, name in names.items()}
+
+
+def _table(dataset: Dataset) -> dict[str, Rows]:
+    return {"X": rename(dataset.rows["observation"], "X"), "y": rename(dataset.rows["action"], "y")}
+
+
 class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     """An OpenML table: ``adult_num``, ``adult_onehot``, ``mushroom_num``, ``mushroom_onehot``, ``covertype``, ``shuttle`` and
     ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
@@ -558,6 +562,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "openml"
+    _derive = staticmethod(_table)
 
     @with_options(OpenMLReplayOptions, *_ORIGINS)
     def __init__(
@@ -585,7 +590,6 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
             pin_memory=pin_memory,
             prefetch=prefetch,
             transform=transform,
-            derive=_table,
             **options,
         )
 
@@ -595,8 +599,16 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         return self.dataset["y"].max().item()
 
 
-def _table(dataset: Dataset) -> dict[str, Rows]:
-    return {"X": rename(dataset.rows["observation"], "X"), "y": rename(dataset.rows["action"], "y")}
+def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
+    """As TorchRL names them: what belongs to steps is at the top, unless something else has the name."""
+    rows = add_episode(dataset)
+    tops = {key.partition("/")[0] for key in rows}
+
+    def named(key: str) -> str:
+        name = key.removeprefix("info/")
+        return key if name.partition("/")[0] in tops else name
+
+    return _renamed(rows, named)
 
 
 class OpenXExperienceReplay(BaseDatasetExperienceReplay):
@@ -613,6 +625,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "openx"
+    _derive = staticmethod(_openx_leaves)
 
     @with_options(OpenXReplayOptions, *_ORIGINS)
     def __init__(
@@ -630,15 +643,8 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         self.download, self.streaming = download, streaming
         if pad:
             options["pad_output"] = True
-        self._open(
-            dataset_id,
-            batch_size,
-            root=root,
-            download=True if streaming or download is None else download,
-            split_trajs=split_trajs,
-            derive=_openx_leaves,
-            **options,
-        )
+        download = True if streaming or download is None else download
+        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
@@ -649,21 +655,11 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
             yield self[start : start + length]
 
 
-def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
-    """As TorchRL names them: what belongs to steps is at the top, unless something else has the name."""
-    rows = add_episode(dataset)
-    tops = {key.partition("/")[0] for key in rows}
-
+def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:
     def named(key: str) -> str:
-        name = key.removeprefix("info/")
-        return key if name.partition("/")[0] in tops else name
+        return "language_instruction" if key == "task" else key.replace("observation/images/", "observation/image/")
 
-    return _renamed(rows, named)
-
-
-def _renamed(rows: Mapping[str, Rows], named: Callable[[str], str]) -> dict[str, Rows]:
-    names = {key: named(key) for key in rows}
-    return {name: rows[key] if name == key else rename(rows[key], name) for key, name in names.items()}
+    return _renamed(add_episode(dataset), named)
 
 
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
@@ -679,6 +675,7 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "lerobot"
+    _derive = staticmethod(_lerobot_leaves)
 
     @with_options(LeRobotReplayOptions, *_ORIGINS)
     def __init__(
@@ -694,15 +691,7 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         **options: Unpack[LeRobotReplayOptions],
     ) -> None:
         self.repo_id = repo_id
-        self._open(
-            repo_id,
-            batch_size,
-            root=root,
-            download=download,
-            split_trajs=split_trajs,
-            derive=_lerobot_leaves,
-            **options,
-        )
+        self._open(repo_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
     @classmethod
     def from_columns(
@@ -787,11 +776,27 @@ def _column(values: Any) -> torch.Tensor:
     return torch.from_numpy(padded)
 
 
-def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:
-    def named(key: str) -> str:
-        return "language_instruction" if key == "task" else key.replace("observation/images/", "observation/image/")
+class _InitRows(ComputedRows):
+    """Whether a step is the first of its episode, bool ``[]``."""
 
-    return _renamed(add_episode(dataset), named)
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(Leaf("is_init", "step", "bool", ()), len(dataset))
+        self._dataset = dataset
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._dataset.episode_starts[self._dataset.episode_of(index)] == index
+
+
+def _vd4rl_leaves(dataset: Dataset) -> dict[str, Rows]:
+    return {**_renamed(dataset.rows, _vd4rl_name), "is_init": _InitRows(dataset)}
+
+
+def _vd4rl_name(key: str) -> str:
+    if key.startswith("next/"):
+        return f"next/{_vd4rl_name(key.removeprefix('next/'))}"
+    if key in ("observation", "observation/image"):
+        return "pixels"
+    return "discount" if key == "info/discount" else key.replace("observation/", "state/").replace("info/", "state/")
 
 
 class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
@@ -811,6 +816,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "vd4rl"
+    _derive = staticmethod(_vd4rl_leaves)
 
     @with_options(PlainReplayOptions, *_ORIGINS)
     def __init__(
@@ -827,15 +833,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         **options: Unpack[PlainReplayOptions],
     ) -> None:
         size = _checked_size(image_size)
-        self._open(
-            short_name(dataset_id),
-            batch_size,
-            root=root,
-            download=download,
-            split_trajs=split_trajs,
-            derive=_vd4rl_leaves,
-            **options,
-        )
+        self._open(short_name(dataset_id), batch_size, root=root, download=download, split_trajs=split_trajs, **options)
         if totensor or size is not None:
             self.append_transform(FrameTransform(totensor, size))
 
@@ -880,29 +878,6 @@ def _checked_size(given: int | Sequence[int] | None) -> tuple[int, int] | None:
     if len(size) != 2 or not all(isinstance(one, int) and one > 0 for one in size):
         raise UsageError(f"image_size is a number of pixels, or height and width, not {given!r}")
     return size[0], size[1]
-
-
-class _InitRows(ComputedRows):
-    """Whether a step is the first of its episode, bool ``[]``."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(Leaf("is_init", "step", "bool", ()), len(dataset))
-        self._dataset = dataset
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._dataset.episode_starts[self._dataset.episode_of(index)] == index
-
-
-def _vd4rl_leaves(dataset: Dataset) -> dict[str, Rows]:
-    return {**_renamed(dataset.rows, _vd4rl_name), "is_init": _InitRows(dataset)}
-
-
-def _vd4rl_name(key: str) -> str:
-    if key.startswith("next/"):
-        return f"next/{_vd4rl_name(key.removeprefix('next/'))}"
-    if key in ("observation", "observation/image"):
-        return "pixels"
-    return "discount" if key == "info/discount" else key.replace("observation/", "state/").replace("info/", "state/")
 
 
 class RobosetExperienceReplay(BaseDatasetExperienceReplay):

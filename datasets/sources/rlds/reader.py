@@ -368,7 +368,10 @@ class RldsReader(EpisodeReader):
 
 #: What is read whether or not it becomes a leaf.
 _READ = (_REWARD, _DISCOUNT, *(f"{STEPS}/{name}" for name in _ENDS))
-_LONGER = "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave it out (--exclude)"
+_LONGER = (
+    "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave the feature out "
+    "(--leave-out)"
+)
 
 
 def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:

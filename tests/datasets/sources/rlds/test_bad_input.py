@@ -182,9 +182,9 @@ def test_a_record_that_is_no_example(tmp_path):
     [
         ({"action": [1, 300, 0]}, ["action", "300", "uint8"]),
         ({"observation__state": [[1.0, 2.0], [1.0, 2.0]]}, ["3 rows of", "and 2 of steps/observation/state"]),
-        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "max_length"]),
+        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "max_length", "leave_out"]),
         ({"note": ["x", "y\0", "z"]}, ["note", "NUL"]),
-        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "max_length"]),
+        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "max_length", "leave_out"]),
         ({"observation__picture": [picture(), picture(4, 6), picture()]}, ["picture 1", "6x4"]),
         ({"observation__picture": [picture(), b"GIF89a", picture()]}, ["picture 1", "PNG"]),
         ({"observation__picture": [picture(), picture()[:48], picture()]}, ["picture 1"]),
