@@ -29,7 +29,7 @@ from ...storage.checksums import Crc32c, crc32c, hash_file
 from ...storage.codecs import PLAIN
 from ...storage.folder import remove_tree
 from ...storage.writer import ColumnWriter
-from ..fetch import Location, RemoteObject, fetch_to_file, resolve
+from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
@@ -355,6 +355,8 @@ class EpisodeFilesJob(StagedJob):
 
     staging = "decoding the episodes"
     sentences: Mapping[str, str] = {}
+    #: Files that say what is in the others, with their records in the manifest (`read_description`).
+    described: Sequence[tuple[RawObject, dict[str, Any]]] = ()
     _folder: Path
 
     def __init__(
@@ -490,12 +492,21 @@ class EpisodeFilesJob(StagedJob):
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
+    def read_description(self, raw: RawObject, limit_bytes: int) -> bytes:
+        """A whole file that says what is in the others. Raises FetchErrors, CorruptSourceError for a larger one."""
+        data = read_all(raw.location, raw.item, limit_bytes=limit_bytes)
+        record = {"name": raw.path, "size": len(data), "crc32c": crc32c(data)}
+        self.described = [*self.described, (raw, record)]
+        return data
+
     def objects(self) -> list[dict[str, Any]]:
         several = [decoded.objects for decoded in self._every if len(decoded.objects) > 1]
-        return [record for records in several for record in records]
+        every = [*(record for _, record in self.described), *(record for records in several for record in records)]
+        return list({record["name"]: record for record in every}.values())  # units may share objects
 
     def raw_objects(self) -> list[RawObject]:
-        return [raw for unit in self.units for raw in unit.objects]
+        every = [*(raw for raw, _ in self.described), *(raw for unit in self.units for raw in unit.objects)]
+        return list({raw.path: raw for raw in every}.values())
 
     def describe(self) -> dict[str, Any]:
         return {"dataset": self.name, **super().describe()}

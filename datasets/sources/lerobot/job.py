@@ -10,9 +10,8 @@ from math import prod
 from typing import Any
 
 from ....errors import CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
-from ....storage.checksums import crc32c
 from ....storage.leaf import RESERVED_EVERYWHERE
-from ...fetch import Location, RemoteObject, read_all
+from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.limits import check_rows
 from ...formats.video import require_av
@@ -59,10 +58,8 @@ class LerobotJob(EpisodeFilesJob):
     def __init__(self, name: str | None, folder: str, location: Location, options: ConvertOptions) -> None:
         self._inside, self._prefix, self.location = folder, f"{name}/" if name else "", location.pinned()
         self._listings: dict[str, dict[str, RemoteObject]] = {}
-        self._described: list[dict[str, Any]] = []
-        extra, item = options.extra, self._find(INFO)
-        self._metadata = {INFO: item}
-        self.info = Info.parse(self._read(INFO, item, _LARGEST_INFO), item.url)
+        extra, raw = options.extra, self._raw(INFO)
+        self.info = Info.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
         self.size = parse_size(extra["size"])
         self.leaves, self.left_out = _leaves(self.info, _chosen_cameras(self.info, extra["cameras"]))
         videos = [feature.name for feature in self.leaves.values() if feature.dtype == "video"]
@@ -100,11 +97,8 @@ class LerobotJob(EpisodeFilesJob):
             raise ObjectNotFoundError(message, hint="use another mirror (--mirror), or leave its --episodes out")
         return self._listings[folder][name]
 
-    def _read(self, path: str, item: RemoteObject, limit_bytes: int) -> bytes:
-        """A whole file of the metadata, which the manifest records."""
-        data = read_all(self.location, item, limit_bytes=limit_bytes)
-        self._described.append({"name": self._prefix + path, "size": len(data), "crc32c": crc32c(data)})
-        return data
+    def _raw(self, path: str) -> RawObject:
+        return RawObject(self._prefix + path, self._find(path), self.location)
 
     def _listed(self, videos: Sequence[str]) -> tuple[list[ListedEpisode], dict[int, str]]:
         """The episodes, with where they are in these cameras' videos, and the tasks."""
@@ -118,10 +112,9 @@ class LerobotJob(EpisodeFilesJob):
             every = [f"meta/episodes/{chunk}/{item.name}" for chunk, items in chunks.items() for item in items]
             paths = ["meta/tasks.parquet", *(path for path in every if path.endswith(".parquet"))]
         files, left = dict[str, bytes](), _LARGEST_METADATA
-        for path in paths:
-            self._metadata[path] = item = self._find(path)
-            files[item.url] = self._read(path, item, left)
-            left -= len(files[item.url])
+        for raw in map(self._raw, paths):
+            files[raw.item.url] = self.read_description(raw, left)
+            left -= len(files[raw.item.url])
         described = RawFiles(f"{self.location.url}: meta", _LARGEST_METADATA - left)
         with Sandbox(files, described, [__name__, "pyarrow"]) as sandbox:
             found: tuple[list[ListedEpisode], dict[int, str]] = sandbox.call(_parse, self.info, videos)
@@ -147,14 +140,13 @@ class LerobotJob(EpisodeFilesJob):
         return groups
 
     def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotReader) -> Unit:
-        objects = [RawObject(self._prefix + path, self._find(path), self.location) for path in _paths(group)]
         name = f"episodes {format_numbers([one.number for one in group])}"
-        return Unit(name, number, tuple(objects), replace(reader, listed=tuple(group)))
+        return Unit(name, number, tuple(map(self._raw, _paths(group))), replace(reader, listed=tuple(group)))
 
     # -- what is known before, and what the manifest says --------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "metadata": self._described}
+        return {**super().identity(), "metadata": [record for _, record in self.described]}
 
     def expect(self) -> Expectation:
         known, frame, row = super().expect(), 0, self._text_width
@@ -170,14 +162,6 @@ class LerobotJob(EpisodeFilesJob):
         low, high = (int(frames * ratio) + rows for ratio in ratios)
         disk = known.fetch_bytes + 2 * high  # what is decoded lies beside the dataset until that is complete
         return replace(known, disk_bytes=disk, stored_bytes=(low, high), certain_bytes=low)
-
-    def raw_objects(self) -> list[RawObject]:
-        metadata = [RawObject(self._prefix + path, item, self.location) for path, item in self._metadata.items()]
-        return list({raw.path: raw for raw in [*metadata, *super().raw_objects()]}.values())
-
-    def objects(self) -> list[dict[str, Any]]:
-        records = [*self._described, *super().objects()]
-        return list({record["name"]: record for record in records}.values())  # units share files
 
     def describe(self) -> dict[str, Any]:
         robot, tasks = self.info.record.get("robot_type"), sorted(self.tasks.items())[:_MOST_TASKS]

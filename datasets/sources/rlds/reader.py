@@ -26,15 +26,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
-from ....storage.checksums import crc32c
 from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
-from ...fetch import Location, RemoteObject, read_all
+from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, Unit, raw_object
-from ...ingest.job import ConvertOptions, RawObject
+from ...ingest.job import ConvertOptions
 from ...ingest.spaces import LossyCastError, cast, stored_dtype, text_rows
 from ...workers.task import Task
 
@@ -80,16 +79,14 @@ class RldsJob(EpisodeFilesJob):
     ) -> None:
         """``described`` are ``dataset_info.json`` and ``features.json``, ``folder`` has them and the files."""
         self.source = source
-        contents = [read_all(location, item, limit_bytes=_LARGEST_JSON) for item in described]
+        raws = [raw_object(location, item, join_path(folder, item.name)) for item in described]
+        contents = [self.read_description(raw, _LARGEST_JSON) for raw in raws]
         self.info = parse_info(contents[0], described[0].url)
         found = parse_features(contents[1], described[1].url)
         kept, self.left_out = _chosen(found.features, options.extra)
         self.left_out = {**found.left_out, **self.left_out}
         keys = leaf_keys(kept)
         self.renamed = {key: name for name, key in keys.items() if not name.endswith(key.removeprefix("info/"))}
-        self._described = [
-            (raw_object(location, item, join_path(folder, item.name)), data) for item, data in zip(described, contents)
-        ]
         self.splits = self._splits(split)
         units, lengths = self._units(location, folder, options.parts)
         reader = RldsReader(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
@@ -158,19 +155,12 @@ class RldsJob(EpisodeFilesJob):
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        described = [crc32c(data) for _, data in self._described]
+        described = [record["crc32c"] for _, record in self.described]
         return {**super().identity(), "described": described, "splits": [split.name for split in self.splits]}
-
-    def objects(self) -> list[dict[str, Any]]:
-        described = [{"name": raw.path, "size": len(data), "crc32c": crc32c(data)} for raw, data in self._described]
-        return [*described, *super().objects()]
-
-    def raw_objects(self) -> list[RawObject]:
-        return [*(raw for raw, _ in self._described), *super().raw_objects()]
 
     def unverified(self) -> list[str]:
         """The two files of JSON alone: records have checksums."""
-        files = {raw.path for raw, _ in self._described}
+        files = {raw.path for raw, _ in self.described}
         return [path for path in super().unverified() if path in files]
 
     def describe(self) -> dict[str, Any]:
