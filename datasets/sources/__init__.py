@@ -16,14 +16,23 @@ if TYPE_CHECKING:
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED
     from ...storage.writer import ColumnWriter
     from ..fetch import Location, RemoteObject
-    from ..ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Unit, raw_object
+    from ..ingest.episode_files import (
+        Episode,
+        EpisodeFilesJob,
+        EpisodeReader,
+        LazyRows,
+        RawInput,
+        Unit,
+        raw_object,
+        units_of_files,
+    )
     from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
     from ..ingest.raw_files import WholeFileJob
     from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, resolve_transitions, reward_columns, to_rewards
     from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
     from .options import SourceOption
-    from .source import Source, only_object
+    from .source import Source, files_below, first_found, only_object
 
 _HOMES = {
     "...storage.checksums": ("hash_file",),
@@ -38,6 +47,7 @@ _HOMES = {
         "RawInput",
         "Unit",
         "raw_object",
+        "units_of_files",
     ),
     "..ingest.job": (
         "ConvertOptions",
@@ -54,7 +64,7 @@ _HOMES = {
     "..ingest.trajectories": ("Column", "TrajectoryWriter", "resolve_transitions", "reward_columns", "to_rewards"),
     ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
     ".options": ("SourceOption",),
-    ".source": ("Source", "only_object"),
+    ".source": ("Source", "files_below", "first_found", "only_object"),
 }
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -450,28 +450,20 @@ def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | No
     return changed + _changes_of_environment(source, layers, made)
 
 
-@contextmanager
-def _opened(made: Made) -> Iterator[Any]:
+def _opened(made: Made) -> AbstractContextManager[list[Any]]:
     """The caller's environment, or one that is closed at the end."""
-    if made.own is not None:
-        yield made.own
-        return
-    env = made.open()
-    try:
-        yield env
-    finally:
-        env.close()
+    return replace(made, count=1).opened() if made.own is None else nullcontext([made.own])
 
 
 def _changes_of_environment(source: Mapping[str, Any], layers: Any, made: Made) -> list[str]:
     same = (source.get("python"), source.get("gymnasium_version")) == (PYTHON, gymnasium.__version__)
-    with _opened(made) as env:
+    with _opened(made) as (env,):
         now, spec = describe_environment(env) if layers else None, specification(env)
     if layers:
         is_as_left = source.get("environment_layers_after") == now
         changed = [] if is_as_left else changes_of_environment(layers, now, same_versions=same)
         if changed and made.own is None:
-            with _opened(made) as env:
+            with _opened(made) as (env,):
                 changed = changes_of_environment(layers, now, same_versions=same, again=describe_environment(env))
         untold = untold_of(now)
         return changed or [f"environment, as far as can be told ({one})" for one in untold[:1]]
