@@ -299,19 +299,7 @@ class TensorStorage(Storage):
             shared_values(data)  # before there is memory for the first record's
             with torch.inference_mode(False):
                 self._allocate(tree_map(lambda leaf: leaf[0], data))
-        in_order = not isinstance(cursor, tuple)
-        given = batch_shape(data, 1)[0] if in_order else 0
-        if in_order:
-            cursor = written_rows(cursor, self.filled, given)
-            if self.ndim == 1 and isinstance(cursor, torch.Tensor) and cursor.ndim > 1:
-                cursor, data = self._in_one_dimension(cursor, data)
-        rows = numbers_of(cursor, self.capacity)
-        if in_order:
-            check_no_gap(cursor, rows, self.filled)
-        end = 1 + (int(rows.max()) if isinstance(rows, torch.Tensor) else rows[-1]) if len(rows) else 0
-        if end > self.capacity or (given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity):
-            beyond = cursor.start if isinstance(cursor, slice) else end - 1
-            raise RowIndexError(f"row {beyond} is beyond a storage of {self.capacity}")
+        cursor, data, rows, end = self._placed(cursor, data)
         lead = cursor[0].ndim if isinstance(cursor, tuple) else None
         missing: list[Any] = []
         data = self._copied_if_own(data)
@@ -334,6 +322,26 @@ class TensorStorage(Storage):
         if set_cursor:
             self._count[NEWEST] = int(rows[-1])
         self._count[VERSION] += 2
+
+    def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any, Any, int]:
+        """Where records go: cursor and data that fit each other, the numbers of the rows, and the end of what is filled then.
+
+        Raises RowIndexError for rows beyond the storage, or behind a gap.
+        """
+        in_order = not isinstance(cursor, tuple)
+        given = batch_shape(data, 1)[0] if in_order else 0
+        if in_order:
+            cursor = written_rows(cursor, self.filled, given)
+            if self.ndim == 1 and isinstance(cursor, torch.Tensor) and cursor.ndim > 1:
+                cursor, data = self._in_one_dimension(cursor, data)
+        rows = numbers_of(cursor, self.capacity)
+        if in_order:
+            check_no_gap(cursor, rows, self.filled)
+        end = 1 + (int(rows.max()) if isinstance(rows, torch.Tensor) else rows[-1]) if len(rows) else 0
+        if end > self.capacity or (given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity):
+            beyond = cursor.start if isinstance(cursor, slice) else end - 1
+            raise RowIndexError(f"row {beyond} is beyond a storage of {self.capacity}")
+        return cursor, data, rows, end
 
     def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:
         """Rows of several dimensions, and their records, as a batch of one. Raises RowIndexError where their shapes differ."""
