@@ -101,12 +101,12 @@ def pin(location: Location, obj: RemoteObject) -> RemoteObject:
     return location.refresh(obj) if obj.version is None and obj.size is None else obj
 
 
-def resolve(location: Location, objects: Iterable[RemoteObject], *, connections: int = 8) -> list[RemoteObject]:
+def resolve(location: Location, objects: Iterable[RemoteObject]) -> list[RemoteObject]:
     """`pin` for many objects, over several connections; in the same order."""
     wanted = list(objects)
     if all(obj.version is not None or obj.size is not None for obj in wanted):
         return wanted
-    return list(map_in_threads(lambda obj: pin(location, obj), wanted, connections, "rbdata-resolve"))
+    return list(map_in_threads(lambda obj: pin(location, obj), wanted, 8, "rbdata-resolve"))
 
 
 def stream(

@@ -35,6 +35,7 @@ from types import CodeType
 from typing import Any
 
 from ...errors import FunctionError
+from ...storage.checksums import hash_file
 from .source_files import is_installed_path
 
 ABSENT, WRITTEN = "absent", "written"
@@ -209,11 +210,7 @@ def state_of(path: str) -> str:
 @functools.lru_cache(maxsize=16384)
 def _hash(path: str, *_: int) -> str:
     """sha256 (hex) of a file; the numbers tell its content from another one."""
-    digest = hashlib.sha256()
-    with Path(path).open("rb", buffering=0) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
+    return hash_file(Path(path), hashlib.sha256()).hexdigest()
 
 
 # -- the hook ---------------------------------------------------------------------------------------------------------
