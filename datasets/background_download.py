@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,7 +203,7 @@ def serve(order: Mapping[str, Any]) -> None:
 
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     names = [field.name for field in fields(Listener) if field.name != "on_output"]
-    listener = Listener(**{name: _saying(say, name) for name in names})
+    listener = Listener(**{name: partial(say, name) for name in names})
     module, _, function = order["function"].partition(":")
     try:
         say("done", getattr(import_module(module), function)(**order["arguments"], listener=listener))
@@ -211,10 +212,6 @@ def serve(order: Mapping[str, Any]) -> None:
     except (Exception, SystemExit) as error:
         text = error.message if isinstance(error, RbdataError) else f"{type(error).__name__}: {error}"
         say("error", type(error).__name__, text, getattr(error, "hint", None))
-
-
-def _saying(say: Callable[..., None], name: str) -> Callable[..., None]:
-    return lambda *values: say(name, *values)
 
 
 def _end_with(parent: int) -> None:

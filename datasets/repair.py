@@ -80,7 +80,8 @@ def repair(
             write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
         return Repaired(folder, (BLOCK_TABLE,), str(folder), 0)
     files = tuple(dict.fromkeys(problem.path for problem in problems))
-    for url in dict.fromkeys(filter(None, (mirror, manifest.provenance.get("mirror"), _mirror_of(manifest)))):
+    mirrors = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
+    for url in dict.fromkeys(filter(None, mirrors)):
         copy = _find_copy(url, manifest, fetch, needed=url == mirror)
         if copy is not None:
             listener.on_stage(f"copying from {copy.url}")
@@ -100,10 +101,6 @@ def end_repair(folder: Path) -> None:
     folder = folder.resolve()
     place = DatasetPlace.of_folder(folder, read_manifest(folder).id)
     remove_leftovers(leftovers_of(place), place.root)
-
-
-def _mirror_of(manifest: Manifest) -> str | None:
-    return settings.mirror(manifest.id.partition("/")[0])
 
 
 # -- from a converted copy -----------------------------------------------------------------------------------------------

@@ -261,10 +261,8 @@ class DatasetWriter:
         self.files.update(episodes.write(self.folder))
         self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
         for leaf in self._in_place():
-            preallocate(self.folder / leaf.memmap, self._plain_bytes(leaf))
-
-    def _plain_bytes(self, leaf: Leaf) -> int:
-        return (self.states if leaf.kind == "state" else self.steps) * leaf.row_bytes
+            rows = self.states if leaf.kind == "state" else self.steps
+            preallocate(self.folder / leaf.memmap, rows * leaf.row_bytes)
 
     def stored_dictionary(self, leaf: Leaf) -> bytes | None:
         """The dictionary that an interrupted run stored, if it is unchanged."""
