@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
 from .checks import bounds, choice, number, positive, whole
-from .leaves import episode_return, get, paths
+from .leaves import check_new, episode_return, get, paths
 from .traits import Partial, Traits, fit_of_episodes
 
 
@@ -145,6 +145,7 @@ _SUBSAMPLE_FIT = fit_of_episodes(
 
 
 def _every(td: TensorDictBase, every: int, gamma: float) -> TensorDictBase:
+    check_new(td, "steps_to_next_obs", "gamma")
     length = len(td)
     step = torch.arange(length)
     starts = step[::every]

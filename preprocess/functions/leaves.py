@@ -26,6 +26,14 @@ def get(td: TensorDictBase, path: str) -> torch.Tensor:
     return leaf
 
 
+def check_new(td: TensorDictBase, *names: str) -> None:
+    """Raise UsageError for leaves that a function adds and the data have already: what they hold would be lost."""
+    there = [name for name in names if name in paths(td)]
+    if there:
+        hint = "rename it in a function of your own, or drop it with rbdata:select_keys"
+        raise UsageError(f"the data have {', '.join(there)} already, which would be replaced", hint=hint)
+
+
 def observations(td: TensorDictBase) -> list[str]:
     """Root paths of the leaves that have a successor under ``next``, flags excluded."""
     present = paths(td)

@@ -30,7 +30,7 @@ from ...storage.amounts import MOST_RECORDS
 from ...storage.leaf import check_key
 from ...storage.replay.batches import NStep
 from .checks import boolean, bounds, choice, number, positive, whole
-from .leaves import check_finite, episode_return, get, observations, paths, with_reward
+from .leaves import check_finite, check_new, episode_return, get, observations, paths, with_reward
 from .traits import Fit, Partial, Traits
 
 
@@ -168,8 +168,11 @@ def relabel_rewards(
       time with the next observations in place of the observations; ``gamma`` is the discount of the training.
     - ``keep=True`` adds ``next/original_reward``.
 
-    Raises UsageError for arguments that exclude each other, ResultError where ``fn`` returns another shape.
+    Raises UsageError for arguments that exclude each other and for a kept reward that exists, ResultError where ``fn`` returns
+    another shape.
     """
+    if keep:
+        check_new(td, "next/original_reward")
     old = get(td, "next/reward")
     reward, terminated = old.reshape(-1).double(), get(td, "next/terminated").reshape(-1)
     if rule == "shaping":
@@ -255,8 +258,10 @@ def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase
     The keys and values are those of the batches of ``rbdata.load(..., n_step=n, gamma=gamma)``, except for the ends of
     episodes: overlapping steps do not form a trajectory, and slices and frame stacks would be wrong where the next observation
     is not the one of the following row. So with n > 1 every step becomes an episode of its own, truncated where it does not
-    terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1 and for gamma outside (0, 1].
+    terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1, for gamma outside (0, 1], and where one
+    of the three added leaves exists.
     """
+    check_new(td, "next/original_reward", "steps_to_next_obs", "gamma")
     window, length = NStep(n, float(gamma)), len(td)
     step = torch.arange(length)
     taken = window.ahead(step, torch.tensor(length))

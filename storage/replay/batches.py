@@ -36,6 +36,7 @@ from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
 from .draw import Draw, expand_to_records, mark_slices, slice_flags
+from .storages.dataset_storage import DatasetStorage
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage, rows_as_index
 from .timeline import Edges, Timeline, entry_key, path_of
@@ -247,9 +248,14 @@ class BatchReader:
             raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
         if self.n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
+        added = ("next/original_reward", "steps_to_next_obs", "gamma") if self.n_step is not None else ()
+        replaced = [name for name in added if name in fields]
+        if replaced and isinstance(storage, DatasetStorage):
+            message = f"{storage.dataset.id} has {', '.join(replaced)} of its own, which n_step would replace"
+            hint = "leave out n_step where rewards are of several steps already; else rename these leaves, or use keys="
+            raise UsageError(message, hint=hint)
         # What a writer stored as ``index`` is not read: the rows drawn are at hand.
-        computed = ("next/reward", "next/original_reward", "steps_to_next_obs", "gamma")
-        special = {*stacked, *(computed if self.n_step else ()), *(["index"] if with_info else [])}
+        special = {*stacked, *(["next/reward", *added] if self.n_step else []), *(["index"] if with_info else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]

@@ -289,8 +289,8 @@ def _others(
     is_ted = any(name.startswith("next/") for name in taken)
     keys: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    there = set(extra)
     used = {*taken, *(column for name in taken for column in arrays[name].joined)}
+    cleaned: list[tuple[str, str, bool]] = []
     for name, array in arrays.items():
         if name in used or (is_ted and name in _FLAGS):
             continue
@@ -306,7 +306,13 @@ def _others(
         except SchemaError as error:
             left_out[name] = error.message
             continue
-        if key.lower() in there:
+        cleaned.append((name, key, key != wanted))
+    there = set(extra)
+    own = {key.lower() for _, key, is_renamed in cleaned if not is_renamed}
+    for name, key, is_renamed in cleaned:
+        if key.lower() in there or (
+            is_renamed and key.lower() in own
+        ):  # "a_b" is a_b, also where "a b" comes before it
             left_out[name] = f"its key {key} is taken"
             continue
         there.add(key.lower())

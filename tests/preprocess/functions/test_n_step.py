@@ -8,7 +8,8 @@ import torch
 from function_tools import GAMMA, check_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.functions import n_step
+from rbdata.errors import UsageError
+from rbdata.preprocess.functions import n_step, relabel_rewards, subsample
 from rbdata.storage.replay import MultiStep
 from ted_tools import arrays, episode, ted_problems
 
@@ -67,3 +68,15 @@ def test_n_step_beside_torchrl():
 )
 def test_invalid_arguments(args, why):
     check_refused(n_step, args, why)
+
+
+@pytest.mark.parametrize("name", ["steps_to_next_obs", "gamma", ("next", "original_reward")])
+def test_what_the_data_have_is_not_replaced(name):
+    """The kept reward of `relabel_rewards`, or what an n_step before this one has made."""
+    td = episode(9)
+    td[name] = torch.zeros(9, 1)
+    with pytest.raises(UsageError, match="already, which would be replaced"):
+        n_step(td, n=3)
+    with pytest.raises(UsageError, match="already, which would be replaced"):
+        relabel_rewards(td, rule="even", keep=True) if isinstance(name, tuple) else subsample(td, every=3)
+    subsample(td, every=3) if isinstance(name, tuple) else relabel_rewards(td, rule="even", keep=True)

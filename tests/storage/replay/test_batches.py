@@ -375,3 +375,16 @@ def test_only_leaves_with_a_successor_are_stacked():
     buffer.extend(TensorDict(data, [8]))
     with pytest.raises(UsageError, match="action cannot be stacked"):
         buffer.sample()
+
+
+def test_n_step_does_not_replace_what_a_dataset_has(tmp_path, monkeypatch):
+    """Such as the discounts of a dataset of n-step rewards: those of single steps stood in their place."""
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    write_dataset(tmp_path, make_episodes(LENGTHS), "flat", id="my/plain")
+    rbdata.preprocess("my/plain", "rbdata:n_step", dest="my/three", args={"n": 3})
+    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma of its own"):
+        rbdata.load("my/three", batch_size=4, n_step=3).sample()
+    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma of its own"):
+        rbdata.preprocess("my/three", dest="my/again", n_step=3)
+    assert "gamma" in rbdata.load("my/three", batch_size=4, n_step=3, keys=["observation", "action"]).sample()
+    assert rbdata.load("my/three", batch_size=4).sample()["gamma"].max() < 0.999

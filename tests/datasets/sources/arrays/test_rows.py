@@ -156,6 +156,15 @@ def test_done_says_the_other_flag(with_flag: str) -> None:
     assert_same(read(arrays)[0], episodes)
 
 
+def test_an_array_with_the_name_of_a_key_goes_there() -> None:
+    """Not one of another name that becomes the same key, though it comes first."""
+    arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
+    arrays |= {name: np.arange(5.0) for name in ("a b", "a_b", "a-b", "Cost", "cost", "x y", "x-y")}
+    roles = find_roles(memory_table(arrays).arrays, {}, "a")
+    assert roles.extra == {"info/a_b": "a_b", "info/Cost": "Cost", "info/x_y": "x y"}
+    assert sorted(roles.left_out) == ["a b", "a-b", "cost", "x-y"]
+
+
 def test_done_alone_is_taken_as_terminated_and_said() -> None:
     arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
     arrays["dones"] = arrays.pop("terminated")
