@@ -180,8 +180,8 @@ class Prepared:
     ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows, ``places`` where these lie in time, if windows
     need that. ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced
     (`pipeline.Relabeling`).
-    ``before`` is the state of the order before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says
-    whether it ends a pass.
+    ``reader`` is what has read its rows: a write since then may call for another one. ``before`` is the state of the order
+    before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says whether it ends a pass.
     """
 
     draw: Draw
@@ -190,6 +190,7 @@ class Prepared:
     places: Places | None = None
     state_rows: StateRows | None = None
     achieved: Any = None
+    reader: Any = None
     before: Any = None
     ran_out: bool = False
 

@@ -415,7 +415,8 @@ class Pipeline:
         """Copy the drawn rows out of the storage. Not to be called during a write."""
         if self.spec.relabeling is not None and prepared.draw.goals is not None:
             prepared.achieved = self.spec.relabeling.read(self.storage, prepared.draw.goals)
-        return self._reader().complete(prepared)
+        prepared.reader = self._reader()
+        return prepared.reader.complete(prepared)
 
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
@@ -427,7 +428,7 @@ class Pipeline:
         elif isinstance(self.storage, ListStorage):
             batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
-            self._reader().put_info(batch, prepared)
+            prepared.reader.put_info(batch, prepared)
         if self.spec.relabeling is not None and prepared.achieved is not None:
             batch = self.spec.relabeling.apply(batch, prepared.achieved)
         return batch

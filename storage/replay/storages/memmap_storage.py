@@ -270,6 +270,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         written = state.pop("_reopen")
         super().__setstate__(state)
+        self._write_lock = state["_write_lock"]  # that of the files, which are shared even before there are any
         if written:
             self._reopen()
 

@@ -564,6 +564,8 @@ class TensorStorage(Storage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._count = self._counters.numpy()
+        if not self.is_shared:
+            self._write_lock = None  # a copy by value: nobody else writes its rows
         self._note_leaves()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorStorage:

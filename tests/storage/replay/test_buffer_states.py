@@ -88,6 +88,20 @@ def test_pickling_a_dataset_buffer_carries_no_data(folder):
     buffer.close()
 
 
+def test_a_pickled_copy_is_written_when_its_original_is_gone():
+    """It has memory of its own: the lock that processes share with the original does not concern it."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    for written in (False, True):
+        if written:
+            buffer.extend(rollout([5]))
+        copied = pickle.loads(pickle.dumps(buffer))
+        if written:
+            del buffer
+        copied.extend(rollout([3], first=40))
+        assert copied["action"].tolist() == [*range(5 * written), 40, 41, 42]
+        assert len(pickle.loads(pickle.dumps(copied))) == len(copied)
+
+
 def test_shared_memory():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
     buffer.extend(rollout([5]))

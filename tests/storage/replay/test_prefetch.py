@@ -15,10 +15,12 @@ import rbdata
 import torch
 from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
+    CompressedListStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
     RandomSampler,
+    RoundRobinWriter,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -320,3 +322,24 @@ def test_parts_that_use_their_memory_again(part):
         assert torch.equal(batch["observation"], observation[batch["index"]])
         assert torch.equal(batch.get("double", 2 * batch["observation"]), 2 * batch["observation"])
         assert torch.equal(batch.get("weight", batch["index"]).long(), batch["index"])
+
+
+def test_a_write_between_reading_and_collating(monkeypatch):
+    """It makes records alike that were not: leaves can be read now, and the batch that was read before still gets its index."""
+    written, calls = threading.Event(), []
+
+    def slowly(records):
+        calls.append(records)
+        assert len(calls) != 2 or written.wait(30)
+        return stack_records(records)
+
+    monkeypatch.setattr("rbdata.storage.replay.pipeline.stack_records", slowly)
+    records = [TensorDict({"a": torch.ones(2 + number // 3)}) for number in range(4)]
+    parts = {"storage": CompressedListStorage(4), "writer": RoundRobinWriter()}
+    buffer = TensorDictReplayBuffer(**parts, batch_size=4, prefetch=1, seed=0)
+    for record in records:
+        buffer.add(record)
+    buffer.sample()
+    buffer[3] = records[0]
+    written.set()
+    assert [sorted(buffer.sample().keys()) for _ in range(3)] == [["a", "index"]] * 3
