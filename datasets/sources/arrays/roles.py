@@ -310,9 +310,8 @@ def _others(
     there = set(extra)
     own = {key.lower() for _, key, is_renamed in cleaned if not is_renamed}
     for name, key, is_renamed in cleaned:
-        if key.lower() in there or (
-            is_renamed and key.lower() in own
-        ):  # "a_b" is a_b, also where "a b" comes before it
+        # "a_b" goes to a_b, also where "a b" comes before it.
+        if key.lower() in there or (is_renamed and key.lower() in own):
             left_out[name] = f"its key {key} is taken"
             continue
         there.add(key.lower())
