@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job, PartSpec
 from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column
-from .raw_files import FRAME
+from .raw_files import FRAME, EpisodeFile, Shard
 from .ring import TIME_LIMIT
 
-
-class Numbered(Protocol):
-    """A shard, or a file of episodes."""
-
-    @property
-    def number(self) -> int: ...
-
-
-Piece = TypeVar("Piece", bound=Numbered)
+Piece = TypeVar("Piece", Shard, EpisodeFile)
 
 LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
 CITATION = (
