@@ -187,15 +187,29 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     existing = find_existing(place, request)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
         _check_origin(existing, source, path, listener)
+        if source.reads_any:  # how it takes its files follows from them
+            _check_made_from(existing, _open_raw(path, source, place, request))
         return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
     _check_free(place, request)
     request = extend(place, request, _declared(source))
     if not request.dry_run:
         make_writable(place.root)
-    scratch = place.root if place.root.is_dir() else None
-    job = source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
+    job = _open_raw(path, source, place, request)
     check = partial(_check_origin, source=source, path=path, listener=listener)
     return run(job, place, request, listener, str(path.resolve()), check)
+
+
+def _open_raw(path: Path, source: Source, place: DatasetPlace, request: Request) -> Job:
+    scratch = place.root if place.root.is_dir() else None
+    return source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
+
+
+def _check_made_from(manifest: Manifest, job: Job) -> None:
+    """Raise DatasetExistsError if an existing dataset was made from other files, or in another way."""
+    differs = job.differences(manifest)
+    if differs:
+        message = f"{manifest.id} already exists, made with {' and '.join(differs)}"
+        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
 
 
 def _check_free(place: DatasetPlace, request: Request) -> None:

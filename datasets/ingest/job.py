@@ -25,6 +25,7 @@ from ..workers.task import Task
 
 if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
+    from ...storage.manifest import Manifest
     from ...storage.writer import ColumnWriter
     from .row_source import RowSource, SampleRows
     from .trajectories import Column
@@ -177,6 +178,11 @@ class Job:
         options = self.options
         how = {"unknown_next": options.unknown_next, "codec": options.codec, "layout": options.layout}
         return {"converter": self.converter, "dataset": self.name, **how, **options.extra}
+
+    def differences(self, manifest: Manifest) -> list[str]:
+        """What an existing dataset was made with, and this job would not make it with, in words; but for options, which are
+        compared without a job."""
+        return []
 
     def shards(self) -> Sequence[int]:
         """The numbers of the raw objects that are taken, where users select by number; else empty."""

@@ -6,6 +6,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -700,3 +701,30 @@ def test_own_files_are_not_taken_for_those_of_a_provider(tmp_path: Path, root: P
     dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "own.npz", "my/own", map=names))
     assert dataset.manifest.source["name"] == "arrays"
     assert len(dataset) == rows and dataset["next", "terminated"].sum() == 2
+
+
+def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_there(tmp_path, monkeypatch):
+    """They were "complete", with the arrays of the first request."""
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
+    rows = {
+        "x": np.ones((6, 2)),
+        "y": np.zeros((6, 2)),
+        "action": np.ones(6),
+        "rewards": np.ones(6),
+        "done": np.ones(6),
+    }
+    path = tmp_path / "own.npz"
+    np.savez(path, **rows)
+    first = {"observation": "x"}
+    folder = rbdata.convert(path, "my/own", map=first)
+    assert rbdata.convert(path, "my/own", map=first) == folder  # complete
+    with pytest.raises(DatasetExistsError, match=r"my/own already exists, made with another map"):
+        rbdata.convert(path, "my/own", map={"observation": "y"})
+    with pytest.raises(DatasetExistsError, match="another map"):
+        rbdata.convert(path, "my/own", map={**first, "reward": 0})
+    later = time.time() + 5
+    os.utime(path, (later, later))
+    with pytest.raises(DatasetExistsError, match="files that were changed since"):
+        rbdata.convert(path, "my/own", map=first)
+    rbdata.convert(path, "my/own", map={"observation": "y"}, force=True)
+    assert not rbdata.open_dataset("my/own")["observation"].any()

@@ -5,6 +5,7 @@ Everything is read in this process: arrays in memory cannot be sent to others ch
 
 from __future__ import annotations
 
+import calendar
 import time
 import uuid
 from collections import Counter
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import UsageError
+from ....storage.manifest import Manifest
 from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
 from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
@@ -107,6 +109,17 @@ class ArraysJob(RecordedJob):
             "leaves": [leaf.to_json() for leaf in self.schema],
             "unknown_next": self.options.unknown_next,
         }
+
+    def differences(self, manifest: Manifest) -> list[str]:
+        found = []
+        if manifest.source.get("map") != self.roles.to_map():
+            found.append("another map")
+        if self._environment is not None and manifest.source.get("environment") != self._environment:
+            found.append("another environment")
+        made = calendar.timegm(time.strptime(manifest.provenance["created"], "%Y-%m-%dT%H:%M:%SZ"))
+        if any(modified // 1_000_000_000 > made for _, _, modified in self._content):
+            found.append("files that were changed since")
+        return found
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
