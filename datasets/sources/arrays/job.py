@@ -92,7 +92,8 @@ class ArraysJob(RecordedJob):
         self._is_one = isinstance(tables, Sequence) and len(tables) == 1
         self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
         self._given, self._made_from, self._environment = given, made_from, environment
-        self.continues, self._content = content is not None, uuid.uuid4().hex if content is None else content
+        self.continues = content is not None
+        self._content: Any = uuid.uuid4().hex if content is None else content
         self.begin = begin
         self._left_out = {**self.roles.left_out, **first.unreadable}
         self.spaces = {
@@ -111,6 +112,7 @@ class ArraysJob(RecordedJob):
         }
 
     def differences(self, manifest: Manifest) -> list[str]:
+        """For a job of `job_of_path`."""
         found = []
         if manifest.source.get("map") != self.roles.to_map():
             found.append("another map")
