@@ -151,6 +151,8 @@ class Job:
     why: str = ""
     #: What was `unverified` of raw objects that were fetched before the job was opened at the folder that they are in now.
     unverified_before: Sequence[str] = ()
+    #: A hash of the names, sizes and times of modification of the raw files, where a later conversion compares it.
+    files_state: str | None = None
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     resolved_options: Mapping[str, Any] = {}
     #: Whether another run can go on with the work of an interrupted one.

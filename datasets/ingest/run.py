@@ -482,6 +482,7 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         "rbdata_version": __version__,
         "location": url,
         **({"why": job.why} if job.why else {}),
+        **({"files_state": job.files_state} if job.files_state else {}),
         **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
     }
     return Manifest(

@@ -6,7 +6,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -722,9 +721,10 @@ def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_ther
         rbdata.convert(path, "my/own", map={"observation": "y"})
     with pytest.raises(DatasetExistsError, match="another map"):
         rbdata.convert(path, "my/own", map={**first, "reward": 0})
-    later = time.time() + 5
-    os.utime(path, (later, later))
-    with pytest.raises(DatasetExistsError, match="files that were changed since"):
-        rbdata.convert(path, "my/own", map=first)
+    made = path.stat().st_mtime_ns
+    for time_ns in (made + 1, made - 10**12):  # in the same second; a file of the same name that was made earlier
+        os.utime(path, ns=(time_ns, time_ns))
+        with pytest.raises(DatasetExistsError, match="files that were changed since"):
+            rbdata.convert(path, "my/own", map=first)
     rbdata.convert(path, "my/own", map={"observation": "y"}, force=True)
     assert not rbdata.open_dataset("my/own")["observation"].any()

@@ -5,7 +5,8 @@ Everything is read in this process: arrays in memory cannot be sent to others ch
 
 from __future__ import annotations
 
-import calendar
+import hashlib
+import json
 import time
 import uuid
 from collections import Counter
@@ -118,8 +119,7 @@ class ArraysJob(RecordedJob):
             found.append("another map")
         if self._environment is not None and manifest.source.get("environment") != self._environment:
             found.append("another environment")
-        made = calendar.timegm(time.strptime(manifest.provenance["created"], "%Y-%m-%dT%H:%M:%SZ"))
-        if any(modified // 1_000_000_000 > made for _, _, modified in self._content):
+        if manifest.provenance.get("files_state", self.files_state) != self.files_state:
             found.append("files that were changed since")
         return found
 
@@ -211,6 +211,7 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
         content=content,
         environment=options.extra["environment"],
     )
+    job.files_state = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     job.opened = files
     job.location = location
     return job
