@@ -4,7 +4,7 @@ A chunk passes through these modules:
 
     request          what the user asks for, bound to its input and cut into `chunks`
     function_chain   the functions, looked up and checked (`function`, `functions`)
-    planning         statistics that functions need of all data; a trial on the first steps, which decides the `layout`
+    planning         computes statistics over all data; tries the functions on the first steps, which decides the `layout`
     worker           reads a chunk and calls the functions (`apply`), checks the `result`, writes a part (`records`)
     driver           runs all of this; the parts become a dataset: episode table, manifest with `lineage`
 
@@ -26,7 +26,7 @@ class _CallablePackage(ModuleType):
 
     @property
     def __signature__(self) -> Any:
-        """That of the function, for `help` and completion in notebooks."""
+        """The signature of the function, for `help` and completion in notebooks."""
         from inspect import signature
 
         from .interface import preprocess
@@ -35,7 +35,7 @@ class _CallablePackage(ModuleType):
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """That of the function, before that of the package: ``help(rbdata.preprocess)`` shows how it is called."""
+        """The docstring of the function, then that of the package: ``help(rbdata.preprocess)`` shows how it is called."""
         from inspect import getdoc, signature
         from textwrap import fill
 

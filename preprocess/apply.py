@@ -3,15 +3,15 @@
 Functions get TensorDicts: batches, single steps, or whole episodes. The first functions of a chain that can be applied to
 states (`functions.traits`) get each state once instead, not as observation and again as successor.
 
-A chain equals runs one after the other: the result of each function is checked and completed as if it were to be stored,
-and the next function gets what would be read then. With whole episodes, it gets those that the function before it made.
+A chain gives the same result as one run per function: the result of each function is checked and completed as if it were
+stored, and the next function gets the data as they would be read. With whole episodes, it gets the episodes of that result.
 
-What a user's function changes of the process that calls it is put back: results do not depend on which calls came before in
-the same process, and in Python the caller finds the process as it was.
+Changes that a user's function makes to the calling process are undone: results do not depend on earlier calls in the same
+process, and a Python caller finds its process unchanged.
 
 The input is read as functions get it (`InputView`): the episodes of `chunks` with the options of `request.ReadOptions`.
-Frame stacks and n-step returns are those of a sampler (`storage.replay`): they are read from the whole dataset and end at the
-edges of its episodes, not at those of slices.
+Frame stacks and n-step returns are computed as by a sampler (`storage.replay`): they are read from the whole dataset and end
+at the edges of its episodes, not of slices.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _GivenShapes = tuple[torch.Size, list[tuple[str, torch.dtype, torch.Size]]]
 
 
 class unchanged_process:
-    """Around calls: default dtype, default device, gradients and the current directory are restored.
+    """Restore the default dtype, the default device, the gradient mode and the current directory after calls of functions.
 
-    ``opened`` collects the files that they open.
-    A process that the function forked ends here: it must not do the work of this one a second time. (A class, as it is
-    faster than a generator.)
+    ``opened`` collects the files that the functions open.
+    A process that a function forked exits here: it must not repeat the work of its parent. (A class, because it is faster
+    than a generator.)
     """
 
     __slots__ = ("_before", "_opened", "_pid")
@@ -119,13 +119,13 @@ def _settings() -> tuple[torch.dtype, Any, bool, str | None]:
 
 
 def _default_device() -> Any:
-    """What torch keeps of `torch.set_default_device`, None where it was not called; to ask torch takes ten times as long."""
+    """The object that `torch.set_default_device` stored, None without a call; torch's own query takes ten times as long."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
 @contextmanager
 def as_caller(settings: CallerSettings) -> Iterator[None]:
-    """In a worker: the settings of the process that asked for the run."""
+    """In a worker: apply the settings of the process that requested the run."""
     if settings == CallerSettings.read():
         yield
         return
@@ -148,8 +148,8 @@ def as_caller(settings: CallerSettings) -> Iterator[None]:
 
 @contextmanager
 def unchanged_program() -> Iterator[None]:
-    """Around many calls: what only matters to the caller is restored. Threads of torch, NumPy's errors, filters of warnings,
-    signal handlers, standard streams. ``os._exit`` raises: the process would end without a word, and with any exit code.
+    """After many calls, restore settings that matter only to the caller: torch's threads, NumPy's error handling, warning
+    filters, signal handlers, standard streams. ``os._exit`` raises: the process would exit without a message, with any code.
     """
     pid, leave = os.getpid(), os._exit
 
@@ -199,7 +199,7 @@ class InputView:
         return self._truncate_added_ends(td, torch.arange(start, stop))
 
     def read_step_leaves(self, start: int, stop: int) -> TensorDict:
-        """The same without state leaves; not where steps are read with their neighbours."""
+        """`read` without state leaves; only if steps are read without their neighbours."""
         leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
         td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
         return self._truncate_added_ends(td, torch.arange(start, stop))
@@ -224,9 +224,9 @@ class InputView:
         return self._truncate_added_ends(td, steps)
 
     def release(self) -> None:
-        """Give back the pages of the files that were read, which count as memory of this process.
+        """Release the pages of the files that were read, which count as memory of this process.
 
-        Those of small datasets stay: they are read again in the next pass.
+        Pages of small datasets stay in memory: the next pass reads them again.
         """
         read = getattr(self.dataset, "members", (self.dataset,))  # of a view
         parts = [part for one in read for rows in one.rows.values() for part in vars(rows).values()]
@@ -248,7 +248,7 @@ class InputView:
         return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
 
     def _truncate_added_ends(self, td: TensorDict, steps: torch.Tensor) -> TensorDict:
-        """The steps, truncated where an episode of the view ends and that of the dataset continues."""
+        """The steps, truncated where an episode of the view ends and the episode of the dataset continues."""
         ends = self._added_ends
         low, high = np.searchsorted(ends, [int(steps.min()), int(steps.max()) + 1])
         if low < high:
@@ -267,8 +267,8 @@ class ResultBatch:
     """The result of some steps: ``columns`` ``[rows, ...]``, empty where every episode was dropped.
 
     ``dones``: the done rows of each episode of the view, from episode ``first`` on; ``lost_edges``: see `records`.
-    ``source``: the states of the input that the rows may still be; None where there are none. ``where`` describes the steps
-    in messages.
+    ``source``: the states of the input that the rows may equal; None if there are none. ``where`` describes the steps in
+    messages.
     """
 
     where: str
@@ -281,9 +281,9 @@ class ResultBatch:
 
 
 class Piece(NamedTuple):
-    """Some or all of what functions made of an episode of the view, ``td`` ``[n]``.
+    """Some or all steps of a function's result for an episode of the view, ``td`` ``[n]``.
 
-    ``is_first``, ``is_last``: it has the beginning and the end of the episode, as far as functions kept them.
+    ``is_first``, ``is_last``: the piece has the beginning, the end of the episode, as far as functions kept them.
     """
 
     td: TensorDictBase
@@ -291,7 +291,7 @@ class Piece(NamedTuple):
     is_last: bool
 
     def episodes(self) -> list[Piece]:
-        """Each episode of it."""
+        """The piece cut into its episodes."""
         ends = (self.td.get(("next", "done")).view(-1).nonzero().squeeze(1) + 1).tolist()
         if len(ends) == 1:
             return [self]
@@ -332,7 +332,7 @@ class Applier:
     def apply(
         self, chunk: Chunk, counts: ResultCounts, *, map_states: bool = True, undecoded: Collection[str] = ()
     ) -> Iterator[ResultBatch]:
-        """The results of all functions for the batches of a chunk. ``counts`` are added to.
+        """The results of all functions for the batches of a chunk. Their counts are added to ``counts``.
 
         Without ``map_states`` no function is applied to states. Functions do not get the state leaves ``undecoded``.
         """
@@ -345,7 +345,7 @@ class Applier:
             yield apply(td, span, mapped, counts, source)
 
     def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
-        """What function ``count`` gets for a chunk, by batches or episodes, and a description of each."""
+        """The inputs of function ``count`` for a chunk, by batches or episodes, with a description of each."""
         config, episodes, chain = self.config, self.view.episodes, self.chain[:count]
         # The next function ignores observations as well: they need not be read.
         read = self.view.read_step_leaves if count < config.ignores_observations else self.view.read
@@ -499,9 +499,9 @@ class Applier:
     def _pieces(
         self, episode: Piece, step: int, where: str, counts: ResultCounts, chain: Sequence[BoundFunction]
     ) -> Iterator[Piece]:
-        """What the function after ``chain`` gets of an episode that begins with ``step``: one episode or several, or none.
+        """The input of the function after ``chain`` for the episode that begins with ``step``: one episode, several or none.
 
-        Each must be used before the next one is asked for, as functions may use the memory of results again.
+        Use each piece before requesting the next one, because functions may reuse the memory of results.
         """
         if not chain:
             yield episode
@@ -520,7 +520,7 @@ class Applier:
         ends: torch.Tensor | None,
         counts: ResultCounts,
     ) -> Any:
-        """The result of a function as it would be read if it had been stored; arguments as those of `_result`."""
+        """The result of a function as it would be read if it had been stored; the arguments are those of `_result`."""
         if not fn.runs_users_code:
             out = self._call(fn, td, steps, where)
             if out is None or keeps_bookkeeping(td, out):
@@ -538,7 +538,7 @@ class Applier:
         counts: ResultCounts,
         chain: Sequence[BoundFunction],
     ) -> Any:
-        """The result of the last function; of none, where all have been applied to states."""
+        """The result of the last function; the input itself if all functions have been applied to states."""
         if chain:
             return self._result(chain[-1], td, steps, where, ends, counts)
         return self._completed(self.chain[-1], td, bookkeeping_of(td), where, ends, counts)
@@ -554,8 +554,8 @@ class Applier:
     ) -> Columns | None:
         """The result of one function, checked and completed.
 
-        ``steps`` are those of the input, int64 ``[n]``. ``ends``: the rows where an episode ends. For a whole episode, ``ends``
-        is None and ``steps`` is its first step; the result is None where the function drops it.
+        ``steps``: the steps of the input, int64 ``[n]``. ``ends``: the rows where an episode ends. For a whole episode,
+        ``ends`` is None and ``steps`` is its first step; the result is None if the function drops the episode.
         """
         before = bookkeeping_of(td)
         if isinstance(steps, torch.Tensor) and self.config.chain.per == "sample":
@@ -606,21 +606,21 @@ class Applier:
             return fn(td, self.generator, **numbers)
 
     def _numbers(self, fn: BoundFunction, steps: torch.Tensor | int) -> dict[str, Any]:
-        """The numbers of steps and episodes that a function asks for: tensors for a batch, otherwise Python numbers."""
+        """The step and episode numbers that a function takes as arguments: tensors for a batch, otherwise Python numbers."""
         steps = torch.as_tensor(steps)
         numbers = {STEP: steps.clone(), EPISODE: self.view.dataset.episode_of(steps)}  # not the episodes of slices
         return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager
     def guard(self, name: str, where: str, given: _GivenShapes | None = None) -> Iterator[None]:
-        """Around calls of functions: what they raise becomes a FunctionError that can be pickled.
+        """Turn exceptions of functions called in this block into a FunctionError that can be pickled.
 
-        ``given`` is described in the message.
+        The message describes ``given``.
         """
         try:
             yield
         except RbdataError as error:
-            if type(error).__module__ != RbdataError.__module__:  # a class of the user's, which may not be pickled
+            if type(error).__module__ != RbdataError.__module__:  # a user's class, which may not be picklable
                 raise _function_error(error, name, where, given) from None
             # Raised on purpose, with a message for the user.
             error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
@@ -651,7 +651,7 @@ def _can_be_interrupted() -> bool:
 
 
 def _function_error(error: BaseException, name: str, where: str, given: _GivenShapes | None) -> FunctionError:
-    """A FunctionError with the user's part of the traceback, which names the last line of it that is in the user's code."""
+    """A FunctionError with the user's part of the traceback, which names the last line in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.rpartition("/")[0] == _HERE and trace.tb_next:
         trace = trace.tb_next
@@ -693,10 +693,10 @@ def _describe_input(given: _GivenShapes) -> str:
 
 @contextmanager
 def isolated(applier: Applier) -> Iterator[None]:
-    """Around the work of a chunk: one thread, no gradients.
+    """Run the work of a chunk with one thread and without gradients.
 
-    The state of the random generators, which the applier seeds, is restored, and what functions may have changed of the
-    program: with one process it is that of the caller.
+    Afterwards the state of the random generators, which the applier seeds, is restored, as are the settings that functions
+    may have changed: with one process, that process is the caller's.
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

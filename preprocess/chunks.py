@@ -1,9 +1,9 @@
 """The work in pieces: sections, within them chunks, within them batches or episodes.
 
-    batch        what a function gets at a time (per batch, sample); its random numbers follow from its first step
-    episode      the same per episode; its random numbers follow from its number
+    batch        the input of one call (per batch, sample); its random numbers follow from its first step
+    episode      the input of one call (per episode); its random numbers follow from its number
     section      a fixed number of steps, or consecutive whole episodes of up to about as many steps, at least one
-    chunk        consecutive batches or episodes of a section: what one worker does, and what is finished and resumed as a whole
+    chunk        consecutive batches or episodes of a section: a worker's unit of work, finished and resumed as a whole
 
 Sections and batches follow from the data and the request alone. The bytes of the result follow from them: ranges of
 checksums, the parts that the manifest lists, samples for dictionaries, the order in which statistics are merged. Chunks follow
@@ -31,7 +31,7 @@ class Episodes:
     """The episodes of a view. All arrays but ``starts`` are bool ``[episodes]``.
 
     ``starts``: int64 ``[episodes + 1]``, steps. ``cut``: the recording or a slice ends there, not the episode. ``midway``:
-    the beginning is missing. ``added``: the end is one of the view, not of the dataset.
+    the beginning is missing. ``added``: the episode ends there in the view, not in the dataset.
     """
 
     starts: np.ndarray
@@ -70,15 +70,15 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
     return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added)
 
 
-#: The default size of a batch: the bytes that a function gets, and steps, at most.
+#: Limits of the default batch size: bytes of the input of a function, and steps.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
-#: Small datasets have this many batches, of this many steps at least, so that a slow function is called more than once.
+#: Small datasets are cut into this many batches of at least this many steps, so that a slow function is called several times.
 BATCHES, LEAST_BATCH_STEPS = 64, 32
-#: The size of a section: bytes, steps and batches (of the largest or the requested size), at most.
+#: Limits of the size of a section: bytes, steps, and batches (of the largest or the requested size).
 SECTION_BYTES, SECTION_STEPS, SECTION_BATCHES = 64 << 20, 1 << 16, 16
-#: The seconds that a chunk takes, at most and (where the work is short) at least, unless it is one batch or episode.
+#: Maximum and (for short runs) minimum seconds of work in a chunk, unless the chunk is one batch or episode.
 CHUNK_SECONDS, LEAST_CHUNK_SECONDS = 1.0, 0.25
-#: Where the work is short, there are this many chunks for each process.
+#: Number of chunks for each process in short runs.
 CHUNKS_PER_PROCESS = 4
 
 
@@ -107,7 +107,7 @@ def step_range(start: int, stop: int) -> str:
 
 
 def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[int, int]:
-    """The steps of a batch, as requested or for ``steps`` steps of ``step_bytes``, and of a section."""
+    """The number of steps of a batch, as requested or chosen for ``steps`` steps of ``step_bytes``, and of a section."""
     largest = batch_size or max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
     section = min(SECTION_STEPS, SECTION_BYTES // step_bytes)
     section = largest * max(1, min(SECTION_BATCHES, section // largest))
@@ -117,7 +117,7 @@ def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[i
 def choose_chunk_steps(
     seconds: float, steps: int, batch: int, section: int, whole_episodes: bool, parallel: int
 ) -> int:
-    """The steps of a chunk, where one step takes ``seconds`` and ``steps`` are to be done by ``parallel`` processes."""
+    """The number of steps of a chunk, if a step takes ``seconds`` and ``parallel`` processes share ``steps`` steps."""
     share = seconds * steps / (CHUNKS_PER_PROCESS * parallel)
     wanted = min(CHUNK_SECONDS, max(LEAST_CHUNK_SECONDS, share)) / max(seconds, 1e-12)
     if whole_episodes:
@@ -151,7 +151,7 @@ def split(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> 
 
 
 def _runs(starts: np.ndarray, first: int, last: int, size: int) -> list[tuple[int, int]]:
-    """Episodes ``first..last-1`` in runs of at most ``size`` steps, or of one longer episode."""
+    """Episodes ``first..last-1`` in runs of at most ``size`` steps; a longer episode is a run by itself."""
     runs = []
     while first < last:
         high = int(np.searchsorted(starts, starts[first] + size, "right")) - 1

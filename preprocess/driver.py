@@ -1,9 +1,9 @@
 """Runs a request through the modules of this package, in the order that the package lists.
 
-Workers write parts in any order; they are appended in the order of the chunks. Everything that was computed is in the journal
-of the working folder (`storage.writer`), and the size of the chunks: after an interruption at any moment the same request
-continues with it, and ends with the same bytes. The last step (`finish`): the records of all parts become an episode table and
-a manifest.
+Workers write parts in any order; the parts are appended in the order of the chunks. The journal of the working folder
+(`storage.writer`) records all finished work and the size of the chunks: after an interruption at any moment the same request
+continues from the journal and produces the same bytes. The last step (`finish`) turns the records of all parts into an
+episode table and a manifest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .planning import WORKER, FilesOfRun, Workers, collect_statistics, dry_run, 
 from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
 from .request import CallerSettings, Input, Listener, Preprocessed, Request, RunContext, listed, make_context
 
-#: Steps whose flags and rewards are read at a time.
+#: Number of steps whose flags and rewards are read at a time.
 _BLOCK_STEPS = 1 << 20
 
 Record = Mapping[str, Any]
@@ -54,14 +54,15 @@ Record = Mapping[str, Any]
 
 @dataclass
 class EdgeCheck:
-    """Checks successors across the edges of chunks: ``unchained`` collects the observations that have others."""
+    """Checks successors across the edges of chunks. ``unchained`` collects the observations whose successors differ from the
+    observation of the following step."""
 
     context: RunContext
     layout: Layout
     unchained: set[str] = field(default_factory=set)
 
     def add(self, number: int, record: Record, others: Mapping[int, Record]) -> None:
-        """Compare the part of chunk ``number`` with those of its neighbours. Raises ResultError for a state leaf."""
+        """Compare the part of chunk ``number`` with its neighbours. Raises ResultError if a state leaf has other successors."""
         self.unchained.update(record["unchained"])
         before, after = others.get(number - 1), others.get(number + 1)
         for left, right, at in ((before, record, number), (record, after, number + 1)):
@@ -149,7 +150,7 @@ def _make_episodes(
 ) -> EpisodeTable:
     """The episode table from the flags that were written.
 
-    ``dones``: how many episodes each one of the view became; ``lost_edges``: see `records`.
+    ``dones``: how many episodes each episode of the view became; ``lost_edges``: see `records`.
     """
     view = context.episodes
     leaves = (layout.schema["next/" + name] for name in ("done", "terminated", "reward"))
@@ -181,7 +182,7 @@ def _make_episodes(
 
 
 def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -> tuple[list[str], list[str]]:
-    """Notes for the manifest, and those of them that are warnings."""
+    """Notes for the manifest, and the subset that are warnings."""
     notes, warnings = [], []
     if counts["dropped_episodes"]:
         notes.append(f"{counts['dropped_episodes']:,} of {episodes:,} episodes were dropped")
@@ -211,16 +212,16 @@ def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str]) 
 
 
 MAX_PROCS = 8
-#: Starting a process takes seconds: there is one per this many sections, or as many as the functions turn out to need.
+#: Starting a process takes seconds: one is started per this many sections, or as many as the measured functions need.
 SECTIONS_PER_PROCESS = 4
-#: Seconds of work that are worth starting processes for.
+#: Seconds of work from which starting processes is worthwhile.
 WORTH_PROCESSES = 6.0
-#: Finished parts are appended after this many seconds, and this many times the duration of the last time.
+#: Finished parts are appended after this many seconds, or this many times the duration of the last append if that is longer.
 MERGE_EVERY, MERGE_SHARE = 0.25, 8.0
 
 
 def preprocess(request: Request, listener: Listener | None = None, engine: Engine | None = None) -> Preprocessed:
-    """Make a new dataset. What was finished before an error or KeyboardInterrupt is kept for the next run.
+    """Make a new dataset. Work that was finished before an error or KeyboardInterrupt is kept for the next run.
 
     ``engine`` is an open engine, for several runs in a row; it stays open, except after an error.
 
@@ -246,7 +247,7 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
         place.lock().check_free()  # before functions are looked up and workers are started
     procs = _choose_procs(request, source.manifest)
     with _replaced_input(source), _open(engine, request, procs, listener) as opened:
-        # Where it is not certain that there is work, functions are looked up here, without starting workers.
+        # If all work may be done already, functions are looked up here, without starting workers.
         will_work = engine is None and (request.force or not place.exists())
         if will_work:
             opened.prepare()
@@ -268,7 +269,7 @@ def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> 
 
 @contextmanager
 def _replaced_input(source: Input) -> Iterator[None]:
-    """Around a run: what fails because the input was replaced meanwhile is neither damage nor a wrong request."""
+    """During a run, report failures that a replaced input caused as such, not as damage or as a wrong request."""
     try:
         yield
     except (UsageError, DamagedDatasetError) as error:
@@ -321,7 +322,7 @@ def _open_engine(request: Request, procs: int | None) -> Engine:
 
 
 def _examine(request: Request, engine: Engine | None) -> FunctionChain:
-    """The functions, looked up in this process, or in a worker of an engine that has been prepared."""
+    """The functions, looked up in this process or in a worker of a prepared engine."""
     folder = (request.folder or Path.cwd()).absolute()
     given = tuple(one for one in request.functions if isinstance(one, str))
     nested = [args for args in request.args.values() if isinstance(args, Mapping)]
@@ -376,15 +377,15 @@ def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, ow
         except BaseException:
             engine.close()  # no worker may still write when the folder is removed or the lock released
             if not writer.holds_work():
-                remove_tree(writer.folder)  # there is nothing that the next run could use
+                remove_tree(writer.folder)  # it holds nothing that the next run could use
             raise
     return Preprocessed(place.id, place.path, "written", manifest, estimate=estimate, warnings=tuple(warnings))
 
 
 def _open_writer(context: RunContext) -> DatasetWriter:
-    """The writer of a run, which goes on with an interrupted one.
+    """The writer of a run, which continues an interrupted run.
 
-    Raises UnfinishedDatasetError where that was started with another request, or the functions read files that have changed.
+    Raises UnfinishedDatasetError if that run had another request, or if the functions read files that have changed.
     """
     writer = _resume(context)
     edited = differing(FilesOfRun(writer).states, context.config.chain.folder)
@@ -414,12 +415,12 @@ def _resume(context: RunContext) -> DatasetWriter:
         message = f"an unfinished {name} exists, started with another function, input, version or other options"
         raise UnfinishedDatasetError(message + listed(changed), hint=error.hint) from error
     if not writer.remembered("request"):
-        writer.remember("request", {"identity": context.identity})  # to say later in what another request differs
+        writer.remember("request", {"identity": context.identity})  # for messages about how another request differs
     return writer
 
 
 def _useful_procs(context: RunContext, probe: ProbeResult, engine: Engine) -> int:
-    """The processes of this machine for the functions as they were tried: more than the engine has where they are slow."""
+    """The number of processes of this machine that suits the measured functions: for slow ones, more than the engine has."""
     procs = settings.procs(context.request.procs) or _most_procs()
     steps = context.episodes.steps
     pieces = len(context.episodes) if context.config.whole_episodes else -(-steps // context.config.batch)
@@ -429,7 +430,7 @@ def _useful_procs(context: RunContext, probe: ProbeResult, engine: Engine) -> in
 
 
 def _choose_chunks(context: RunContext, probe: ProbeResult, parallel: int, writer: DatasetWriter) -> RunContext:
-    """The run with its chunks: of the size that the journal states, or of one that follows from the time of a step."""
+    """The run with its chunks: of the size that the journal states, or of a size chosen from the measured time per step."""
     known = writer.remembered("chunks").get(0)
     if known is None:
         known = {"steps": context.choose_chunk_steps(probe.step_seconds, parallel)}
@@ -483,7 +484,7 @@ def _estimate(
     total = context.episodes.steps
     done = sum(context.chunks[number].rows for number in records)
     given = sum(record["steps"] for record in records.values())
-    # Without finished chunks, no function is expected to make more steps of the others than of the first episode.
+    # Without finished chunks, the estimate assumes that functions make no more steps of other episodes than of the first one.
     ratio = given / done if done else max(1.0, probe.steps_out / probe.steps_in)
     disk = layout.step_bytes * ratio * (total - done)
     # Parts take space beside the leaves until they are appended.

@@ -1,14 +1,14 @@
 """A function of the chain: its name, arguments and identity, and how a worker loads and calls it.
 
-A function given as text is looked up again in every worker (`functions.lookup`). One given as a Python object is pickled:
-by value where its module cannot be imported (a lambda, a closure, a notebook cell), and where it is the user's, with the
-globals that it uses as they are now. A worker compares what it loaded with the identity that the request recorded.
+A function given as text is looked up again in every worker (`functions.lookup`). A function given as a Python object is
+pickled: by value if its module cannot be imported (a lambda, a closure, a notebook cell) or is the user's, together with the
+present values of the globals that it uses. A worker compares the loaded function with the identity in the request.
 
-Functions are called on copies that `load_chain` makes: each run, and each trial before it, begins with the state that they
-had when they were given.
+`load_chain` makes copies of the functions, and only copies are called: each run, and each trial before it, begins with the
+state that the functions had when the user passed them.
 
-Fingerprint and lineage record the identity. A built-in function has the one that `functions.traits` fixes, any other one that
-of its content and of the local files that it reaches (`datasets.user_code`).
+Fingerprint and lineage record the identity: for a built-in function the identity that `functions.traits` fixes, for any other
+function its content and the local files that it reaches (`datasets.user_code`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def identify(fn: Callable[..., Any], what: str = "the function") -> Identity:
 
 
 def is_builtin(fn: Callable[..., Any]) -> bool:
-    """Whether a function is built in; a wrapper of one has its attributes and is not."""
+    """Whether a function is built in. A wrapper of a built-in function has its attributes, but is not built in."""
     traits = traits_of(fn)
     return traits is not None and functions.find_builtin(traits.name) is fn
 
@@ -71,11 +71,11 @@ def is_builtin(fn: Callable[..., Any]) -> bool:
 def describe_arguments(
     args: Mapping[str, Any], name: str, fn: Callable[..., Any], *, builtin: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """The arguments of the function ``fn`` as JSON values, objects by their content; and the sha256 of all of them where JSON
-    does not tell them from others (a tuple from a list, the order of keys, what they share with the function). Built-in
-    functions take those alike.
+    """The arguments of the function ``fn`` as JSON values, objects by their content; and the sha256 of all arguments if JSON
+    loses a difference (tuple or list, the order of keys, objects shared with the function). Built-in functions ignore such
+    differences.
 
-    Raises UsageError for an argument that cannot be told from another one.
+    Raises UsageError for an argument whose content does not identify it.
     """
     described = {key: _to_json(value, _named(name, key)) for key, value in sorted(args.items())}
     if builtin or all(map(_is_json, args.values())):
@@ -104,7 +104,7 @@ def _named(name: str, key: str) -> str:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether a value is that JSON value and no other."""
+    """Whether JSON represents a value without loss."""
     if type(value) is list:
         return all(map(_is_json, value))
     if type(value) is dict:
@@ -127,7 +127,7 @@ def _to_json(value: Any, what: str) -> Any:
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR = "generator"
 STATISTICS = "statistics"
-#: Bytes of the pickle of a function that could be imported: it is sent with every task.
+#: Maximum bytes of the pickle of a function that could be imported instead: the pickle is sent with every task.
 _LARGEST_BY_VALUE = 1 << 20
 _PLAIN = (bool, int, float, str, type(None))
 #: The numbers of episodes and steps: passed only where the parameter has no default, as ``step`` may mean something else.
@@ -138,9 +138,9 @@ EPISODE, STEP = "episode", "step"
 class Function:
     """One function with its arguments; small and picklable. It is loaded from ``text`` or from ``payload``.
 
-    ``identity`` is that of the function, `record` that of the function with its arguments. `resolve` sets the rest: ``named``,
-    the functions that arguments name, ``argument_files``, the hashes of the local files that arguments reach, and ``together``,
-    the function and the arguments that are objects in one pickle: what is one object for them stays one.
+    ``identity`` covers the function, `record` also its arguments. `resolve` sets the rest: ``named``, the functions that
+    arguments name; ``argument_files``, the hashes of the local files that arguments reach; ``together``, one pickle of the
+    function and its arguments that are objects, so that an object shared by them stays shared.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Function:
     together: bytes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """In other processes the arguments that are objects come from ``together``."""
+        """The state for other processes, which unpickle object arguments from ``together``."""
         state = dict(vars(self))
         if self.together is not None and self.traits is None:
             state["args"] = {name: None if name in _objects(self.args) else value for name, value in self.args.items()}
@@ -176,26 +176,26 @@ class Function:
             raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
         args, given = _bound_arguments(given), _without_arguments(given)
         name, payload = qualified_name(given), _pickle(given)
-        # As workers get it: what an object leaves out when it is pickled decides nothing.
+        # Use the object as workers get it: state that pickling leaves out must not affect results.
         copy = _unpickle(payload, name)
         _check_globals(given, copy, name)
         return cls(name, None, folder, payload, identify(copy, name), args)
 
     @property
     def label(self) -> str:
-        """The last part of its name, by which ``--args`` may address it."""
+        """The last part of the function's name, by which ``--args`` may address the function."""
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """The function itself, to be looked at; loaded once in each process.
+        """The function itself, for inspection; loaded once in each process.
 
-        Raises FunctionError where this process loads another function than the one that the request recorded.
+        Raises FunctionError if the loaded function is not the one that the request recorded.
         """
         return _load(_Recorded(self.name, self.text, self.folder, self.payload, self.identity))
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """None for functions written in C that have none."""
+        """The signature; None for functions written in C without one."""
         try:
             return inspect.signature(self.load())
         except (TypeError, ValueError):
@@ -203,12 +203,12 @@ class Function:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Those of its signature; none for functions written in C that have no signature."""
+        """The parameters of its signature; empty for functions written in C without a signature."""
         return self.signature.parameters if self.signature is not None else {}
 
     @property
     def numbers(self) -> frozenset[str]:
-        """Which of EPISODE and STEP it asks for."""
+        """Which of EPISODE and STEP the function takes as arguments."""
         if self.traits is not None:
             return frozenset()
         empty = inspect.Parameter.empty
@@ -222,13 +222,13 @@ class Function:
 
     @property
     def fit(self) -> Fit | None:
-        """The first pass that it needs with these arguments."""
+        """The first pass that the function needs with these arguments, None if it needs none."""
         fit = self.traits.fit if self.traits else None
         return fit if fit is not None and fit.needed(**self.args) else None
 
     def resolve(self, given: str | Callable[..., Any]) -> Function:
-        """With what its arguments refer to; ``given`` is what was found. Raises what `find` raises, and UsageError for what
-        cannot be identified."""
+        """This function with the functions and files that its arguments refer to; ``given`` is the argument of `find`. Raises
+        what `find` raises, and UsageError for an argument that cannot be identified."""
         inner, named = self.args.get("fn"), dict[str, Function]()
         if isinstance(inner, str) and ":" in inner and is_builtin(self.load()):  # relabel_rewards
             named["fn"] = Function.find(inner, self.folder)
@@ -244,10 +244,10 @@ class Function:
         return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name), together=together)
 
     def record(self) -> dict[str, Any]:
-        """Its record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; after `resolve`.
+        """The record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; call after `resolve`.
 
-        Where there are any: ``files``, the hashes of the other local files that it or an argument reaches; ``args_sha256``,
-        that of arguments that their JSON values do not tell from others; ``fn_sha256``, that of a function named in one.
+        Optional: ``files``, the hashes of other local files that the function or an argument reaches; ``args_sha256``, the hash
+        of arguments that JSON does not represent without loss; ``fn_sha256``, the hash of a function that an argument names.
         """
         fn, args = self.load(), self.args
         if self.together is not None:
@@ -273,7 +273,7 @@ class Function:
         return record
 
     def check(self) -> None:
-        """Raise UsageError unless it can be called with its arguments."""
+        """Raise UsageError unless the function can be called with its arguments."""
         if self.traits is not None:
             self.traits.check(**self.args)
             return
@@ -299,7 +299,7 @@ class Function:
 
 
 def _plain_type(parameter: inspect.Parameter) -> str | None:
-    """``bool``, ``int`` or ``float`` where a parameter is annotated so, or without annotation has such a default."""
+    """``bool``, ``int`` or ``float`` if a parameter has this annotation, or no annotation and a default of this type."""
     annotation = parameter.annotation
     found = annotation if annotation is not inspect.Parameter.empty else type(parameter.default)
     name = found if isinstance(found, str) else getattr(found, "__name__", "")
@@ -307,7 +307,7 @@ def _plain_type(parameter: inspect.Parameter) -> str | None:
 
 
 class _Recorded(NamedTuple):
-    """Where a function is loaded from, and its identity by the request."""
+    """Where a function is loaded from, and its identity in the request."""
 
     name: str
     text: str | None
@@ -328,7 +328,7 @@ def _load(given: _Recorded) -> Callable[..., Any]:
 
 
 def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None:
-    """Raise FunctionError for another function than the one that the request recorded."""
+    """Raise FunctionError unless the function is the one that the request recorded."""
     found, own = identify(fn, name), f"the file of {name}"
     check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
     if found.content != wanted.content:
@@ -338,7 +338,7 @@ def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None
 
 
 def check_files(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> None:
-    """Raise FunctionError for files with other hashes than the request recorded, where both are known."""
+    """Raise FunctionError for files whose hash differs from the recorded one, if both are known."""
     edited = sorted(label for label, digest in wanted.items() if found.get(label, digest) != digest)
     if edited:
         message = f"{', '.join(edited)} was edited while the run started: this process would run other code"
@@ -356,7 +356,7 @@ def _unpickle(payload: bytes, name: str) -> Any:
 
 
 def _check_globals(given: Callable[..., Any], copy: Callable[..., Any], name: str) -> None:
-    """Raise UsageError where a copy lacks globals: functions are pickled without those that only bodies of classes name."""
+    """Raise UsageError if a copy lacks globals: pickles of functions omit globals that only class bodies inside them name."""
     given, copy = strip_partials(given), strip_partials(copy)
     if not isinstance(given, FunctionType) or not isinstance(copy, FunctionType):
         return
@@ -370,7 +370,7 @@ def _check_globals(given: Callable[..., Any], copy: Callable[..., Any], name: st
 
 
 def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a partial of a built-in function, which are those that ``args`` would give."""
+    """The arguments of a partial of a built-in function, in the form of ``args``."""
     traits = traits_of(fn)
     bound: dict[str, Any] = {}
     while traits is not None and isinstance(fn, functools.partial):
@@ -383,12 +383,12 @@ def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _without_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A built-in function inside partials of it; any other as it is."""
+    """The built-in function inside partials; any other function unchanged."""
     return strip_partials(fn) if traits_of(fn) is not None else fn
 
 
 def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) -> bytes:
-    """A function, or ``(function, objects)``. Raises UsageError where it cannot be pickled."""
+    """The pickle of a function, or of ``(function, objects)``. Raises UsageError if it cannot be pickled."""
     import cloudpickle  # a dependency of loky
 
     module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
@@ -419,7 +419,7 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
 
 
 def _local_module(value: Any) -> ModuleType | None:
-    """The user's module that a function is of, if it can be imported."""
+    """The user's module that defines a function, if it can be imported."""
     name = getattr(strip_partials(value), "__module__", None) if callable(value) else None
     module = sys.modules.get(name or "")
     if module is None or module.__name__ == "__main__" or not is_local_module(module.__name__):
@@ -428,8 +428,8 @@ def _local_module(value: Any) -> ModuleType | None:
 
 
 def _pickled(value: Any, importable: Collection[str]) -> bytes:
-    """Functions by value, with the classes of the modules ``importable`` by name: copies would be other classes than those of
-    their arguments."""
+    """Pickle functions by value, but classes of the modules ``importable`` by name: copied classes would differ from the
+    classes of the arguments."""
     import io
 
     import cloudpickle
@@ -443,7 +443,7 @@ def _pickled(value: Any, importable: Collection[str]) -> bytes:
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
                 return import_module, (obj.__name__,)  # cloudpickle takes only plain modules by name
             if tensordict is not None and isinstance(obj, tensordict.MemoryMappedTensor):
-                # It would be pickled as the name of its file, whose content may change while the run goes on.
+                # It would be pickled as the name of its file, whose content may change during the run.
                 return obj.detach().as_subclass(sys.modules["torch"].Tensor).clone().__reduce_ex__(2)
             return super().reducer_override(obj)
 
@@ -453,7 +453,7 @@ def _pickled(value: Any, importable: Collection[str]) -> bytes:
 
 
 def _is_importable(name: str) -> bool:
-    """Whether another process can import a module by its name; being loaded here is not enough."""
+    """Whether another process can import a module by its name; that it is loaded here is not enough."""
     path: Any = sys.path
     parts = name.split(".")
     for number in range(len(parts)):
@@ -472,7 +472,7 @@ def _is_importable(name: str) -> bool:
 class BoundFunction:
     """A function loaded to be called, with its arguments and statistics.
 
-    ``runs_users_code``: what it returns may lie in memory that it uses again, and it may change the process.
+    ``runs_users_code``: the function may return memory that it reuses, and may change the process.
     ``takes``: which of EPISODE and STEP it gets.
     """
 
@@ -496,11 +496,11 @@ class BoundFunction:
         return self._function(td, **passed, **numbers, **self._kwargs)
 
     def applies_to_states(self, td: Any) -> bool:
-        """Whether `map_states` may replace it: called once per state, not for observations and for successors."""
+        """Whether `map_states` may replace the function: called once per state, not for observations and for successors."""
         return self.traits is not None and self.traits.applies_to_states(td, **self._kwargs)
 
     def map_states(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """The state rows ``[n, ...]`` of one leaf, mapped; only where it applies to states."""
+        """The state rows ``[n, ...]`` of one leaf, mapped; only if `applies_to_states`."""
         assert self.traits is not None and self.traits.map_states is not None
         return self.traits.map_states(name, rows, **self._kwargs)
 
@@ -512,8 +512,8 @@ def load_chain(
 
     ``opened`` gets the files that they open when they are loaded, now or earlier in this process.
 
-    What functions change in installed packages and in modules that theirs import is not undone. Raises FunctionError where this
-    process would run other code than the request recorded.
+    Changes that functions made to installed packages, or to modules that their own modules import, are not undone. Raises
+    FunctionError if this process would run code other than the request recorded.
     """
     with opened:
         chain = _load_chain(functions, statistics)
@@ -526,7 +526,7 @@ def load_chain(
 
 
 def files_of_chain(functions: Sequence[Function]) -> dict[str, str]:
-    """The hashes of the local files that functions and their arguments reach, by module, but for their own."""
+    """The hashes of the local files that functions and their arguments reach, by module; the functions' own files excluded."""
     files: dict[str, str] = {}
     for one in functions:
         for fn in (one, *one.named.values()):
@@ -535,7 +535,7 @@ def files_of_chain(functions: Sequence[Function]) -> dict[str, str]:
 
 
 def check_loaded(functions: Sequence[Function]) -> None:
-    """Raise FunctionError where the functions have imported other files by now than the request recorded."""
+    """Raise FunctionError if the functions have meanwhile imported files that differ from the recorded ones."""
     check_files({label: loader.sha256 for label, loader in loaded_for_requests().items()}, files_of_chain(functions))
 
 
@@ -566,7 +566,7 @@ def _objects(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied(objects: dict[str, Any]) -> dict[str, Any]:
-    """A copy of arguments in which one object is still one; those that cannot be pickled as they are."""
+    """A copy of arguments that keeps shared objects shared; objects that cannot be pickled are not copied."""
     with suppress(UsageError):
         return _unpickle(_pickle(len, objects), "an argument")[1]
     copies = dict(objects)

@@ -1,4 +1,4 @@
-"""The functions of a run with everything that the process that distributes the work needs to know of them.
+"""The functions of a run, with all facts about them that the process that distributes the work needs.
 
 Looking up a function runs the user's module, which usually loads torch. Where there are worker processes, one of them does it
 (`examine_in_worker`), so that the process that distributes the work does not load torch.
@@ -52,9 +52,9 @@ def _parse_value(text: str) -> Any:
 
 
 def assign_arguments(functions: Sequence[Function], given: Mapping[str, Any]) -> list[Function]:
-    """The functions with their arguments. A name without a function goes to every function that takes it.
+    """The functions with their arguments. An argument without a function name goes to every function that takes it.
 
-    Raises UsageError where none does.
+    Raises UsageError for an argument that no function takes.
     """
     args: list[dict[str, Any]] = [{} for _ in functions]
     for name, value in given.items():
@@ -104,8 +104,8 @@ Per = Literal["batch", "sample", "episode"]
 class FunctionChain:
     """Functions with their arguments, applied one after the other; small and picklable.
 
-    ``per``: what they get at a time. ``identities``: their records in the lineage. ``needs_fit``: whether each needs a first
-    pass. ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
+    ``per``: what each call gets. ``identities``: the functions' records in the lineage. ``needs_fit``: whether each needs a
+    first pass. ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
     """
 
     functions: tuple[Function, ...]
@@ -116,7 +116,7 @@ class FunctionChain:
 
     @property
     def folder(self) -> Path:
-        """Where functions are looked up, and files that they open are named from."""
+        """The folder in which functions are looked up and to which names of files that they open are relative."""
         return self.functions[0].folder
 
     @property
@@ -133,7 +133,7 @@ def examine_functions(
     Raises FunctionNotFoundError, FunctionError for a module that cannot be imported, UsageError for objects that are no
     functions, for invalid arguments, and for a ``per`` that a function does not support.
     """
-    with by_content():  # a look at a module may import another one
+    with by_content():  # inspecting a module may import another one
         functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
         for number, fn in enumerate(functions):
             fn.check()
@@ -154,7 +154,7 @@ def examine_functions(
 
 
 def _records(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
-    """Raises UsageError where two functions import different files under one name: only one of them can be loaded."""
+    """The functions' records. Raises UsageError if two import different files under one name: only one can be loaded."""
     records, known = tuple(fn.record() for fn in functions), dict[str, str]()
     for fn, record in zip(functions, records):
         for label, digest in record.get("files", {}).items():
@@ -167,7 +167,7 @@ def _records(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
 def examine_in_worker(
     given: Sequence[str], args: Mapping[str, Any], folder: Path, per: Per | None, chunk: object, on_block: object
 ) -> dict[str, Any]:
-    """The same as the work of an engine; the chunk is not used. Returns ``{chain}``."""
+    """`examine` as the work of an engine; the chunk is not used. Returns ``{chain}``."""
     return {"chain": examine_functions(given, args, folder, per)}
 
 

@@ -1,4 +1,4 @@
-"""The Python function ``rbdata.preprocess``, and which steps of which datasets a run reads."""
+"""The Python function ``rbdata.preprocess``, and the choice of the steps and datasets that a run reads."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def make_request(
     root: Path | None = None,
     **options: Any,
 ) -> Request:
-    """The request of a run over one dataset, or several one after the other, of which ``select`` makes what is read.
+    """The request of a run over one dataset, or over several one after the other; ``select`` chooses what is read of them.
 
-    A single id stays one: workers open the folder, and this process does not load torch. Raises as `datasets.local.find`.
+    A single id stays an id: workers open the folder, and this process does not load torch. Raises as `datasets.local.find`.
     """
     from ..datasets.local import open_dataset
     from .request import Request

@@ -22,9 +22,9 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 REWARD = "next/reward"
 RESULT_FLAGS = tuple("next/" + flag for flag in FLAGS)
 
-#: The least ratio of sizes that makes ``auto`` compress rows.
+#: The smallest compression ratio at which ``auto`` compresses rows.
 LEAST_RATIO = 1.5
-#: The rows that a dictionary is trained on, at most.
+#: Maximum number of rows that a dictionary is trained on.
 SAMPLE_ROWS = 2048
 
 
@@ -72,7 +72,7 @@ def observation_pairs(names: Mapping[str, Any]) -> list[str]:
 def choose_schema(
     shapes: Shapes, unchained: Mapping[str, int], before: Schema, *, ted: bool, codecs: Mapping[str, str]
 ) -> Schema:
-    """The schema for results of these shapes. ``codecs``: those of state leaves, raw by default."""
+    """The schema for results of these shapes. ``codecs``: the codecs of state leaves, raw by default."""
     leaves: list[Leaf] = []
     states = {name for name in observation_pairs(shapes) if not ted and _is_state(name, shapes, unchained, before)}
     for name, (dtype, shape) in shapes.items():

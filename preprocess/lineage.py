@@ -1,12 +1,12 @@
 """The lineage of a preprocessed dataset, a JSON object in its manifest:
 
 input          {id, content, steps, episodes, source, lineage}: the dataset it was made from. ``content`` is the sha256
-               of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input. Of a view
+               of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input. For a view
                there are ``parents``, the same of the datasets that it shows; ``content`` is that of the view
 functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
-process        default dtype, deterministic algorithms, decimal context, where they are not Python's and torch's
+process        default dtype, deterministic algorithms, decimal context, if not the defaults of Python and torch
 statistics     {function: ...}: the results of first passes
 opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
                (`datasets.user_code.opened_files`)
@@ -45,7 +45,7 @@ def describe_input(manifest: Manifest) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what may affect a result."""
+    """The versions of packages that may affect a result, and of Python."""
     return {
         "rbdata": __version__,
         "torch": version("torch"),  # without importing it
@@ -91,7 +91,7 @@ def leaf_changes(probe: ProbeResult) -> dict[str, list[str]]:
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
+    """The differences between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
     changed: list[str] = []
     old, new = (list(record.get("functions") or ()) for record in (before, after))
     if [fn.get("function") for fn in old] != [fn.get("function") for fn in new]:

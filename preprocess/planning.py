@@ -1,12 +1,12 @@
-"""What is found out before parts are made: statistics, the leaves of the result, the time that functions take.
+"""Work before parts are made: statistics, the leaves of the result, the time that functions take.
 
 All of it is work for the engine (`Workers`). Nothing here imports torch at the top, so that the process that distributes
 the work need not load it.
 
-- First passes (`collect_statistics`): what a function needs of all data before it can be called. The partial statistics of
-  each section are a small file in the working folder, so that an interrupted pass can be continued. They are merged in order,
-  so that sums do not depend on the order in which workers finish. Where functions come before it, which may be slow, few
-  sections are cut into more pieces, which follow from the data alone as well.
+- First passes (`collect_statistics`): statistics over all data that a function needs before it can be called. The partial
+statistics of each section are a small file in the working folder, so that an interrupted pass can be continued. They are
+merged in order, so that sums do not depend on the order in which workers finish. If other, possibly slow functions come
+first, few sections are cut into more pieces, which also follow from the data alone.
 - The functions are tried on the first steps (`prepare_layout`): the first result decides the leaves of the new dataset.
 - A dry run (`dry_run`) makes a few chunks; nothing is written to the root.
 """
@@ -51,7 +51,7 @@ def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **o
 class FilesOfRun:
     """The files that functions opened in the processes of a run (`user_code.opened_files`), and in those before it.
 
-    ``states`` by label. Where a part is recorded, what it adds is recorded with it.
+    ``states`` by label. The record of each part includes the files that were first opened for it.
     """
 
     def __init__(self, writer: DatasetWriter | None = None) -> None:
@@ -62,18 +62,18 @@ class FilesOfRun:
         self._new: dict[str, str] = {}
 
     def take(self, opened: Mapping[str, str]) -> None:
-        """Add those that a worker opened. Raises FunctionError for a file that was changed meanwhile."""
+        """Add the files that a worker opened. Raises FunctionError for a file that has changed since it was first opened."""
         self._new |= merge(self.states, opened)
 
     def new(self) -> dict[str, Any]:
-        """What is to be recorded since the last call: ``{opened}``, or nothing."""
+        """The files added since the last call, for the journal: ``{opened}``, or an empty record."""
         new, self._new = self._new, {}
         return {"opened": new} if new else {}
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the work of a run is done, who hears of it, and the files that functions open in it."""
+    """The engine that does the work of a run, the listener to its progress, and the files that functions open in the run."""
 
     engine: Engine
     listener: Listener
@@ -93,7 +93,7 @@ class Workers:
             yield index, record
 
 
-#: The pieces of a pass through other functions, at least, where there are as many batches or episodes.
+#: Minimum number of pieces of a pass through other functions, if the data have that many batches or episodes.
 LEAST_PIECES = 32
 
 
@@ -239,7 +239,7 @@ def passthrough_leaves(context: RunContext, probe: ProbeResult) -> list[str]:
 
 
 def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
-    """Codec, dictionary and bytes per row of an unchanged leaf: those of the input, so that its rows can be copied."""
+    """Codec, dictionary and bytes per row of an unchanged leaf, taken from the input so that its rows can be copied."""
     path, manifest = context.source.folders[0]
     codec = codec_of(manifest.schema[name])
     return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, manifest.states)
@@ -266,7 +266,7 @@ def _sample_results(
 
 
 def _split(sections: Sequence[Chunk], count: int) -> list[Chunk]:
-    """About ``count`` pieces of fewer sections, renumbered, so that small datasets give as many rows."""
+    """About ``count`` pieces of fewer sections, renumbered, so that small datasets give equally many rows."""
     each = -(-count // len(sections))
     pieces: list[Chunk] = []
     for section in sections:
@@ -276,7 +276,7 @@ def _split(sections: Sequence[Chunk], count: int) -> list[Chunk]:
     return pieces
 
 
-#: Chunks from all parts of the data that are made, at most.
+#: Maximum number of chunks that a dry run makes; they are spread over the data.
 TRIED_CHUNKS = 4
 
 

@@ -1,4 +1,4 @@
-"""What workers return or write for the process that distributes the work: records for the journal, small files of arrays."""
+"""Data from workers for the process that distributes the work: records for the journal, small files of arrays."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from .layout import Shapes
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the functions made of the first steps.
+    """The result of the functions for the first steps.
 
     - ``before``, ``after``: dtypes and shapes of the leaves.
-    - ``unchained``: observations whose successor is not that of the following step, with the first such row.
+    - ``unchained``: observations whose successor is not the observation of the following step, with the first such row.
     - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
     - ``passthrough``: compressed leaves that no function changed.
-    - ``dropped``: episodes; ``nans``: NaN values by leaf that the input does not have; ``step_seconds``: what one step takes.
+    - ``dropped``: number of dropped episodes; ``nans``: NaN values by leaf that the input does not have; ``step_seconds``: the
+    time of one step.
     """
 
     before: Shapes
@@ -65,7 +66,7 @@ _PROBE_KEYS = (
 
 
 def unchained_error(function: str, name: str, where: str) -> ResultError:
-    """For a state leaf whose successor is not the observation of the following step."""
+    """The error for a state leaf whose successor is not the observation of the following step."""
     message = (
         f"{function} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
         "in the first result they were equal, so that each is stored once"
@@ -74,13 +75,13 @@ def unchained_error(function: str, name: str, where: str) -> ResultError:
 
 
 def nothing_left_error(functions: Sequence[str], dataset_id: str) -> ResultError:
-    """For a chain of which any function may have dropped the episodes."""
+    """The error if no episode is left; any function of the chain may have dropped them."""
     message = f"{', '.join(functions)} dropped every episode of {dataset_id}: nothing is left"
     return ResultError(message, hint="a dataset has at least one step")
 
 
-#: Bits of ``lost_edges``, a number for each episode of the view: a function made several episodes of it, and one after it
-#: dropped the first of them, or the last.
+#: Bits of ``lost_edges``, a number for each episode of the view: one function split the episode, and a later function dropped
+#: the first piece, or the last.
 FIRST, LAST = 1, 2
 
 
@@ -94,7 +95,7 @@ def unpack_counts(text: str) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").astype(np.int64)
 
 
-#: Rows of results that each sampled chunk gives.
+#: Number of rows of results from each sampled chunk.
 ROWS_PER_SAMPLE = 128
 
 
@@ -144,7 +145,7 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], str]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file holds what `save_arrays` wrote; it is removed where it does not."""
+    """Whether a file holds what `save_arrays` wrote; any other file is removed."""
     try:
         load_arrays(path)
     except ResultError:

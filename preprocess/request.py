@@ -1,8 +1,8 @@
-"""A request from what the user asks for to what workers get.
+"""The forms of a request, from the user's arguments to the configuration of workers.
 
-Request       what the user asks for, with `ReadOptions`: how the steps of the input are read
+Request       the user's arguments, with `ReadOptions`: how the steps of the input are read
 RunContext    the request bound to its input, its destination and its chunks: all that is known before anything is written
-RunConfig     what workers need of it; small and picklable, with the `CallerSettings` of the process that asks
+RunConfig     the part that workers need; small and picklable, with the `CallerSettings` of the requesting process
 Preprocessed  the outcome; `DryRun` is that of a dry run
 """
 
@@ -87,14 +87,14 @@ class Request:
     - ``id``: the dataset to read, an id or a folder; or ``dataset``, one that is open (a view). ``dest``: the id of the
       dataset to make.
     - ``functions``: text (`functions.lookup`) or callables, applied one after the other; ``args``: their `arguments`.
-    - ``per``: what they get at a time: a ``batch`` of steps, one ``sample``, one ``episode``; None: as they need it.
+    - ``per``: the input of one call: a ``batch`` of steps, one ``sample``, one ``episode``; None: as the functions need it.
     - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
     - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
       and 16,384 at most). It affects the result where a function
       draws random numbers or computes over the whole batch.
-    - ``codec`` of observations that are stored once per state: ``auto`` compresses where that saves a third. ``layout``
+    - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third. ``layout``
       ``ted`` stores observations and successors, raw.
-    - ``seed``: the random numbers of every batch or episode follow from it and from the number of its first step.
+    - ``seed``: determines the random numbers of every batch or episode, together with the number of its first step.
     - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
@@ -139,10 +139,10 @@ class Request:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run found: the probe, with the counts of the chunks that were made, and how the result would be stored.
+    """The outcome of a dry run: the probe, with the counts of the chunks that were made, and how the result would be stored.
 
     ``after``: dtypes and shapes of the stored leaves. ``stored``: how each of them is stored, such as ``state zstd``.
-    ``seconds``: what the chunks took, one after the other; ``estimated_seconds`` is for all of them, in processes.
+    ``seconds``: the time of these chunks, one after the other; ``estimated_seconds``: for all chunks, with several processes.
     """
 
     functions: Sequence[str]
@@ -156,7 +156,7 @@ class DryRun:
 
 @dataclass(frozen=True)
 class Preprocessed(Outcome):
-    """What a run did. ``warnings`` are sentences for the user."""
+    """The outcome of a run. ``warnings`` are sentences for the user."""
 
     dry_run: DryRun | None = None
     warnings: Sequence[str] = ()
@@ -164,7 +164,7 @@ class Preprocessed(Outcome):
 
 @dataclass(frozen=True)
 class CallerSettings:
-    """Settings of the process that asks for a run, which functions get in every worker; None where they are the defaults."""
+    """Settings of the requesting process that are applied in every worker; None for defaults."""
 
     dtype: str | None = None
     deterministic: bool | None = None
@@ -182,7 +182,7 @@ class CallerSettings:
 
     @classmethod
     def read(cls) -> CallerSettings:
-        """Those of this process. What has not been imported has its defaults."""
+        """The settings of this process. Modules that are not imported have their defaults."""
         torch: Any = sys.modules.get("torch")
         found: dict[str, Any] = {}
         if torch is not None:
@@ -196,7 +196,7 @@ class CallerSettings:
         return cls(**found)
 
     def to_json(self) -> dict[str, str]:
-        """Those that are not the defaults."""
+        """The settings that are not the defaults."""
         return {name: str(value) for name, value in asdict(self).items() if value is not None}
 
 
@@ -207,9 +207,9 @@ def _decimal_values(context: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Input:
-    """What a run reads: the dataset in the folder ``path``, whose content is ``content``, or one that is open.
+    """The input of a run: the dataset in the folder ``path``, whose content is ``content``, or an open dataset.
 
-    ``folders``: where its rows lie as they are stored, with their manifests; none where some lie elsewhere.
+    ``folders``: the folders that hold its stored rows, with their manifests; empty if some rows are not in such a folder.
     """
 
     path: Path
@@ -219,7 +219,7 @@ class Input:
 
     @classmethod
     def at(cls, path: Path) -> Input:
-        """That in a folder. Raises as `storage.manifest.read_manifest`."""
+        """The dataset in a folder as an input. Raises as `storage.manifest.read_manifest`."""
         manifest = read_manifest(path)
         return cls(path, manifest, ((path, manifest),))
 
@@ -229,7 +229,7 @@ class Input:
 
     @cached_property
     def copyable(self) -> dict[str, Path]:
-        """The compressed leaves that are encoded alike in all its folders, so that rows can be copied, and a folder of each."""
+        """The compressed leaves that all folders encode alike, so that rows can be copied, each with one of the folders."""
         if not self.folders:
             return {}
         (first, manifest), *others = self.folders
@@ -248,17 +248,17 @@ class Input:
 
     @property
     def opener(self) -> Callable[[], Dataset]:
-        """Opens it in another process; small and picklable."""
+        """A function that opens the dataset in another process; small and picklable."""
         if self.dataset is not None:
             return partial(_itself, self.dataset)
         return partial(_open, self.path, self.manifest.content)
 
     def describe(self) -> str:
-        """Where it lies."""
+        """The location of the dataset, for messages."""
         return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
 
     def replaced(self) -> bool:
-        """Whether one of its folders holds other content by now."""
+        """Whether the content of one of its folders has changed meanwhile."""
         with suppress(RbdataError, OSError):
             return any(read_manifest(path).content != manifest.content for path, manifest in self.folders)
         return False
@@ -278,11 +278,11 @@ def _itself(dataset: Dataset) -> Dataset:
 class RunConfig:
     """The configuration of a run; small and picklable.
 
-    - ``run``: the fingerprint of the run. ``attempt`` is another one in every run: what a worker keeps is for one.
+    - ``run``: the fingerprint of the run. ``attempt`` differs in every run: a worker reuses open objects within one attempt.
     - ``open``: opens the input; ``copyable``: see `Input`; ``inputs``: its folders. ``folder``: where parts and samples are
       written.
     - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
-    - ``statistics``: those of each function, None where it needs none or where they are not known yet.
+    - ``statistics``: the statistics of each function, None if it needs none or if they are not known yet.
     """
 
     run: str
@@ -301,7 +301,7 @@ class RunConfig:
 
     @cached_property
     def key(self) -> str:
-        """Equal for configurations that read and call alike: a worker keeps what it opened for one."""
+        """Equal for configurations that read and call alike: a worker reuses open objects while the key stays the same."""
         return fingerprint({"run": self.run, "attempt": self.attempt, "statistics": list(self.statistics)})
 
     @property
@@ -333,7 +333,7 @@ class RunContext:
 
     @property
     def input(self) -> Manifest:
-        """What is stated of the input."""
+        """The manifest of the input."""
         return self.source.manifest
 
     def choose_chunk_steps(self, step_seconds: float, parallel: int) -> int:
@@ -350,13 +350,13 @@ class RunContext:
 
     @property
     def chunks_of_sections(self) -> list[tuple[int, int]]:
-        """The number of the first chunk of each section, and of the first one after it."""
+        """For each section, the number of its first chunk and of the first chunk after it."""
         starts = [chunk.start for chunk in self.chunks]
         firsts = [bisect_left(starts, section.start) for section in self.sections]
         return list(pairwise([*firsts, len(starts)]))
 
     def find_existing(self) -> Manifest | None:
-        """The manifest at the destination if this very run has made it. Raises DatasetExistsError for other datasets."""
+        """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
         if not self.place.exists():
             self.place.check_free()
             return None
@@ -376,7 +376,7 @@ class RunContext:
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
     def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
-        """What remains to be done: ``steps`` of the result, ``disk_bytes`` to be written; ``done`` chunks are finished.
+        """The remaining work: ``steps`` of the result, ``disk_bytes`` to write; ``done`` chunks are finished.
 
         Without ``measured``, functions that may drop steps were tried on a few episodes only: both are upper bounds.
         """

@@ -1,12 +1,13 @@
 """Results of functions: the checks of what a function returned, successors, rows that no function changed.
 
-It must be a TensorDict on the CPU with a valid key for every tensor and one row per step. Reward and flags that it dropped are
-copied from the input where the number of steps is the same. The checked result is called *columns*: tensors by path,
+A result must be a TensorDict on the CPU with a valid key for every tensor and one row per step. If a function dropped reward
+or flags, they are copied from the input, provided that the number of steps is the same. The checked result is called
+*columns*: tensors by path,
 ``[steps, ...]``, with reward and flags in the form of TED.
 
-What the checks need of the input is copied before the function is called, because it may modify its input in place.
-A function may return views of memory that it uses again for its next result: results that are kept until then are `copied`.
-The next function of a chain gets what it would read if the result had been stored (`as_stored`).
+Data of the input that the checks need are copied before the call, because the function may modify its input in place.
+A function may return views of memory that it reuses for its next result: results that are kept until then are `copied`.
+The next function of a chain gets the result as it would be read if it had been stored (`as_stored`).
 
 Compressed rows that no function changed are copied as they are stored, because most of the time goes into compression.
 
@@ -103,7 +104,7 @@ def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
         problem = _problem(parts, value, steps)
         if problem is not None:
             raise ResultError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
-        columns[path] = value.detach().resolve_neg()  # a negation that torch puts off until the tensor is read
+        columns[path] = value.detach().resolve_neg()  # torch defers negations until the tensor is read
     return columns
 
 
@@ -185,7 +186,7 @@ def _complete_flags(
     """``done = terminated | truncated``, and done where an episode ends."""
     done, terminated, truncated = (columns[path] for path in RESULT_FLAGS)
     either = terminated | truncated
-    # Where only the other two changed, done follows.
+    # If only the other two changed, done is computed from them.
     if not torch.equal(done, either) and not torch.equal(done, before["next/done"]):
         row = int((done != either).nonzero()[0, 0])
         message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
@@ -229,7 +230,7 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
 def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
     """A checked result as the TensorDict that would be read if it had been stored: dense, and with the flags at the root.
 
-    ``copy``: the tensors may share memory, with each other or with what the function keeps.
+    ``copy``: the tensors may share memory, with each other or with tensors that the function keeps.
     """
     if copy:
         columns = copied(columns)
@@ -242,7 +243,7 @@ def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
 
 
 def keeps_bookkeeping(td: TensorDictBase, out: TensorDictBase) -> bool:
-    """Whether the result of a built-in function has the flags of its input themselves, and rewards that can be stored.
+    """Whether the result of a built-in function has the very flag tensors of its input, and rewards that can be stored.
 
     Such a result needs neither to be completed nor to be split into episodes.
     """
@@ -255,7 +256,7 @@ def keeps_bookkeeping(td: TensorDictBase, out: TensorDictBase) -> bool:
 
 
 def copied(columns: Columns) -> Columns:
-    """A result in memory of its own."""
+    """A result in new memory."""
     return {path: rows.clone(memory_format=torch.contiguous_format) for path, rows in columns.items()}
 
 
@@ -270,13 +271,13 @@ def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
 
 
 class CollectedSteps:
-    """The results of single steps, batch ``[]``, copied as they come."""
+    """The results of single steps, batch ``[]``, copied when they are added."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
-        #: The paths of each dtype, and a row for each step with the elements of all of them. To copy each tensor on its own
-        #: would take several times as long, mostly for the number of objects.
+        #: The paths of each dtype, and a row per step with the elements of all tensors of the dtype. Copying each tensor
+        #: separately would take several times as long, mostly because of the number of objects.
         self._paths: dict[torch.dtype, list[str]] = {}
         self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
 
@@ -294,7 +295,7 @@ class CollectedSteps:
             message = f"{self._name} returned other keys than before ({odd!r}), for {where}"
             raise ResultError(message, hint="every result must have the keys of the first one")
         if {path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()} != self._kinds:
-            columns_of(sample.unsqueeze(0), self._name, where)  # may say more
+            columns_of(sample.unsqueeze(0), self._name, where)  # may raise a more specific error
             hint = "every result must have the dtypes and shapes of the first one"
             raise ResultError(f"{self._name} returned steps of different shapes or dtypes, for {where}", hint=hint)
         for dtype, paths in self._paths.items():
@@ -397,10 +398,10 @@ class StepRun:
 
 
 def split_runs(place: torch.Tensor, done: torch.Tensor) -> list[StepRun] | None:
-    """The steps of a batch in runs; None where the states of the result are not consecutive rows of the input.
+    """The steps of a batch in runs; None if the states of the result are not consecutive rows of the input.
 
-    ``done`` (bool ``[steps]``): after which steps an episode of the result ends. An episode that ends where that of the input
-    continues, or continues where that of the input ends, has other states.
+    ``done`` (bool ``[steps]``): after which steps an episode of the result ends. The states differ if an episode ends where
+    the episode of the input continues, or continues where that ends.
     """
     gaps = place[1:] - place[:-1]
     consecutive = torch.where(done[:-1], gaps >= 2, gaps == 1)  # between two episodes there is a final state
@@ -413,9 +414,9 @@ def split_runs(place: torch.Tensor, done: torch.Tensor) -> list[StepRun] | None:
 def find_passthrough(
     source: SourceStates, columns: Mapping[str, torch.Tensor], names: Collection[str]
 ) -> tuple[list[str], list[StepRun]]:
-    """Those of the leaves ``names`` whose rows in a result, and whose successors, are bit by bit those of the input.
+    """The leaves among ``names`` whose rows and successors in a result are bit by bit those of the input.
 
-    Also the runs that the result consists of; no leaves where it does not consist of runs.
+    Also returns the runs that the result consists of; no leaves if it does not consist of runs.
     """
     runs = split_runs(source.place, columns["next/done"].view(-1)) or []
     found = [

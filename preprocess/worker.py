@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 class PartWriter:
     """Writes the results of chunk ``number`` into ``folder``, leaf by leaf, and checks successors.
 
-    ``name`` is that of the function, for messages; ``shapes`` are those of all results; ``source`` is the input, of which
-    the rows of some leaves may be copied (`Input.copyable`).
+    ``name``: the name of the function, for messages. ``shapes``: the shapes of all results. ``source``: the input, whose
+    rows may be copied for some leaves (`Input.copyable`).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PartWriter:
         self._done = True
 
     def add(self, columns: Columns, where: str, source: SourceStates | None) -> None:
-        """Append rows. ``where`` describes them in messages; ``source``: the states of the input that they may be.
+        """Append rows. ``where`` describes them in messages; ``source``: the states of the input that the rows may equal.
 
         Leaves that were not decoded have no columns, and are copied. Raises ResultError for successors of a state leaf that
         are not the observation of the following step.
@@ -160,7 +160,7 @@ class PartWriter:
 def _in_state_order(
     rows: torch.Tensor, successors: torch.Tensor, done: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
-    """Root rows, and after the last row of each episode its successor."""
+    """The root rows, with the successor inserted after the last row of each episode."""
     if not len(ends):
         return rows
     place = torch.arange(len(rows)) + done.cumsum(0) - done.long()
@@ -175,14 +175,14 @@ def _hash_row(row: torch.Tensor) -> str:
 
 
 def _is_copyable(folder: Path, leaf: Leaf, source: Dataset, stored: Path | None) -> bool:
-    """Whether the leaf of the input has the codec and dictionary of this one; ``stored`` is a folder that has them."""
+    """Whether the leaf of the input has the codec and dictionary of ``leaf``; ``stored`` is a folder that has them."""
     old = source.schema.get(leaf.name)
     return old is not None and stored is not None and codec_of(leaf).is_like(folder, old, stored)
 
 
-#: Episodes that are tried for the rows of a sampled chunk.
+#: Maximum number of episodes that are tried for the rows of a sampled chunk.
 _EPISODES_PER_SAMPLE = 4
-#: Kept episodes that decide the leaves, at most.
+#: Maximum number of kept episodes that decide the leaves.
 _MOST_EPISODES = 16
 
 _opened: dict[tuple[str, str], Applier] = {}
@@ -193,8 +193,8 @@ _files: dict[str, OpenedFiles] = {}
 def open_applier(config: RunConfig, purpose: str) -> Applier:
     """The applier of a configuration for one ``purpose``; each process keeps the last one.
 
-    Each purpose has functions of its own: those that make the data have not been called by a trial or a first pass, which
-    would change the state that a function keeps (a counter, say).
+    Each purpose has its own copies of the functions: a trial or a first pass must not change the state (such as a counter) of
+    the copies that make the data.
     """
     key = (config.key, purpose)
     if key not in _opened:
@@ -211,9 +211,9 @@ def _files_of(config: RunConfig) -> OpenedFiles:
 
 
 def opened_files(config: RunConfig) -> dict[str, str]:
-    """The files that functions opened in this process, see `datasets.user_code.opened_files`; not their own code.
+    """The files that functions opened in this process, except their own code; see `datasets.user_code.opened_files`.
 
-    Raises FunctionError for files that changed meanwhile, and where functions imported other code than the request recorded.
+    Raises FunctionError for files that changed meanwhile, and if functions imported code other than the request recorded.
     """
     functions = config.chain.functions
     check_loaded(functions)
@@ -223,7 +223,7 @@ def opened_files(config: RunConfig) -> dict[str, str]:
 
 
 def close_appliers() -> None:
-    """Close what is open in this process."""
+    """Close the open appliers of this process."""
     _opened.clear()
     _files.clear()
 
@@ -323,7 +323,7 @@ def _typical(episodes: list[Chunk]) -> Chunk:
 
 
 def _measure(applier: Applier, span: Chunk, seconds: float) -> float:
-    """The seconds that a step takes, from a batch or an episode; from a piece of a batch that took ``seconds`` before."""
+    """Seconds per step, measured on a batch or an episode; on a piece of the batch if it took more than one second before."""
     if seconds > 1 and not applier.config.whole_episodes:
         span = split(span, applier.view.episodes, max(1, span.rows // 16), False)[0]
     began = time.perf_counter()

@@ -59,9 +59,9 @@ def _find_in(module: ModuleType, text: str) -> Callable[..., Any]:
 
 
 def check_session(text: str, folder: Path) -> None:
-    """Raise UsageError where this process has modules of the function with other values than their files set.
+    """Raise UsageError if modules of the function hold values in this process that differ from those that their files set.
 
-    Other processes would run it with those of the files.
+    Other processes would run the function with the values from the files.
     """
     where, _, name = text.rpartition(":")
     if is_builtin_name(text) or not where or not name:
@@ -72,7 +72,7 @@ def check_session(text: str, folder: Path) -> None:
     found = find_function(text, folder)
     try:
         is_same = content_hash(found) == content_hash(_find_in(fresh, text))
-    except UsageError:  # said where it is identified
+    except UsageError:  # reported when the function is identified
         return
     if not is_same:
         message = f"{text} reads a variable that this program has set to something else than its file does"
@@ -87,8 +87,8 @@ _used: set[str] = set()
 def find_unused(named: Sequence[tuple[str, Path]]) -> list[Callable[..., Any]]:
     """The functions that texts name, each relative to a folder, from modules whose functions have not been called.
 
-    A user's module runs again where `find_unused` gave functions of it before, or the program has imported it. It stays what
-    others import. Functions of one module share its state. Raises as `find_function`.
+    A user's module runs again if an earlier `find_unused` returned functions of it, or if the program has imported it; other
+    modules keep importing the first copy. Functions of one module share its state. Raises as `find_function`.
     """
     modules: dict[str, ModuleType] = {}
     functions = []

@@ -1,15 +1,15 @@
-"""The runtime: batches from a dataset, or from what a training run collects.
+"""The runtime: batches from a dataset, or from records that a training run collects.
 
 Reading order:
 
-1. `buffer`: a storage, a sampler, a writer and transforms; `pipeline`: how `sample` makes a batch of them.
+1. `buffer`: a storage, a sampler, a writer and transforms; `pipeline`: how `sample` makes a batch with them.
 2. `draw` (the steps of a batch) by `samplers`, `batches` (how they are read), `timeline` (where episodes end),
    `prefetch` (batches made ahead of time in threads), `transforms`.
 3. `storages`: where records are kept; `writers`: which row a new record goes to.
 4. `tensordict_buffer`, `hindsight` (goals) and `ensemble` (several buffers as one).
 5. `checkpoint` and `saving`: buffers and their parts in files; `loading`: from options to a buffer over a dataset;
    `iterable`: data loaders; `overrides`: methods of users' subclasses; `locks`: between processes, and when one forks.
-6. `online`: what training online adds.
+6. `online`: additions for online training.
 """
 
 from __future__ import annotations

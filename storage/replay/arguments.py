@@ -2,7 +2,8 @@
 
 `ReplayBuffer` documents the arguments and has their defaults. A class that passes them on takes ``**options:
 Unpack[BufferOptions]``: editors and type checkers read the names and types from here, ``inspect.signature`` through
-`keywords.with_options`. An argument that a class has by itself must not be in its options as well: hence the pieces.
+`keywords.with_options`. The types are split into pieces because an argument that a class declares itself must not also be in
+its options.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Part = TypeVar("Part", Storage, Sampler, Writer)
 
 
 def resolve_storage(given: Any) -> Storage:
-    """A storage: as `resolve` has it, or that of a dataset. Raises UsageError for anything else."""
+    """A storage: resolved by `resolve`, or made for a dataset. Raises UsageError for anything else."""
     if isinstance(given, (Dataset, str, os.PathLike)):
         return DatasetStorage(given)
     example = "LazyTensorStorage(1_000_000), or the path of a dataset"
@@ -37,7 +38,7 @@ def resolve_storage(given: Any) -> Storage:
 
 
 def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: str) -> Part:
-    """A part of this kind: as given, made by a class or function, or the default. Raises UsageError for anything else."""
+    """A part of this kind: as given, made by a given class or function, or the default. Raises UsageError for anything else."""
     if given is None:
         return default()
     made = given() if callable(given) and not isinstance(given, kind) else given
@@ -48,7 +49,7 @@ def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: 
 
 
 def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
-    """Raise UsageError where the parts of a buffer do not work together, or not for this use."""
+    """Raise UsageError if the parts of a buffer do not work together, or do not support this use."""
     if use.world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
         message = (
             f"{use.world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
@@ -67,14 +68,14 @@ def check_frame_stack(frame_stack: Any) -> int:
 
 
 def check_seed(seed: Any) -> int:
-    """Raises UsageError for other values than seeds."""
+    """The seed. Raises UsageError for any value that is not a seed."""
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
         raise UsageError(f"seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
     return int(seed)
 
 
 def check_batch_size(batch_size: Any) -> int:
-    """Raises SamplingError for an invalid batch size."""
+    """The batch size. Raises SamplingError if it is invalid."""
     whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
     if not whole or not 1 <= batch_size <= MOST_RECORDS:
         message = f"batch_size must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {batch_size!r}"
@@ -93,7 +94,7 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
 
 
 def rank_seed(seed: int, rank: int) -> int:
-    """A seed of its own for each of several processes."""
+    """A different seed for each of several processes."""
     return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -104,7 +105,7 @@ def make_generator(seed: int) -> torch.Generator:
 
 
 class ServiceOptions(TypedDict, total=False):
-    """TorchRL's, without effect here."""
+    """Options of TorchRL that have no effect here."""
 
     compilable: bool | None
     service_backend: str
@@ -114,7 +115,7 @@ class ServiceOptions(TypedDict, total=False):
 
 
 class EnsembleOptions(ServiceOptions, total=False):
-    """Of `ReplayBufferEnsemble`; without effect either, as its members are made before it and save themselves."""
+    """Options of `ReplayBufferEnsemble` without effect, because its members are made before it and save themselves."""
 
     checkpointer: Any
     delayed_init: bool | None
@@ -122,7 +123,7 @@ class EnsembleOptions(ServiceOptions, total=False):
 
 
 class CommonOptions(ServiceOptions, total=False):
-    """Those that no class has by itself."""
+    """Options that every class passes on."""
 
     sample_unit: Any
     transform_factory: Callable[[], Any] | None
@@ -171,19 +172,19 @@ class PriorityKeyOptions(TypedDict, total=False):
 
 
 class BufferOptions(PartOptions, WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
-    """All of `ReplayBuffer`."""
+    """All options of `ReplayBuffer`."""
 
 
 class HindsightOptions(PartOptions, WriteOptions, CollateOptions, PriorityKeyOptions, CommonOptions, total=False):
-    """Of `HERReplayBuffer`, beside its own."""
+    """Options that `HERReplayBuffer` passes on."""
 
 
 class ReadOptions(WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
-    """Of `PrioritizedReplayBuffer`, beside its own."""
+    """Options that `PrioritizedReplayBuffer` passes on."""
 
 
 class PrioritizedOptions(PartOptions, ReadOptions, total=False):
-    """Of `TensorDictPrioritizedReplayBuffer`, beside its own."""
+    """Options that `TensorDictPrioritizedReplayBuffer` passes on."""
 
     eps: float
     dtype: torch.dtype

@@ -1,11 +1,11 @@
-"""From steps drawn to TED batches, with one read for each leaf.
+"""Make TED batches from the steps drawn, with one read for each leaf.
 
-The window decides everything: with a frame stack of k the k - 1 states before a step are read with it, its successor is
-the one state after it (or n after it), and both stacks are made of these k + 1 rows.
+A batch is made from windows of rows: with a frame stack of k, the k - 1 states before a step are read with it, its successor
+is the next state (or the n-th after it), and both stacks are made of these k + 1 rows.
 
-Rewards, flags and the like are a few bytes a step: reading them costs calls, not bytes. So several batches are drawn
-ahead and their small leaves read together (``prepare``); what is left for each batch is the large reads
-(``complete``). Batches never share memory with each other or with the storage, nor the leaves of a batch with each other.
+Small leaves such as rewards and flags take a few bytes per step: the cost of reading them is the number of calls. So several
+batches are drawn ahead and their small leaves are read together (``prepare``); the large leaves are read batch by batch
+(``complete``). Batches do not share memory with each other or with the storage, nor do the leaves of a batch.
 
 `NStep`: n-step returns (Sutton, 1988), cut at the end of the episode.
 
@@ -14,7 +14,7 @@ ahead and their small leaves read together (``prepare``); what is left for each 
     from step 0                 r0 + g r1 + g^2 r2          next is that of step 2      3 steps
     from step 2                 r2 + g r3                   next is that of step 3      2 steps, done
 
-The cut is the episode's, not the batch's: rewards are read from the dataset, whatever steps a batch holds.
+The end of the episode cuts the sum, not the end of the batch: rewards are read from the dataset, not from the batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NStep:
         self.__dict__.update(steps=steps, gamma=float(self.gamma))
 
     def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """How many steps there are to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
+        """The number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
         return (end - position).clamp(max=self.steps)
 
     def total(self, rewards: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class NStep:
         return summed.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
     def discount(self, taken: torch.Tensor) -> torch.Tensor:
-        """What the value of the next state is multiplied by: gamma^k, float32 ``[B]``."""
+        """The factor of the value of the next state: gamma^k, float32 ``[B]``."""
         return (self.gamma ** taken.double()).float()
 
 
@@ -83,7 +83,7 @@ class KeyWindows:
 
     @classmethod
     def of(cls, windows: Mapping[Any, Any], padding: Any) -> KeyWindows:
-        """Of what a user gives. Raises UsageError for invalid offsets."""
+        """Windows from a user's arguments. Raises UsageError for invalid offsets."""
         if padding not in ("repeat", "zero"):
             raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
         if not isinstance(windows, Mapping) or not windows:
@@ -104,8 +104,8 @@ class KeyWindows:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """What is read around each step drawn: ``frame_stack`` states of leaves stored once for each state and of observations
-    (``stack_keys`` names others), an ``n_step`` return, or ``key_windows`` alone. ``edges`` say where episodes end.
+    """The rows to read around each step drawn: ``frame_stack`` states of state leaves and of observations (``stack_keys`` names
+    other leaves), an ``n_step`` return, or only ``key_windows``. ``edges`` tell where episodes end.
     """
 
     frame_stack: int | None = None
@@ -131,10 +131,10 @@ STACKED = ("observation", "pixels")
 
 @dataclass
 class StateRows:
-    """Where the pieces of a draw lie in leaves that are stored once for each state.
+    """The rows of the pieces of a draw in state leaves.
 
-    ``row`` (int64 ``[n]``) is the state each piece begins with; ``windows`` are the states to be read where stacks are
-    wanted. A piece is a whole slice (``sliced``) or a single step.
+    ``row`` (int64 ``[n]``) is the first state of each piece; ``windows`` are the states to read for frame stacks. A piece is a
+    whole slice (``sliced``) or a single step.
     """
 
     row: torch.Tensor
@@ -142,7 +142,7 @@ class StateRows:
     sliced: bool
 
     def split(self, sizes: list[int]) -> list[StateRows]:
-        """Those of several draws, with so many pieces each."""
+        """The rows of several joined draws as one object per draw; ``sizes``: the number of pieces of each."""
         windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
         return [StateRows(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
 
@@ -167,7 +167,7 @@ class Places:
         return cls(timeline, position, episode, *timeline.extent_of(episode))
 
     def split(self, sizes: list[int]) -> list[Places]:
-        """Those of several draws, with so many steps each."""
+        """The places of several joined draws as one object per draw; ``sizes``: the number of steps of each."""
         parts = (self.position, self.episode, self.low, self.high, self.last)
         columns = ([None] * len(sizes) if part is None else part.split(sizes) for part in parts)
         return [Places(self.timeline, *pieces) for pieces in zip(*columns)]
@@ -175,13 +175,12 @@ class Places:
 
 @dataclass
 class Prepared:
-    """A batch that is drawn, and whose small leaves are read.
+    """A batch that has been drawn and whose small leaves have been read.
 
-    ``columns`` are by path, each ``[steps, ...]``; ``index`` are storage rows, ``places`` where these lie in time, if windows
-    need that. ``state_rows`` is there where leaves are stored once for each state, ``achieved`` where goals are replaced
-    (`pipeline.Relabeling`).
-    ``reader`` is what has read its rows: a write since then may call for another one. ``before`` is the state of the order
-    before it was drawn (`pipeline.OrderState`; None where none is kept), ``ran_out`` says whether it ends a pass.
+    ``columns`` by path, each ``[steps, ...]``; ``index``: storage rows; ``places``: their places in time, if windows need them.
+    ``state_rows`` is set if there are state leaves, ``achieved`` if goals are replaced (`pipeline.Relabeling`).
+    ``reader``: the reader of its rows; a later write may require a new reader. ``before``: the state of the order before
+    the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass.
     """
 
     draw: Draw
@@ -196,9 +195,9 @@ class Prepared:
 
 
 class RecordReader:
-    """Reads records that can only be had whole: those of a list, and by a ``get`` of the user's.
+    """Reads whole records, from a list or by a user's ``get``, which cannot be read leaf by leaf.
 
-    It has the methods of a `BatchReader`. ``complete`` gives what the storage gives.
+    It has the methods of a `BatchReader`. ``complete`` returns the records as the storage returns them.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -225,7 +224,7 @@ class RecordReader:
 class BatchReader:
     """Reads batches leaf by leaf, from a storage that has fields.
 
-    ``with_info`` puts what the sampler knows into the batch: ``index``, weights, slice flags.
+    ``with_info`` puts the sampler's information into the batch: ``index``, weights, slice flags.
     """
 
     def __init__(self, storage: Storage, spec: WindowSpec, *, with_info: bool = True) -> None:
@@ -255,21 +254,21 @@ class BatchReader:
             message = f"{storage.dataset.id} has {', '.join(replaced)} of its own, which n_step would replace"
             hint = "leave out n_step where rewards are of several steps already; else rename these leaves, or use keys="
             raise UsageError(message, hint=hint)
-        # What a writer stored as ``index`` is not read: the rows drawn are at hand.
+        # An ``index`` that a writer stored is not read: the drawn rows are known already.
         special = {*stacked, *(["next/reward", *added] if self.n_step else []), *(["index"] if with_info else [])}
         steps = [rows for name, rows in fields.items() if rows.leaf.kind == "step" and name not in special]
         self._small = [rows for rows in steps if rows.leaf.row_bytes < LARGE_ROW]
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
         extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (self.stack or 0))
         self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
-        #: Whether what is read for each batch on its own needs to know where its steps lie.
+        #: Whether the reads of each single batch need the places of its steps.
         self._places_late = bool(
             self._large or states or (self._stacked and not self._stack_early) or self._key_windows
         )
         self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
 
     def _check_windows(self, windows: KeyWindows) -> None:
-        """Raise UsageError for keys that are not there, and for records that are trajectories."""
+        """Raise UsageError for missing keys, and for records that are trajectories."""
         unknown = [key for key in windows.offsets if key not in self._fields and not _is_successor(key, self._fields)]
         if unknown:
             message = f"unknown keys of windows: {', '.join(unknown)}"
@@ -346,7 +345,7 @@ class BatchReader:
         return StateRows(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
 
     def _look_ahead(self, n_step: NStep, places: Places, columns: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The n-step reward and what goes with it; returns the positions of the steps the look ahead ends with."""
+        """Set the n-step reward and related leaves in ``columns``; returns the positions of the last steps looked at."""
         taken = n_step.ahead(places.position, places.high)
         rows = by_position(self._fields["next/reward"], places.timeline)
         rewards = read_window(rows, places.position, n_step.steps, places.low, places.high)
@@ -379,7 +378,7 @@ class BatchReader:
                 columns[rows.leaf.name] = self._step_rows(rows, draw, index, shifted)
         for rows in self._states:
             name = rows.leaf.name
-            # Rows of one size cost a copy each, as often as they are wanted; others are decoded.
+            # A row of fixed size costs one copy per use; other rows are decoded.
             decoded = draw.overlapping and not load_codec(rows.leaf.codec).fixed_rows
             columns[name], columns["next/" + name] = self._read_states(
                 DistinctRows(rows) if decoded else rows, prepared
@@ -391,18 +390,18 @@ class BatchReader:
         if self._with_info:
             columns["index"] = expand_to_records(index, self._tail)
         device = self.storage.device
-        if device is not None and device.type != "cpu":  # what the sampler knows is on the CPU
+        if device is not None and device.type != "cpu":  # the sampler's information is on the CPU
             columns = {name: column.to(device) for name, column in columns.items()}
         return columns
 
     def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
-        """Put what the sampler knows into a batch, as far as it is not there since it was read."""
+        """Put the sampler's information into a batch, except entries that were set when it was read."""
         if self.storage.ndim > 1:
             index = rows_as_index(self.storage, prepared.index)
             batch.set("index", expand_to_records(index, tuple(batch.batch_size[1:])))
 
     def _read_states(self, rows: Readable, prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
-        """A state leaf at the steps drawn, and after them."""
+        """A state leaf at the steps drawn, and its successors."""
         draw, places, state_rows = prepared.draw, prepared.places, prepared.state_rows
         assert state_rows is not None
         ahead = None if places is None or places.last is None else places.last - places.position
@@ -411,7 +410,7 @@ class BatchReader:
         if self.stack:
             return self._stacks(rows, state_rows, ahead)
         if ahead is not None:
-            # A row of the one after a row of the other: where decoding costs, both in one call.
+            # Interleave rows and successors: if rows are decoded, one call decodes both.
             both = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1]))
             return both.chunk(2)[0], both.chunk(2)[1]
         if not state_rows.sliced:
@@ -422,8 +421,8 @@ class BatchReader:
                 rows.windows(state_rows.row, draw.length).flatten(0, 1),
                 rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),
             )
-        # Decoding costs more than copying: each row once, then both views of it made flat, which takes a copy (but for the
-        # views of a single slice, hence the first one); by numpy, for the reason given in `row_index.lookup`.
+        # Decoding costs more than copying: each row is decoded once, then both views of the rows are flattened, which copies
+        # (except for a single slice, hence the first case); by NumPy, for the reason given in `row_index.lookup`.
         read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
         return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
@@ -432,7 +431,7 @@ class BatchReader:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + 1 (or k + n) rows.
 
-        ``ahead`` is how many steps after each step drawn the one lies whose successor is returned.
+        ``ahead``: the distance from each drawn step to the step whose successor is returned.
         """
         assert self.stack and state_rows.windows is not None
         k = self.stack
@@ -443,16 +442,16 @@ class BatchReader:
         return read[:, :k], read[torch.arange(len(read))[:, None], after]
 
     def _slices_of_stacks(self, rows: Readable, state_rows: StateRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks at every step of slices: each row read once, ``L + k`` of them for a slice of L."""
+        """Stacks at every step of slices; each row is read once, ``L + k`` rows for a slice of L."""
         assert self.stack and state_rows.windows is not None
         read = read_windows(rows, state_rows.windows)
         stacks = read.unfold(1, self.stack, 1).movedim(-1, 2)  # [n, L + 1, k, *shape]
         return _copy(stacks[:, :-1]).flatten(0, 1), _copy(stacks[:, 1:]).flatten(0, 1)
 
     def _read_stacks(self, places: Places, columns: dict[str, torch.Tensor]) -> None:
-        """Stacks of observations laid out as plain TED, where root and successor are leaves of their own.
+        """Stacks of observations laid out as plain TED, with separate leaves for root and successor.
 
-        The successor's stack is the observations up to the step it follows, less the oldest, and then the successor:
+        The stack of a successor is the stack of its step without the oldest observation, followed by the successor:
 
             stack of 3 at step 4        o2 o3 o4
             after it                       o3 o4 n4
@@ -470,7 +469,7 @@ class BatchReader:
             columns["next/" + name] = _append(before, after.take(position if last is None else last))
 
     def _read_key_windows(self, windows: KeyWindows, places: Places, columns: dict[str, torch.Tensor]) -> None:
-        """The windows of each key ``[B, length, *shape]``, and which rows are those of the episode (``mask/KEY``, bool)."""
+        """The windows of each key ``[B, length, *shape]``, and which rows belong to the episode (``mask/KEY``, bool)."""
         timeline, episode = places.timeline, places.episode
         for key, (first, last) in windows.offsets.items():
             rows, successors, low, high, at = self._fields.get(key), None, places.low, places.high, places.position
@@ -493,7 +492,7 @@ class BatchReader:
 
     @staticmethod
     def _gather(rows: Any, successors: Any, within: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        """Rows by position, each read once; where there are ``successors``, the last state is that of the last step."""
+        """Rows by position, each read once; with ``successors``, the last state is the successor of the last step."""
         flat = within.reshape(-1)
         if successors is None:
             found = rows.take(flat)
@@ -505,22 +504,22 @@ class BatchReader:
 
 
 def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:
-    """Whether a key is that of the successors of a leaf that is stored once for each state."""
+    """Whether a key names the successors of a state leaf."""
     root = fields.get(key.removeprefix("next/"))
     return key.startswith("next/") and root is not None and root.leaf.kind == "state"
 
 
 def _append(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """``rows`` ``[B, k, *shape]`` and behind them ``last`` ``[B, *shape]``; by NumPy where it can, see `row_index.lookup`."""
+    """``rows`` ``[B, k, *shape]`` followed by ``last`` ``[B, *shape]``; by NumPy if possible, see `row_index.lookup`."""
     if not in_numpy(rows):
         return torch.cat([rows, last.unsqueeze(1)], 1)
     return torch.from_numpy(np.concatenate([rows.numpy(), last.unsqueeze(1).numpy()], 1))
 
 
 def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:
-    """A copy on write: torch makes it when one of the two is first written to, by whatever operation.
+    """A copy on write: torch copies when either tensor is first written to, by any operation.
 
-    Made at once where the versions of torch have not been tried, and for memory that torch has not allocated.
+    The copy is made at once with untested versions of torch, and for memory that torch did not allocate.
     """
     if torch.__version__ >= "2.13":
         with suppress(AttributeError, RuntimeError):
@@ -533,7 +532,7 @@ def _copy(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
-    """What was read together, batch by batch."""
+    """The batches that were read together, one by one."""
     sizes = [draw.steps for draw in draws]
     names = list(together.columns)
     pieces = zip(*(together.columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))

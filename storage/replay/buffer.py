@@ -66,7 +66,7 @@ _thread = threading.local()
 
 
 def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
-    """Set what a user's ``_sample`` says of a batch in it, as TorchRL does."""
+    """Set the info that a user's ``_sample`` returned in the batch, as TorchRL does."""
     for key, value in info.items():
         values = torch.stack(value, -1) if isinstance(value, tuple) else torch.as_tensor(value, device=batch.device)
         batch.set(key, expand_as_right(values, batch) if values.ndim < batch.ndim else values)
@@ -82,27 +82,27 @@ class ReplayBuffer:
 
     - ``storage``, ``sampler``, ``writer``: instances, or functions that make them. ``storage`` may also be a `Dataset` or the
       path of one. Defaults: ``ListStorage(1000)``, `RandomSampler`, `RoundRobinWriter` (read-only over a dataset).
-    - ``collate_fn``: makes a batch of what the storage returns; the default stacks the records of a list.
+    - ``collate_fn``: makes a batch of the records that the storage returns; the default stacks the records of a list.
     - ``transform`` or ``transform_factory``: see `transforms`.
     - ``batch_size``: may be given to `sample` instead, but iteration and prefetching need it here.
-    - ``prefetch``: how many batches are drawn and made ahead, in as many threads. ``pin_memory``, ``device``: where batches
-      are put; with a CUDA device one batch is prefetched unless ``prefetch`` says otherwise, so that it is copied meanwhile.
-    - ``dim_extend``: the dimension along which `extend` is given records, by default the last of the storage's.
+    - ``prefetch``: the number of batches that are drawn and made ahead, in as many threads. ``pin_memory``, ``device``: where
+    batches are put; with a CUDA device one batch is prefetched unless ``prefetch`` is given, so that copies overlap with work.
+    - ``dim_extend``: the dimension of the data of `extend` that counts records, by default the last one of the storage.
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
     - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
-    - ``consume_after_n_samples``: records are removed once they were in so many batches, see `ConsumingSampler`.
-    - ``sample_unit``: what is read for each record drawn, see `SampleUnit`.
+    - ``consume_after_n_samples``: records are removed after this number of batches, see `ConsumingSampler`.
+    - ``sample_unit``: the records to read for each record drawn, see `SampleUnit`.
     - ``delayed_init``: make the parts when they are first used, which may be in another process. The default is True with a
       ``transform_factory``.
-    - ``compilable``, ``service_backend_options``, ``transport_options``: without effect, as nothing is compiled or served
-      here. ``service_backend`` and ``transport`` may be "direct" (or "auto").
+    - ``compilable``, ``service_backend_options``, ``transport_options``: no effect, because nothing is compiled or served here.
+    ``service_backend`` and ``transport`` may be "direct" (or "auto").
     - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `Edges`).
-    - ``rank``, ``world_size``: the part of this process in data-parallel training. Without replacement all processes walk
-      the one order of ``seed`` and take every ``world_size``-th step; with replacement each draws on its own.
+    - ``rank``, ``world_size``: the share of this process in data-parallel training. Without replacement all processes follow
+    the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
 
-    `sample` of a plain buffer returns what was stored; what the sampler knows (``index``, flags, weights) comes with
-    ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.
+    `sample` of a plain buffer returns the stored records; the sampler's information (``index``, flags, weights) is returned
+    with ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.
     """
 
     _info_in_batch = False
@@ -218,7 +218,7 @@ class ReplayBuffer:
         one_ahead: bool,
         consume_after: int | None,
     ) -> None:
-        """Make the parts of what the constructor was given; ``one_ahead``: prefetch a batch if the sampler can."""
+        """Make the parts from the arguments of the constructor; ``one_ahead``: prefetch a batch if the sampler can."""
         self._unmade = None
         self._storage = resolve_storage(storage)
         self._sampler = resolve(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
@@ -238,7 +238,7 @@ class ReplayBuffer:
         if self.shared:
             self.share()
 
-    if not TYPE_CHECKING:  # which would take every name for one of a buffer's
+    if not TYPE_CHECKING:  # type checkers would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
             """Make the parts of a buffer that was made with ``delayed_init``."""
@@ -256,7 +256,7 @@ class ReplayBuffer:
         return self._unmade is None
 
     def _check_parts(self, sampler: Sampler, storage: Storage, writer: Writer) -> None:
-        """Raise UsageError for parts that do not work together, or whose classes define what would not be called."""
+        """Raise UsageError for parts that do not work together, or whose classes define methods that would not be called."""
         for part in (sampler, storage, writer):
             check_part(part)
         spec = self._spec
@@ -269,7 +269,7 @@ class ReplayBuffer:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """TorchRL's names of the parts may be assigned, as its examples do; of what cannot be changed, UsageError says so."""
+        """Assign parts under TorchRL's names, as its examples do. Raises UsageError for attributes that cannot change."""
         instead = _ASSIGNED.get(name)
         if instead is None or ("_pipeline" not in self.__dict__ and self.__dict__.get("_unmade") is None):
             super().__setattr__(name, value)
@@ -322,7 +322,7 @@ class ReplayBuffer:
         return self._dim_extend
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Put another storage in place; returns the one before."""
+        """Replace the storage; returns the previous one."""
         with self._exclusive():
             before = self._storage
             self._check_parts(self._sampler, storage, self._writer)
@@ -333,12 +333,12 @@ class ReplayBuffer:
             if storage is not before:
                 self._sampler._leave()
                 if self._sampler.values_per_row:
-                    self._sampler.empty()  # of what it keeps for each row of the storage before
+                    self._sampler.empty()  # drop its values for rows of the previous storage
             self._make_pipeline(self._rng)
             return before
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Put another sampler in place; returns the one before."""
+        """Replace the sampler; returns the previous one."""
         with self._exclusive():
             self._check_parts(sampler, self._storage, self._writer)
             before = self._sampler
@@ -349,7 +349,7 @@ class ReplayBuffer:
             return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Put another writer in place; returns the one before."""
+        """Replace the writer; returns the previous one."""
         with self._lock:
             self._check_parts(self._sampler, self._storage, writer)
             before = self._writer
@@ -360,7 +360,7 @@ class ReplayBuffer:
     # -- seeds -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int) -> None:
-        """Start the sequence of batches that belongs to a seed."""
+        """Start the sequence of batches that a seed determines."""
         seed = check_seed(seed)
         with self._exclusive():
             self._start_order(None, seed)
@@ -377,7 +377,7 @@ class ReplayBuffer:
         self._rng_given = generator is not None
         if generator is None:
             own = int(torch.randint(1 << 62, ())) if seed is None else seed
-            # In data-parallel training each process has its own numbers, and all of them the one order.
+            # In data-parallel training each process draws its own numbers, and all processes share one order.
             generator = make_generator(rank_seed(own, self._rank) if self._world > 1 else own)
         passes = getattr(self._sampler, "passes", None)
         if passes is not None and seed is not None:
@@ -387,7 +387,7 @@ class ReplayBuffer:
         self._storage.start_order()
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
-        """A pipeline of the parts there are now, in the place of the last one."""
+        """Replace the pipeline by one of the current parts."""
         batches = 0
         if "_pipeline" in self.__dict__:
             self._pipeline.close()
@@ -450,12 +450,12 @@ class ReplayBuffer:
         return (batch, info()) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """What `sample` calls where a subclass overrides it, as TorchRL's does: a batch, and what the sampler says of it."""
+        """A batch and its info. `sample` calls this method if a subclass overrides it, as in TorchRL."""
         batch, info = self._next_batch(batch_size, batch_size == self.batch_size)
         return batch, info()
 
     def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Info]:
-        """A batch, and what makes its info; ``ahead``: further batches of this size may be prefetched."""
+        """A batch, and a function that makes its info; ``ahead``: further batches of this size may be prefetched."""
         if self._storage.may_grow:
             self._grow_if_due()
         while True:
@@ -479,7 +479,7 @@ class ReplayBuffer:
 
     @property
     def _runs_own_code(self) -> bool:
-        """Whether a batch may lie in memory of the user's code, which uses it again for the next one."""
+        """Whether a batch may lie in memory that the user's code reuses for the next batch."""
         return self._pipeline.runs_own_code or is_own_code(self)
 
     @property
@@ -488,7 +488,7 @@ class ReplayBuffer:
         return getattr(_thread, "ran_out", False)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` of this size would give a batch."""
+        """Whether `sample` with this size would return a batch."""
         size = self._size(batch_size)
         with self._lock:
             return self._pipeline.order.can_draw(size)
@@ -496,10 +496,10 @@ class ReplayBuffer:
     def sample_at(self, index: Any) -> Any:
         """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 
-        ``index`` is what batches have under ``index``: a number, or numbers in a sequence or a tensor ``[n]``, for storages of
-        more dimensions ``[n, ndim]`` or a tuple of tensors; or a slice or a mask of all records. Nothing is drawn: the order of
-        batches goes on as if this had not been called, weights of the sampler are left out, and `HERReplayBuffer` does not
-        replace goals. Raises SamplingError for rows that are not there.
+        ``index`` has the form of ``index`` in batches: a number, or numbers in a sequence or a tensor ``[n]``, for storages of
+        several dimensions ``[n, ndim]`` or a tuple of tensors; or a slice or a mask of all records. Nothing is drawn: the order
+        of batches does not change, the sampler's weights are left out, and `HERReplayBuffer` does not replace goals. Raises
+        SamplingError for rows that do not exist.
         """
         with self._lock:
             if self._storage.ndim == 1 and is_part_of_all(index):
@@ -526,7 +526,7 @@ class ReplayBuffer:
         return size
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches for ever, or one pass where the sampler has passes."""
+        """Endless batches, or the batches of one pass if the sampler has passes."""
         if self.batch_size is None:
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
         if is_overridden(self._sampler, "ran_out") and self._sampler.ran_out:
@@ -559,7 +559,7 @@ class ReplayBuffer:
         return self.next()
 
     def next(self) -> Any:
-        """The next batch of an iteration that goes on by itself; None after the last of a pass."""
+        """The next batch of an iteration that the buffer keeps; None after the last batch of a pass."""
         if self._pass_ended:
             self._pass_ended = False
             return None
@@ -571,17 +571,17 @@ class ReplayBuffer:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset below, where there is one."""
+        """The dataset of the storage, if it has one."""
         if not isinstance(self._storage, DatasetStorage):
             raise UsageError(f"the buffer stands on a {type(self._storage).__name__}, not on a dataset")
         return self._storage.source
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What the leaves of a dataset were changed by, for evaluation: ``(x - mean) / std`` and ``scale * reward + shift``.
+        """The constants by which `load` changed leaves, for evaluation: ``(x - mean) / std``, ``scale * reward + shift``.
 
         ``{"observation": {"mean": float64 array, "std": float64 array}, "next/reward": {"scale": float, "shift": float}}``,
-        with the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without them.
+        for the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without these options.
         """
         if not isinstance(self._storage, DatasetStorage):
             return {}
@@ -590,11 +590,10 @@ class ReplayBuffer:
     # -- datasets that are being written -----------------------------------------------------------------------------
 
     def refresh(self, wait: float = 0.0) -> bool:
-        """Sample from what was finished since of a dataset that is being written; returns whether that is more than before.
+        """Show steps that a running writer has finished since the last call; returns whether the number of steps grew.
 
-        New steps join a pass without replacement when the next one begins; the present one continues as it is. ``wait``
-        and errors as in `PartialDataset.refresh`. Where less than a whole dataset is shown, since the state of a buffer was
-        loaded that had seen no more, all of it is.
+        Without replacement, new steps join at the beginning of the next pass; the current pass continues unchanged. ``wait``
+        and errors as in `PartialDataset.refresh`. If a loaded state shows less than a whole dataset, all of it is shown.
         """
         dataset = self.dataset
         if isinstance(dataset, PartialDataset):
@@ -627,10 +626,10 @@ class ReplayBuffer:
     def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Any:
         """The stored trajectories for which a predicate holds, as `Trajectory`, oldest first: ``query(traj.length > 9)``.
 
-        ``predicate`` is made with `traj`, or any function of a `Trajectory`. Trajectories are told apart by
-        ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Those of memory are views
-        where nothing transforms them; those of a dataset are read when they are taken out of the sequence returned.
-        Raises UnknownKeyError where edges or keys are missing, ArgumentTypeError for records that are no TensorDicts.
+        ``predicate`` is made with `traj`, or is any function of a `Trajectory`. Trajectories are identified by
+        ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Trajectories in memory are views
+        unless transforms apply; trajectories of a dataset are read when they are taken from the returned sequence. Raises
+        UnknownKeyError if edges or keys are missing, ArgumentTypeError for records that are not TensorDicts.
         """
         with self._lock:
             return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
@@ -659,7 +658,7 @@ class ReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (through the transforms), or one column by key.
 
-        They are single records: ``n_step``, ``frame_stack`` and ``sample_unit`` apply to `sample` and `sample_at`.
+        Records are single: ``n_step``, ``frame_stack`` and ``sample_unit`` apply only to `sample` and `sample_at`.
         """
         if is_key(index):
             by_leaf = (
@@ -680,13 +679,13 @@ class ReplayBuffer:
 
     @property
     def _swapped_dim(self) -> int:
-        """Where `extend` is given the first dimension of the storage, if elsewhere than in front."""
+        """The dimension of the data of `extend` that is the first dimension of the storage; 0 if it is in front."""
         return self._dim_extend if self._storage.ndim > 1 else 0
 
     def add(self, data: Any) -> Any:
-        """Write one record; returns its row (an int; None where the writer does not keep it).
+        """Write one record; returns its row (an int; None if the writer does not keep the record).
 
-        Warns once when a TensorDict has a batch dimension: it is stored as one record, with whatever is in it.
+        Warns once if a TensorDict has a batch dimension: it is stored as one record.
         """
         if not self._warned_of_add and is_tensor_collection(data) and data.ndim:
             self._warned_of_add = True
@@ -708,9 +707,9 @@ class ReplayBuffer:
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
         """Write a batch of records; returns their rows, int64 ``[n]`` (``[n, ndim]`` for a storage of more dimensions).
 
-        A list holds records, and so does what gives them one by one: a deque, the values of a dict, a generator. A tuple is a
-        tree of columns: record i has their i-th elements. Where there are more records than room, the newest stay. Raises
-        SchemaError for other keys, shapes or dtypes than those stored, ReadOnlyError where nothing can be written.
+        A list holds records, as does any other iterable of records: a deque, the values of a dict, a generator. A tuple is a
+        tree of columns: record i has their i-th elements. If there are more records than room, the newest stay. Raises
+        SchemaError if keys, shapes or dtypes differ from the stored ones, ReadOnlyError if the buffer is read-only.
         """
         data = as_list(data)
         if len(self._transforms):
@@ -722,7 +721,7 @@ class ReplayBuffer:
             return self._notify_sampler(writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))
 
     def _notify_sampler(self, index: Any, *, single: bool = False) -> Any:
-        """Tell the sampler of the rows written; returns them. Methods that a user has overridden get them as TorchRL's do."""
+        """Tell the sampler which rows were written; returns them. Methods that users override get them in TorchRL's form."""
         if index is None:
             return None
         sampler, storage = self._sampler, self._storage
@@ -742,7 +741,7 @@ class ReplayBuffer:
         return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities by row; nothing happens where the sampler has none."""
+        """Set priorities by row; no effect if the sampler has no priorities."""
         if is_overridden(self._sampler, "update_priority"):  # which gets what TorchRL's gets
             index = torch.stack(index, -1) if isinstance(index, tuple) else index
             priority = torch.as_tensor(priority)
@@ -751,13 +750,13 @@ class ReplayBuffer:
             self._sampler.update_priority(index, priority, storage=self._storage)
 
     def mark_update(self, index: Any) -> None:
-        """Give rows the priority of new records. Raises SamplingError for rows that are not there."""
+        """Give rows the priority of new records. Raises SamplingError for rows that do not exist."""
         self._check_process()
         with self._lock:
             self._sampler.mark_update(index, storage=self._storage)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget all records, and with ``empty_write_count`` how many were written. Raises ReadOnlyError over a dataset."""
+        """Remove all records; ``empty_write_count`` also resets `write_count`. Raises ReadOnlyError over a dataset."""
         self._check_process()
         with self._exclusive():
             self._writer.empty(empty_write_count=empty_write_count)
@@ -792,9 +791,9 @@ class ReplayBuffer:
         return self
 
     def update_(self, input_dict_or_td: Any, clone: bool = False, *, keys_to_update: Any = None) -> Self:
-        """Change the leaves of all records that are given (or only ``keys_to_update`` of them); values are always copied."""
+        """Change the given leaves of all records (or only ``keys_to_update`` of them); values are always copied."""
         wanted = None if keys_to_update is None else {as_key(key) for key in keys_to_update}
-        values = self._storage._copied_if_own(TensorDict(input_dict_or_td, []))  # one leaf may be another's view
+        values = self._storage._copied_if_own(TensorDict(input_dict_or_td, []))  # one leaf may be a view of another
         for key, value in values.items(True, True):
             path = as_key(key)
             if wanted is None or any(path[: len(key)] == key for key in wanted):
@@ -837,11 +836,11 @@ class ReplayBuffer:
     # -- copies, shares, states ----------------------------------------------------------------------------------------
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the stored data go through ``hook(data, path=...)`` before `dumps` writes them (see `ted_hooks`)."""
+        """Pass the stored data through ``hook(data, path=...)`` before `dumps` writes them (see `ted_hooks`)."""
         self._save_hooks.append(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Have the data that `loads` reads go through ``hook(data, out=...)``."""
+        """Pass the data that `loads` reads through ``hook(data, out=...)``."""
         self._load_hooks.append(hook)
 
     # -- saving ------------------------------------------------------------------------------------------------------
@@ -861,14 +860,14 @@ class ReplayBuffer:
     load = loads
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in memory: copies of the data, and the state of the order of batches; by TorchRL's names."""
+        """Copies of all data and the state of the order of batches, in memory, under TorchRL's names."""
         with self._lock, self._storage.read_lock:
             return checkpoint.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, here or in TorchRL 0.14, of which batches that were prefetched are dropped.
+        """Load a state from `state_dict`, of this package or of TorchRL 0.14, whose prefetched batches are dropped.
 
-        Raises UsageError or SchemaError when it belongs to another buffer, which is then as it was before.
+        Raises UsageError or SchemaError for the state of a different buffer; this buffer then stays unchanged.
         """
         self._check_process()
         with self._exclusive():
@@ -884,7 +883,7 @@ class ReplayBuffer:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Rows may be written: nobody reads, and nothing is left to be read of what was drawn."""
+        """Inside, rows may be written: no thread reads, and all drawn rows have been read."""
         self._check_process()
         with self._lock:
             self._pipeline.prepare_write()
@@ -893,7 +892,7 @@ class ReplayBuffer:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Anything may be changed: what was drawn ahead is taken back, and was waited for before the lock was taken."""
+        """Inside, anything may be changed: draws made ahead are taken back; running jobs ended before the lock was taken."""
         with self._lock:
             running = self._pipeline.rewind()
         wait_for(running)
@@ -939,9 +938,9 @@ class ReplayBuffer:
                 self._storage.share_memory_()  # type: ignore[attr-defined]
 
     def split(self, rank: int, world_size: int, epoch: int = 0) -> None:
-        """Make this buffer the share ``rank`` of ``world_size`` of what it has been: what a data loader's worker does.
+        """Restrict this buffer to the share ``rank`` of ``world_size`` of its steps, as a data loader's worker does.
 
-        ``epoch``: of the iterators of the loader, 0 for the first. Each has another pass, or other numbers of the seed.
+        ``epoch``: the number of the loader's iterator, from 0. Each iterator has a different pass, or different random numbers.
         """
         check_parts(self._sampler, self._storage, self._writer, Use(world_size=world_size))
         seed = int(self._rng.initial_seed())
@@ -997,7 +996,7 @@ class ReplayBuffer:
         if self._unmade is not None:
             return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_saving")}
         if get_spawning_popen() is not None and getattr(self._storage, "initialized", False):
-            self._share_storage()  # the pickler would do it, beside threads that write
+            self._share_storage()  # otherwise the pickler would do it while threads write
         with self._lock:
             order, seed = self._pipeline.state(), self._rng.initial_seed()
         left_out = ("_lock", "_saving", "_pipeline", "_rng")
@@ -1010,13 +1009,13 @@ class ReplayBuffer:
         self._make_lock()
         if self._unmade is not None:
             return
-        if parent_process() is not None:  # a process of multiprocessing: other processes have the same rows
+        if parent_process() is not None:  # a process of multiprocessing: other processes share the rows
             self._made_in = state["_made_in"]
         self._make_pipeline(make_generator(seed))
         self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position, batches))
 
 
-#: What an assignment to an attribute does once the buffer is made, or what to do instead.
+#: The effect of assigning an attribute after the buffer is made, or the call to use instead.
 _ASSIGNED: dict[str, Callable[[Any, Any], Any] | str] = {
     "_storage": lambda buffer, storage: buffer.set_storage(storage, buffer._spec.collate),
     "_sampler": ReplayBuffer.set_sampler,

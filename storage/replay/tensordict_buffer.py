@@ -1,4 +1,4 @@
-"""Buffers of TensorDicts: what the sampler knows comes in the batch, and priorities are read from it."""
+"""Buffers of TensorDicts: batches contain the sampler's information, and priorities are read from batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer,
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` whose batches carry ``index`` (int64 ``[N]``, or ``[N, ndim]``), weights and slice flags.
 
-    ``priority_key`` is where `update_tensordict_priority` and `extend` look for priorities.
+    ``priority_key``: the key from which `update_tensordict_priority` and `extend` read priorities.
     """
 
     _info_in_batch = True
@@ -45,7 +45,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
-        """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` where the data have it.
+        """As `ReplayBuffer.extend`; priorities are read from ``priority_key`` if the data have this key.
 
         Raises SchemaError or SamplingError for invalid priorities, before anything is written.
         """
@@ -58,7 +58,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """As `ReplayBuffer.sample`; ``include_info=False`` leaves what the sampler knows out of the batch."""
+        """As `ReplayBuffer.sample`; ``include_info=False`` leaves the sampler's information out of the batch."""
         if include_info is not False:
             return super().sample(batch_size, return_info)
         batch, info = super().sample(batch_size, True)
@@ -66,7 +66,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return (batch, info) if return_info else batch
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """As `ReplayBuffer.__setitem__`; records without ``index`` keep the one that is stored."""
+        """As `ReplayBuffer.__setitem__`; records without ``index`` keep the stored ``index``."""
         if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
             stored: Any = None
             with suppress(IndexError, SchemaError):  # rows that are not there yet
@@ -83,8 +83,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return data
 
     def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
-        """One priority for each of the rows that ``dims`` leading dimensions of the data are, in the order in which rows are
-        written, ``[n]``; None where there are none. Raises SchemaError or SamplingError for invalid priorities."""
+        """One priority per row, ``[n]``, in the order of writing; ``dims`` leading dimensions of the data count rows. None if
+        the data have no priorities. Raises SchemaError or SamplingError for invalid priorities."""
         if not isinstance(self._sampler, PrioritizedSampler):
             return None
         values = self._priority_leaf(data)
@@ -108,11 +108,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             if found is None:
                 return
             priority = found
-        # Records of which there was no room for all: the last one written to a row is the one there.
+        # More records than room: each row holds the last record written to it.
         self.update_priority(rows_as_index(self._storage, rows), priority)
 
     def _priority_leaf(self, data: TensorDictBase) -> Any:
-        """What the data have under ``priority_key``, None where they have nothing."""
+        """The leaf ``priority_key`` of the data; None if it is missing."""
         return data.get(entry_key(as_key(self.priority_key)), None)
 
     def _stored_priority(self, rows: torch.Tensor) -> torch.Tensor | None:
@@ -131,8 +131,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
-        Of `Sequence` windows the priorities are those of the anchors. A batch without the key gives its rows the priority of
-        new records, with a warning. Raises UsageError when it has no ``index``.
+        For `Sequence` windows the priorities of the anchors are set. If the batch lacks the key, its rows get the priority of
+        new records, with a warning. Raises UsageError if it has no ``index``.
         """
         if not isinstance(self._sampler, PrioritizedSampler):
             return
@@ -167,8 +167,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`.
 
-    ``sampler``: one with priorities of its own, instead of all these. ``sampler_device`` is without effect: priorities are kept
-    on the CPU.
+    ``sampler``: a sampler with priorities, instead of these arguments. ``sampler_device`` has no effect: priorities are kept on
+    the CPU.
     """
 
     @with_options(ReadOptions, ReplayBuffer.__init__)
@@ -188,7 +188,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         made = resolve_storage(storage)
         if sampler is None:
-            # A storage of more dimensions rounds its size up to full rows when it learns how many there are beside each other.
+            # A storage of several dimensions rounds its size up to full rows when the first data determine its width.
             room = made.max_size if made.ndim == 1 else 2 * made.max_size
             sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
         super().__init__(storage=made, sampler=sampler, **options)
