@@ -391,6 +391,8 @@ class SegmentRows:
         """What ``read`` gives for rows of members, in the order of the view."""
         if len(self._rows) == 1:
             return read(self._rows[0], places.there)
+        if not places.groups:  # no rows: the states behind the last steps of a batch that has no last step
+            return self._empty(0, *extent)
         pieces = (read(self._rows[number], there) for number, there in places.groups)
         if len(places.groups) == 1:
             return next(pieces)

@@ -126,6 +126,21 @@ def test_steps(pair, low, count, by):
     assert view.episodes.returns == pytest.approx(sums, abs=1e-5)
 
 
+@pytest.mark.parametrize("nothing", [torch.tensor([], dtype=torch.long), np.zeros(0, int), "mask"])
+def test_no_rows(pair, nothing):
+    both = rbdata.concat(pair)
+    rows = both[np.zeros(len(both), bool) if isinstance(nothing, str) else nothing]
+    assert rows.batch_size == (0,) and rows["observation"].shape[1:] == both["observation"].shape[1:]
+
+
+def test_windows_of_a_batch_without_a_final_state(pair):
+    buffer = rbdata.load(list(pair), batch_size=1, windows={"observation": (0, 0)}, seed=0)
+    both = rbdata.concat(pair)
+    for _ in range(20):
+        batch = buffer.sample()
+        assert torch.equal(batch["observation"][0], both[batch["index"]]["observation"])
+
+
 @pytest.mark.parametrize(
     "condition",
     [{"top": 1.5}, {"top": 2.0}, {"min_return": float("nan")}, {"min_return": "5"}, {"max_length": [3]}, {"top": "1"}],
