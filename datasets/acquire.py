@@ -221,7 +221,7 @@ def _check_free(place: DatasetPlace, request: Request) -> None:
 def _copy(
     url: str, place: DatasetPlace, request: Request, source: Source | None, listener: Listener
 ) -> Outcome | list[str] | None:
-    """Copy a converted dataset from a mirror. None if there is none; if it differs from the request, what it has instead."""
+    """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values."""
     if request.keep_raw:
         return None  # raw objects are requested
     found = converted.find_converted(url, place.id, request.fetch)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _BOOT = "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; \
 import importlib; importlib.import_module(order['module']).serve(order)"
 
-#: Seconds that a download gets to end in order.
+#: Seconds that a download has to end in an orderly way.
 PATIENCE = 20.0
 #: Processes started here, referenced so that running ones are not garbage-collected.
 _started: set[subprocess.Popen[bytes]] = set()
@@ -106,7 +106,7 @@ class BackgroundDownload:
                     self.error = StoppedError(f"the process that downloads {self.id} was {how}", hint="load it again")
                 if self.error is not None:
                     raise self.error  # so that the bar stops
-        except BaseException as error:  # a listener's error too ends the download
+        except BaseException as error:  # an error in a listener also ends the download
             self.error = self.error or error
             self._process.stdout.close()
             self._interrupt()

@@ -34,7 +34,7 @@ def source_names() -> tuple[str, ...]:
 
 
 def check_own(dataset_id: str) -> None:
-    """Raise UsageError for the id of a source: what a user made would be taken for the source's dataset."""
+    """Raise UsageError if the id belongs to a source: a user's dataset would be taken for the source's."""
     head, _, rest = dataset_id.partition("/")
     if rest and head in source_names():
         message = f"{dataset_id} is the id of a dataset of the source {head}"
@@ -229,7 +229,8 @@ def _by_lower_case(ids: Iterable[str]) -> dict[str, str]:
 
 
 def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:
-    """The answer of each source, or only of the one named. Of several, plug-ins that fail are left out with a warning."""
+    """The answer of each source, or only of the one named. If several are asked, plug-ins that fail are left out with a
+    warning."""
     if only is not None:
         return {only: question(load_source(only))}
     answers: dict[str, Answer] = {}

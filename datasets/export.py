@@ -1,4 +1,4 @@
-"""Write a dataset as files of other libraries; what their format cannot hold is said.
+"""Write a dataset in the file formats of other libraries; notes say what a format cannot hold.
 
     npz       DEST.npz       flat arrays by TED key (``next/reward``), frames with a row per state
     d4rl      DEST.hdf5      observations, actions, rewards, terminals, timeouts, next_observations, infos/<name>
@@ -8,8 +8,8 @@
     rlds      DEST/          a folder that `tfds.builder_from_directory` reads (https://github.com/google-research/rlds)
     lerobot   DEST/          a folder that lerobot's `LeRobotDataset` reads (https://huggingface.co/docs/lerobot)
 
-A dataset is read block by block, so that memory stays flat; the target gets its name when it is complete. `rbdata convert`
-reads all of them back: those of Minari, RLDS and LeRobot as the sources of these names, the others as ``arrays``.
+A dataset is read block by block, so that memory stays flat; the target is renamed into place when it is complete. `rbdata
+convert` reads all formats back: Minari, RLDS and LeRobot as the sources of these names, the others as ``arrays``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Exported:
 
 @dataclass
 class _Export:
-    """One export: what is read, and what is found out on the way. ``report`` gets bytes of rows: written, and in all."""
+    """The state of one export. ``report`` is called with the bytes of rows written so far, and with their total."""
 
     dataset: Dataset
     report: Callable[[int, int], None]
@@ -86,7 +86,7 @@ class _Export:
         return found.numpy()
 
     def blocks(self, key: str) -> Iterator[tuple[int, np.ndarray]]:
-        """The rows of a TED key, one per step, with the number of the first."""
+        """The rows of a TED key in blocks, one row per step, each block with the number of its first step."""
         size = max(1, _BLOCK_BYTES // max(1, self.leaf(key).row_bytes))
         for low in range(0, len(self.dataset), size):
             block = self.rows(key, low, min(low + size, len(self.dataset)))
@@ -94,7 +94,7 @@ class _Export:
             self.wrote(block.nbytes)
 
     def states(self, key: str) -> Iterator[tuple[int, np.ndarray]]:
-        """As `blocks`, with the final state of each episode behind its last step."""
+        """As `blocks`, with the final state of each episode after its last step."""
         is_last = np.zeros(len(self.dataset), bool)
         is_last[self.dataset.episodes.start + self.dataset.episodes.length - 1] = True
         for low, block in self.blocks(key):
@@ -109,7 +109,7 @@ class _Export:
         self.report(min(self.done, self.total), self.total)
 
     def tree(self, base: str) -> dict[str, str]:
-        """The keys of a base, such as ``observation``, by what follows it: "" for a single leaf."""
+        """The keys below a base such as ``observation``, by the rest of the key: "" for a single leaf."""
         return {key[len(base) :]: key for key in self.ted_keys() if key == base or key.startswith(base + "/")}
 
 
@@ -123,12 +123,12 @@ def write_export(
     fps: float | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Write a dataset to ``dest`` in a format of `Format`; a suffix that it needs is added.
+    """Write a dataset to ``dest`` in a format of `Format`; a required suffix is added.
 
-    Of ``lerobot`` only: ``frames`` are encoded as ``"video"`` (the default; lossy) or as PNG in the rows (``"image"``), and
-    ``fps`` is how many steps a second has, where the dataset does not state it.
+    For ``lerobot`` only: ``frames`` are encoded as ``"video"`` (the default; lossy) or as PNG in the rows (``"image"``), and
+    ``fps`` is the number of steps per second, if the dataset does not state it.
 
-    Raises UsageError for what the format cannot hold at all, DatasetExistsError where ``dest`` is there (``force`` replaces
+    Raises UsageError if the format cannot hold the dataset at all, DatasetExistsError if ``dest`` exists (``force`` replaces
     it), MissingExtraError, DiskSpaceError.
     """
     if to not in _WRITERS:
@@ -176,7 +176,7 @@ def _check_options(to: str, frames: object, fps: object) -> None:
 def _write_npz(work: _Export, part: Path, target: Path) -> None:
     """Every leaf under its TED key, a row per step; ``episode_lengths`` says where episodes end.
 
-    Of a dataset with frames, which it holds once per state, observations have a row more for each episode, and no
+    Frames are stored once per state: observations then have one more row for each episode, and there is no
     ``next/observation``.
     """
     dataset = work.dataset
@@ -198,7 +198,7 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
 
 
 def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """An array of an archive, open for its rows (format: numpy.lib.format)."""
+    """An array of an archive, opened for writing its rows (format: numpy.lib.format)."""
     file = archive.open(f"{name}.npy", "w", force_zip64=True)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -209,7 +209,8 @@ def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tu
 
 
 def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
-    """The arrays of D4RL (https://arxiv.org/abs/2004.07219), with ``next_observations``: ends of episodes lose nothing."""
+    """The arrays of D4RL (https://arxiv.org/abs/2004.07219), with ``next_observations``, so that the ends of episodes lose
+    nothing."""
     import h5py
 
     arrays = {
@@ -240,7 +241,7 @@ def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
 
 
 def _only(work: _Export, base: str) -> str:
-    """The key of the only leaf of a base. Raises UsageError where there are several."""
+    """The key of the only leaf below a base. Raises UsageError if there are several."""
     tree = work.tree(base)
     if len(tree) == 1:
         return next(iter(tree.values()))
@@ -315,7 +316,7 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
 
 
 def _nested(leaves: dict[str, np.ndarray], space: Any) -> Any:
-    """Rows as Minari takes them: an array, or dictionaries of arrays; of the shape that a row has in its space."""
+    """Rows as Minari accepts them: an array, or nested dictionaries of arrays, with the row shapes of the space."""
     if type(space).__name__ != "Dict":
         (rows,) = leaves.values()
         return rows.reshape(len(rows), *(space.shape or ()))
@@ -363,7 +364,7 @@ def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
         kind = pyarrow.from_numpy_dtype(leaf.np_dtype)
         for length in reversed(() if leaf.shape == (1,) else leaf.shape):
             kind = pyarrow.list_(kind, length)
-        # A row of one number is that number: `sources.arrays` makes a row of it again.
+        # A row of one number is written as a plain number, which `sources.arrays` turns into a row again.
         one = {ROW_OF_ONE: b"1"} if leaf.shape == (1,) else None
         fields.append(pyarrow.field(key, kind, metadata=one))
     return pyarrow.schema(fields, metadata={EXPORTED: b"parquet"})
@@ -373,7 +374,7 @@ def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
 
 
 def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
-    """A memory-mapped TensorDict with every TED key, frames twice."""
+    """A memory-mapped TensorDict with every TED key; frames are stored twice."""
     keys = work.ted_keys(flags=True)
     write_meta(part, "", {key: (work.leaf(key).dtype, work.leaf(key).shape) for key in keys}, len(work.dataset))
     for key in keys:
@@ -388,7 +389,7 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
 
 
 def _write_rlds(work: _Export, part: Path, target: Path) -> None:
-    """An episode of n steps is n + 1 rows, whose last has the final observation, and zeros beside it."""
+    """An episode of n steps becomes n + 1 rows; the last holds the final observation, and zeros in all other columns."""
     from .formats.tfds_writer import EpisodeFolder, WrittenFeature, numbers, strings
 
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
@@ -427,14 +428,14 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
 
 
 def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """The feature of each leaf: its key, or what is behind ``info/`` where nothing else has that name."""
+    """The feature name of each leaf: its key, without ``info/`` unless another leaf has that name."""
     tops = {key.partition("/")[0] for key in keys} | taken
     shortened = {key: key.removeprefix("info/") for key in keys}
     return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
 
 
 def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.ndarray]:
-    """The rows of a key of one episode in blocks, with the final one behind them, which is zeros where there is none."""
+    """The rows of a key in one episode, in blocks, followed by its final row: zeros if the key has none."""
     size = max(1, _BLOCK_BYTES // max(1, work.leaf(key).row_bytes))
     for at in range(low, high, size):
         block = work.rows(key, at, min(at + size, high))
@@ -446,18 +447,18 @@ def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.n
 
 # -- LeRobot -------------------------------------------------------------------------------------------------------------
 
-#: What is read as something else than a leaf below ``info``.
+#: Columns below these names are not read as leaves below ``info``.
 _LEROBOT_TOPS = {"observation", "action", "next", "info", "task"}
 #: Names of leaves that hold the text of a task.
 _TASK_NAMES = ("task", "language_instruction", "natural_language_instruction", "instruction")
-#: What is assumed where nothing states how many steps a second has.
+#: The steps per second that are assumed if nothing states them.
 _FPS = 30
 #: Rows of uint8 with sides of at least this many pixels are taken for pictures; smaller ones may be grids of codes.
 _LEAST_SIDE = 32
 
 
 def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
-    """An episode of n steps is n + 1 rows: the last has the final observation, and repeats the step before it otherwise.
+    """An episode of n steps becomes n + 1 rows: the last holds the final observation, and otherwise repeats the row before it.
 
     lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
     """
@@ -525,13 +526,14 @@ def _lerobot_blocks(
 
 
 def _final_row(work: _Export, key: str, high: int) -> np.ndarray:
-    """The row behind the last step of an episode: the final one of a state, else that of the last step again."""
+    """The row after the last step of an episode: the final state of a state leaf; for other leaves, the last step's row
+    again."""
     after = f"next/{key}"
     return work.rows(after if after in work.dataset.schema.names else key, high - 1, high)
 
 
 def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> dict[str, str]:
-    """The column of each leaf: dots for levels, without ``info`` where nothing else has that name."""
+    """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name."""
     every = work.ted_keys()
     held = {f"next/{name}" for name in ("reward", "done", "terminated", "truncated")} | {tasks.key}
     keys = [key for key in every if key not in held and not (key.startswith("next/") and key[5:] in every)]
@@ -549,7 +551,7 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> d
 
 
 def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
-    """Whether a leaf has the values of the column of this name that every LeRobotDataset has, as it was read from one."""
+    """Whether a leaf holds the values of the standard LeRobotDataset column of its name, as after reading such a dataset."""
     starts, size = work.dataset.episodes.start, 1 << 18
     stated = {text: number for number, text in enumerate(tasks.stated)}
     for low in range(0, len(work.dataset), size):
@@ -626,7 +628,7 @@ class _Tasks:
     def numbers(
         self, rows: Callable[[str], np.ndarray], low: int, high: int, number_of: Callable[[str], int]
     ) -> np.ndarray:
-        """The numbers of the tasks of steps ``low`` to ``high - 1``, int64; ``number_of`` those of texts."""
+        """The numbers of the tasks of steps ``low`` to ``high - 1``, int64; ``number_of`` gives the number of a text."""
         if self.is_numbered:
             return rows("task_index").reshape(-1).astype(np.int64)
         if self.key is None:

@@ -3,9 +3,9 @@
     push("my/x", "hf://datasets/me/x", licence="mit")
 
 The repository holds the dataset's files at its top and the card as README.md; a README.md written by someone else stays,
-unless with ``force``. Large files are uploaded in groups, and the Hub
-keeps them before they are part of any commit; then one commit names all files. So readers see the dataset whole or not at
-all, and a push that was interrupted goes on with what the Hub does not have. `fetch.hugging_face` reads such repositories.
+unless with ``force``. Large files are uploaded in groups, which the Hub keeps before any commit names them; then one commit
+names all files. So readers see the whole dataset or nothing, and after an interruption the next push uploads only the files
+that the Hub lacks. `fetch.hugging_face` reads such repositories.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ def push(
     fetch: FetchOptions | None = None,
     on_progress: OnProgress | None = None,
 ) -> Pushed:
-    """Publish a converted dataset in the repository ``hf://datasets/owner/name``, which is made if it does not exist.
+    """Publish a converted dataset in the repository ``hf://datasets/owner/name``, which is created if it does not exist.
 
-    ``licence`` is the Hub's name of one (https://huggingface.co/docs/hub/repositories-licenses), by default the one that the
-    source states. A new repository is private unless ``public``. ``force`` replaces a different dataset that is there. A push
-    to ``@branch`` commits to that branch, which must exist. The token is that of HF_TOKEN or `hf auth login`.
+    ``licence`` is the Hub's name of a licence (https://huggingface.co/docs/hub/repositories-licenses), by default of the
+    licence that the source states. A new repository is private unless ``public``. ``force`` replaces a different dataset there.
+    A push to ``@branch`` commits to that branch, which must exist. The token is that of HF_TOKEN or `hf auth login`.
 
-    Raises UsageError for a URL of another kind, no licence, or a repository of the other visibility; MissingExtraError;
-    ForbiddenError without a token, or for one that may not write; DatasetExistsError, DamagedDatasetError, DatasetBusyError as
-    `mirrors.push.push`; ObjectChangedError if another commit is made meanwhile; and the fetch errors.
+    Raises UsageError for a URL of another kind, a missing licence, or a repository with the other visibility;
+    MissingExtraError; ForbiddenError without a token, or with a token that may not write; DatasetExistsError,
+    DamagedDatasetError, DatasetBusyError as `mirrors.push.push`; ObjectChangedError if another commit is made meanwhile; and
+    the fetch errors.
     """
     if not is_hub_dataset(url):
         raise UsageError(f"{url} is not a dataset repository of the Hub", hint="push to hf://datasets/owner/name")
@@ -184,9 +185,9 @@ class _Hub:
             raise UsageError(f"{self.url}: the Hub refuses the card: {refused}", hint=hint)
 
     def open(self, *, private: bool) -> HubLocation:
-        """The repository's commit of now, after it was made if it did not exist.
+        """The current commit of the repository, which is created if it does not exist.
 
-        Raises UsageError for one that exists and has the other visibility: a push neither publishes nor hides it.
+        Raises UsageError if it exists with the other visibility: a push neither publishes nor hides a repository.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -238,7 +239,8 @@ class _Hub:
         return str(made.oid)
 
     def _call(self, call: Callable[[], Any], *, retry: bool = True) -> Any:
-        """The client's answer, its errors as rbdata's. The client itself retries uploads (``retry=False``)."""
+        """The result of a call of the client; its errors are translated to rbdata's. The client itself retries uploads
+        (``retry=False``)."""
 
         def once() -> Any:
             with _silent(self._client):

@@ -1,4 +1,4 @@
-"""Datasets from what a program has in memory: arrays, or episodes one after the other."""
+"""Datasets from data that a program holds in memory: arrays, or a sequence of episodes."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def from_arrays(
 ) -> Path:
     """Make the dataset ``dataset_id`` (``"my/x"``) of arrays in memory, or mapped; returns its folder, for `load`.
 
-    ``arrays`` is a dictionary of NumPy arrays or tensors (nested ones are groups), a TensorDict, or an array with fields. Names
-    that libraries use are known: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, diffusion policies. ``map`` states others, ours to
-    theirs: ``{"observation": "obs", "action": ["x", "y"], "done": "d"}``. Ours are ``observation, action, reward, terminated,
-    truncated, done, next_observation``, what says where episodes end (``episode``, a number per row; ``episode_lengths``;
-    ``episode_ends``), and any other key for a leaf of its own.
+    ``arrays`` is a dictionary of NumPy arrays or tensors (nested ones are groups), a TensorDict, or an array with fields. The
+    names used by TED, Gymnasium, D4RL, d3rlpy, Spinning Up and diffusion policies are known. ``map`` maps rbdata's keys to
+    other names: ``{"observation": "obs", "action": ["x", "y"], "done": "d"}``. The keys are ``observation, action, reward,
+    terminated, truncated, done, next_observation``, the ends of episodes (``episode``, a number per row; ``episode_lengths``;
+    ``episode_ends``), and any other key, which becomes a leaf.
 
     Arrays have a row per step; observations may have one more for each episode. A step has a true successor or is terminated:
-    where the data do not hold what follows a step, the episode ends before it (``unknown_next="zero"`` keeps the step).
+    if the data do not hold the state after a step, the episode ends before that step (``unknown_next="zero"`` keeps the step).
     The notes of the dataset (``rbdata inspect``) say what was assumed, dropped and left out.
 
-    ``environment`` is the Gymnasium id, for `Dataset.make_env`. Raises UsageError for what is missing, ambiguous or
-    contradictory, with the names of the arrays; CorruptSourceError for values that cannot be stored, with their row;
-    DatasetExistsError unless ``force``.
+    ``environment`` is the Gymnasium id, for `Dataset.make_env`. Raises UsageError, with the names of the arrays, if arrays are
+    missing, ambiguous or contradictory; CorruptSourceError for values that cannot be stored, with their row; DatasetExistsError
+    unless ``force``.
     """
     from .sources.arrays.tables import memory_table
 
@@ -97,22 +97,23 @@ def from_episodes(
     """Make the dataset ``dataset_id`` of episodes, one after the other; returns its folder, for `load`.
 
     An episode of n steps is a dictionary: ``observation`` with n + 1 rows (or n, and perhaps ``next_observation``),
-    ``action`` and ``reward`` with n, and how it ended: ``terminated`` and ``truncated``, each one value or n. Observations and
-    actions may be dictionaries of arrays; other keys are leaves with n rows. All episodes have the same keys, dtypes and
-    shapes of rows.
+    ``action`` and ``reward`` with n rows, and how it ended: ``terminated`` and ``truncated``, each with one value or n values.
+    Observations and actions may be dictionaries of arrays; other keys are leaves with n rows. All episodes have the same keys,
+    dtypes and shapes of rows.
 
-    ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they come. Where it
-    raises, there is no dataset.
+    ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they arrive. If it
+    raises, no dataset is made.
 
-    A run that was interrupted goes on where the episodes can be begun again: ``episodes`` is then a function, and
-    ``episodes(first)`` gives those from number ``first`` on, the same ones each time. The next run takes the first episode, to
-    see that it is the same, and then those that are missing; the dataset has the bytes of an uninterrupted run. The function is
-    identified by its content, as those of `preprocess`, or by ``identity``, a text of yours: another one starts other work.
-    With an ``identity``, an iterable is begun again as well: the episodes that are there are skipped. Any other iterable
-    is made from the beginning.
+    An interrupted run can be continued if ``episodes`` is a function: ``episodes(first)`` gives the episodes from number
+    ``first`` on, the same episodes in every call. The next run checks that the first episode is the same, and then takes the
+    missing episodes; the dataset has the bytes of an uninterrupted run. The function is identified by its content, like the
+    functions of `preprocess`, or by ``identity``, a text that you choose: another identity means another run. With an
+    ``identity``, a run over an iterable is continued as well: it skips the episodes that are stored already. With any other
+    iterable, a run starts over.
 
-    All else as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit and a function
-    without an identity, UnfinishedDatasetError where other episodes were begun under this id, unless ``force``.
+    Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit and for a
+    function without an identity, UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless
+    ``force``.
     """
     made_from = {"made_from": "episodes", "script": _script(), **_identified(episodes, identity)}
     options = ConvertOptions(codec, layout, unknown_next)
@@ -197,7 +198,7 @@ def _script() -> str:
 
 
 def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Table]:
-    """Episodes from number ``first`` on as tables with ``episode_lengths``; short ones are put together."""
+    """Episodes from number ``first`` on as tables with ``episode_lengths``; short episodes are joined."""
     from .sources.arrays.tables import Table
 
     together: list[dict[str, np.ndarray]] = []
@@ -224,7 +225,7 @@ def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[T
         size += sum(array.nbytes for array in arrays.values())
         # What a dictionary for frames is trained on must not depend on time.
         is_late = time.monotonic() - since > _TOGETHER_SECONDS and not _has_frames(arrays)
-        # The first one alone: a run that goes on looks at it again, and at no more.
+        # The first episode alone: a continued run inspects it again, and no other episode.
         is_late |= number == 0
         if size >= _TOGETHER_BYTES or len(together) >= _TOGETHER_EPISODES or is_late:
             yield table(number + 1)

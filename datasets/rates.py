@@ -1,10 +1,10 @@
-"""How fast a dataset gives batches from where it lies, and what that is bounded by.
+"""Measures how fast a dataset delivers batches from its location, and what limits the rate.
 
     for rate in measure("s3://lab/rbdata/atari/Pong/5", seconds=15).rates: print(rate)
 
-The link is measured first: the latency of small requests, then plain reads of blocks by as many connections as a dataset has.
-Every pattern begins with an empty cache (a temporary one): the time to the first batch and the rate while blocks arrive; then
-the same batches are read again, from blocks that are there: what processor and decoding allow.
+The link is measured first: the latency of small requests, then plain reads of blocks by as many connections as a dataset uses.
+Every access pattern begins with an empty temporary cache, for the time to the first batch and the rate while blocks arrive.
+Then the same batches are read again from cached blocks, for the rate that processor and decoding allow.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "stacks of 4, blocks": {"frame_stack": 4, "shuffle": "blocks"},
 }
 LEAST_SECONDS = 0.5
-#: Shares of the time: for the link, and of that of a pattern for batches that are read again.
+#: Shares of the time: of all of it for the link, and of a pattern's time for reading the batches again.
 LINK_SHARE, AGAIN_SHARE = 0.2, 0.3
 PINGS, PING_BYTES = 12, 1024
 #: Bytes of the dataset that a pattern's cache may keep.
 CACHE_BYTES = 4 << 30
 PROBE_BYTES = 256 << 10
-#: A first batch that would take this many times the seconds of its pattern is calculated.
+#: If a first batch would take this many times the seconds of its pattern, the rates are calculated.
 TOO_LONG = 3.0
-#: Share of a batch's time that something takes that bounds it.
+#: Whatever takes this share of a batch's time is its limit.
 MOSTLY = 0.5
 
 
@@ -70,9 +70,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Rate:
-    """One pattern. Rates are steps a second: ``steps_per_second`` while blocks arrive (of a dataset on this machine: of its
-    files), ``again_per_second`` of the same batches from blocks that are there, ``link_per_second`` what the link allows for as
-    many bytes a step. ``calculated``: a batch would take longer than the time for it, so it was not made.
+    """One pattern. Rates are steps per second: ``steps_per_second`` while blocks arrive (for a dataset on this machine: from
+    its files), ``again_per_second`` for the same batches from cached blocks, ``link_per_second`` what the link allows at the
+    same bytes per step. ``calculated``: no batch was drawn, because one would take longer than the time for it.
     """
 
     pattern: str
@@ -89,7 +89,7 @@ class Rate:
 
 @dataclass
 class Measurement:
-    """What was measured of a dataset; ``link`` is None for one on this machine."""
+    """The measurements of a dataset; ``link`` is None for a dataset on this machine."""
 
     place: str
     id: str
@@ -101,7 +101,7 @@ class Measurement:
 
 @dataclass
 class CountedFiles:
-    """Remote files, and what was read of them; used by several threads."""
+    """Remote files that count the requests and bytes read; used by several threads."""
 
     files: RemoteFiles
     requests: int = 0
@@ -123,7 +123,7 @@ class CountedFiles:
 
 
 def usual_batch(dataset: Dataset, most: int) -> int:
-    """Steps of a batch where no size was given: at most ``most``, and no more than 64 MiB hold, but one.
+    """Steps of a batch if no size is given: as many as fit into 64 MiB, at most ``most`` and at least one.
 
     Rows are as large as the dataset states, and compressed ones may be a thousandth of that on disk.
     """
@@ -146,7 +146,7 @@ def measure(
     fetch: FetchOptions | None = None,
     on_progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Measurement:
-    """Measure a dataset, given by id, folder or URL, for about this many seconds; ``on_progress(what comes, share done)``.
+    """Measure a dataset, given by id, folder or URL, for about this many seconds; ``on_progress(next phase, share done)``.
 
     Without a ``batch_size`` batches have 256 steps, fewer where rows are large (`usual_batch`).
     At a URL, a temporary folder below ``cache_dir`` (default: ``.remote`` under the root) takes up to 4 GiB of it.
@@ -182,7 +182,7 @@ def measure(
 
 @contextmanager
 def _opened(url: str, top: Path, fetch: FetchOptions | None, limit: int | None) -> Iterator[RemoteDataset]:
-    """The dataset at a URL with an empty cache, which is gone afterwards."""
+    """The dataset at a URL with an empty cache, which is removed afterwards."""
     from ..storage.remote.remote_dataset import RemoteDataset
 
     try:
@@ -218,7 +218,7 @@ def _measure_link(dataset: RemoteDataset, seconds: float) -> Link:
 
     timed(PING_BYTES)  # opens a connection
     pings = sorted(timed(PING_BYTES) for _ in range(PINGS))
-    # Of a slow link smaller pieces, so that this ends in time.
+    # Smaller pieces on a slow link, so that this ends in time.
     probe = PROBE_BYTES / timed(PROBE_BYTES)
     length = int(min(layout.block_bytes, max(PROBE_BYTES, probe * seconds / CONNECTIONS)))
     began = time.perf_counter()
@@ -238,7 +238,7 @@ def _measure_link(dataset: RemoteDataset, seconds: float) -> Link:
 def _calculated(
     dataset: RemoteDataset, pattern: str, options: dict[str, Any], batch_size: int, link: Link, seconds: float
 ) -> Rate | None:
-    """A pattern whose first batch alone would take several times as long as there is; None for others."""
+    """The calculated rates of a pattern whose first batch alone would take several times its time; None for other patterns."""
     from ..storage.dataset import GROUP_BYTES
     from ..storage.replay.samplers.uniform import POOL
 
@@ -318,7 +318,7 @@ def _buffer(dataset: Dataset, options: dict[str, Any], batch_size: int) -> Tenso
 
 
 def _batches(buffer: TensorDictReplayBuffer, seconds: float, most: int | None = None) -> tuple[int, float]:
-    """Batches made in this many seconds, at least one, and the seconds that they took."""
+    """How many batches were drawn in this many seconds, at least one, and the seconds that they took."""
     began, count = time.perf_counter(), 0
     while not count or (time.perf_counter() - began < seconds and count != most):
         buffer.sample()
@@ -327,7 +327,7 @@ def _batches(buffer: TensorDictReplayBuffer, seconds: float, most: int | None = 
 
 
 def _bound(dataset: Dataset, options: dict[str, Any], buffer: TensorDictReplayBuffer, batch_seconds: float) -> Bound:
-    """What a batch from blocks that are there waits for: decoding, where most of its time goes into compressed rows."""
+    """What limits batches from cached blocks: decoding, if most of their time goes into compressed rows."""
     from ..storage.codecs import codec_of
 
     compressed = []

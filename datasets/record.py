@@ -50,7 +50,7 @@ def record(
     progress: bool | None = None,
     listener: Listener | None = None,
 ) -> Path:
-    """Record an environment acted in by a policy; returns the folder, for `load` and `open_dataset`.
+    """Record a policy that acts in an environment; returns the folder, for `load` and `open_dataset`.
 
     ``env`` is a Gymnasium id, an ``EnvSpec``, a factory, or an environment (which stays open). The dataset is
     ``gymnasium/ID`` or, with a name, ``gymnasium/ID@NAME``; an environment without an id needs a name, and is ``my/NAME``.
@@ -136,7 +136,7 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
 
 def _kept_open(env: Any) -> Any:
     class KeptOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
-        """An environment of the caller's, which closing this one leaves open."""
+        """Wraps the caller's environment; closing the wrapper leaves that open."""
 
         spec = property(lambda self: self.env.spec)
 

@@ -100,7 +100,7 @@ def verify_remote(
     fetch: FetchOptions | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compare the files of the dataset at a URL with its manifest, there: sizes, and unless ``quick`` checksums.
+    """Compare the remote files of the dataset at a URL with its manifest: sizes, and unless ``quick`` checksums.
 
     Nothing is kept on disk. Raises as `open_remote` does for what cannot be read.
     """
@@ -157,7 +157,7 @@ def verify_remote(
 
 
 def _check_in_order(blocks: Iterable[Block], pieces: Iterator[bytes]) -> Iterator[tuple[Block, bool]]:
-    """The blocks of a file, and whether each is sound, of pieces of the whole file."""
+    """Each block of a file and whether it is sound; ``pieces`` are the bytes of the whole file."""
     rest = b""
 
     def take(length: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""A dataset whose raw objects hold whole episodes: each object is decoded on its own, by whatever worker is free.
+"""A dataset whose raw objects hold whole episodes: each object is decoded separately, by any free worker.
 
 A source says how one raw object is read (`EpisodeReader`), and which objects a worker takes at a time (`Unit`: a shard, or some
 small files). `EpisodeFilesJob` does the rest:
@@ -100,7 +100,7 @@ class RawInput:
     """
 
     name: str
-    #: Where the object lies whole; None if the reader takes streams.
+    #: The path of the whole object; None if the reader takes streams.
     path: Path | None
     #: Its bytes in order, once; None if the reader takes whole files.
     stream: Iterator[bytes] | None
@@ -112,9 +112,9 @@ class EpisodeReader:
 
     #: Whether objects must lie whole on a disk to be read.
     whole: ClassVar[bool] = True
-    #: The modules of the C libraries that read the objects: that is done in a sandbox.
+    #: The modules of the C libraries that read the objects, which they do in a sandbox.
     native_libraries: ClassVar[tuple[str, ...]] = ()
-    #: Whether an episode lies in several objects of its unit: then all of them are given to `unit_episodes` at once.
+    #: Whether an episode spans several objects of its unit: then `unit_episodes` gets all of them at once.
     joined: ClassVar[bool] = False
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
@@ -135,7 +135,7 @@ class Unit:
     name: str
     number: int
     objects: tuple[RawObject, ...]
-    #: What reads it, where that is not the same for all units of a job.
+    #: Its reader, if the units of a job have different readers.
     reader: EpisodeReader | None = None
 
     @property
@@ -147,7 +147,7 @@ class Unit:
 def units_of_files(
     location: Location, files: Iterable[tuple[str, RemoteObject]], most_bytes: int = 64 << 20
 ) -> list[Unit]:
-    """Units of small files, given with their paths in a mirror: consecutive ones, together of about ``most_bytes`` at most."""
+    """Units of small files, given with their paths in a mirror: consecutive files of at most about ``most_bytes`` together."""
     groups: list[list[RawObject]] = []
     size = 0
     for path, item in files:
@@ -205,7 +205,7 @@ class _UnitWriter:
         self.states += steps + 1
 
     def finish(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Write what still waits, and what there is to know of the unit."""
+        """Write the waiting rows, and the facts about the unit."""
         about = {"states": [self.states], "counts": dict(self.counts), "notes": [], "objects": list(objects)}
         about["columns"] = [[one.key, one.dtype, one.shape, one.per] for one in self.columns]
         if self._writer is None or not self.states:
@@ -319,7 +319,7 @@ class _DecodeTask:
                 on_fetched(fetched - before[0], retries)
                 before = (fetched, retries)
             for raw, source, stream in zip(group, sources, streams):
-                # What is behind the last episode is part of the object, and of its checksum.
+                # Bytes after the last episode belong to the object, and to its checksum.
                 for _ in source.stream or ():
                     pass
                 objects.append(_object_record(raw, source.path, stream))
@@ -327,7 +327,7 @@ class _DecodeTask:
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
-    """What the manifest says of an object that was read. Raises ObjectChangedError where it is another one than was found."""
+    """The manifest's record of an object that was read. Raises ObjectChangedError if it is not the object that was found."""
     if stream is not None:
         record = {"name": raw.path, "size": stream.fetched, "crc32c": stream.crc32c}
     else:
@@ -339,7 +339,7 @@ def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | No
 
 
 def raw_folder(target: Path) -> Path:
-    """Where the whole objects of a unit lie while it is decoded into ``target``."""
+    """The folder of a unit's whole objects while it is decoded into ``target``."""
     return target.with_name(f"{target.name}.raw.part")
 
 
@@ -350,12 +350,13 @@ class EpisodeFilesJob(StagedJob):
     """The dataset of all episodes in ``units``, in their order.
 
     A derived class states ``source``, ``converter``, ``licence``, ``citation`` and what `describe` adds. ``sentences``
-    become notes, as in `count_notes`. ``episodes`` and ``steps`` are what is known of the dataset before (0: nothing).
+    become notes, as in `count_notes`. ``episodes`` and ``steps`` are the dataset's counts, if they are known beforehand (0:
+    unknown).
     """
 
     staging = "decoding the episodes"
     sentences: Mapping[str, str] = {}
-    #: Files that say what is in the others, with their records in the manifest (`read_description`).
+    #: Files that describe the other files, with their records in the manifest (`read_description`).
     described: Sequence[tuple[RawObject, dict[str, Any]]] = ()
     _folder: Path
 
@@ -477,7 +478,7 @@ class EpisodeFilesJob(StagedJob):
         parts, first = [], 0
         for unit, decoded in zip(self.units, self._every):
             objects = decoded.objects
-            # The objects of a unit of several are recorded by `objects`.
+            # The objects of a unit with several objects are recorded by `objects`.
             described = objects[0] if len(objects) == 1 else {"name": unit.name, "size": None, "crc32c": None}
             layout = f"episodes-{crc32c(repr(objects).encode())}"
             parts.append(PartSpec(unit.name, decoded.states[0], layout, described, unit.number, first))
@@ -493,7 +494,7 @@ class EpisodeFilesJob(StagedJob):
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def read_description(self, raw: RawObject, limit_bytes: int) -> bytes:
-        """A whole file that says what is in the others. Raises FetchErrors, CorruptSourceError for a larger one."""
+        """Read a whole file that describes the other files. Raises FetchErrors, and CorruptSourceError for a larger file."""
         data = read_all(raw.location, raw.item, limit_bytes=limit_bytes)
         record = {"name": raw.path, "size": len(data), "crc32c": crc32c(data)}
         self.described = [*self.described, (raw, record)]

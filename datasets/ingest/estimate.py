@@ -1,7 +1,7 @@
 """Estimates of what a run is about to do, from what is known so far. Nothing is fetched or written here.
 
-A job whose counts are known before its large rows are read has a plan (`estimate_plan`). Of one whose raw files must be
-fetched first only their sizes are known (`estimate_fetch`); one that is staged has a guess (`expect`).
+A job whose counts are known before its large rows are read has a plan (`estimate_plan`). If raw files must be fetched first,
+only their sizes are known (`estimate_fetch`); a staged job makes a guess (`expect`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .row_source import SampleRows
 #: Bytes of an episode in the episode table (`storage.episodes`).
 _EPISODE = 26
 
-#: Gives sample rows of the large leaves when they are needed (`Job.sample_rows`).
+#: Returns sample rows of the large leaves when they are needed (`Job.sample_rows`).
 Samples = Callable[[], SampleRows]
 
 
@@ -38,10 +38,11 @@ def estimate_plan(
     fetched: bool = False,
     dictionary_bytes: Callable[[], int] = lambda: 0,
 ) -> Estimate:
-    """What is left of a plan, without the parts that are ``done``; ``fetched``: raw files were in an estimate before.
+    """The remaining work of a plan, without the parts that are ``done``; ``fetched``: an earlier estimate counted the raw
+    files.
 
     ``state_bytes`` gives the bytes on disk of one state (`bytes_of_state`), ``dictionary_bytes`` those of the dictionary; they
-    are asked only if some are left.
+    are called only if parts are left.
     """
     left = [part for index, part in enumerate(plan.parts) if index not in done]
     states = sum(part.states for part in left)

@@ -45,7 +45,7 @@ class ConvertOptions:
     unknown_next: Literal["truncate", "zero"] = "truncate"
     time_limit: int | None = None
     parts: tuple[int, ...] | None = None
-    #: An existing folder for what must be unpacked to be read. None: where the system keeps temporary files.
+    #: An existing folder for data that must be unpacked to be read. None: the system's folder for temporary files.
     scratch: Path | None = None
     #: Options of one source only, by name; `Source.check` checks them against its declarations.
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Job:
     #: What datasets record: the name of the source, and the upstream where it has several.
     source: str
     upstream: str = ""
-    #: What the job makes of raw data, with a version: an interrupted run continues only one of the same.
+    #: The name and version of the conversion: an interrupted run is continued only by the same conversion.
     converter: str
     licence: str | None = None
     citation: str | None = None
@@ -149,15 +149,15 @@ class Job:
     bulk: tuple[str, ...] = ()
     #: Why the data come from this location, where that is not obvious.
     why: str = ""
-    #: What was `unverified` of raw objects that were fetched before the job was opened at the folder that they are in now.
+    #: The `unverified` raw objects among those that were fetched before the job was opened at their present folder.
     unverified_before: Sequence[str] = ()
     #: A hash of the names, sizes and times of modification of the raw files, where a later conversion compares it.
     files_state: str | None = None
     #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
     resolved_options: Mapping[str, Any] = {}
-    #: Whether another run can go on with the work of an interrupted one.
+    #: Whether a run can continue the work of an interrupted run.
     continues = True
-    #: The modules of the C libraries that read its whole files: that is done in a sandbox (`raw_files.RawReading`).
+    #: The modules of the C libraries that read its whole files, which they do in a sandbox (`raw_files.RawReading`).
     native_libraries: Sequence[str] = ()
 
     def __init__(self, name: str | None, location: Location, options: ConvertOptions) -> None:
@@ -176,7 +176,7 @@ class Job:
         self.schema, self.bulk = schema_of(columns, self.options.codec, self.options.layout)
 
     def identity(self) -> dict[str, Any]:
-        """What the resulting bytes depend on besides the data, as JSON: those are in the plan's digest."""
+        """What the resulting bytes depend on besides the data, as JSON; the data are in the plan's digest."""
         options = self.options
         how = {"unknown_next": options.unknown_next, "codec": options.codec, "layout": options.layout}
         return {"converter": self.converter, "dataset": self.name, **how, **options.extra}
@@ -240,8 +240,8 @@ class Job:
         return []
 
     def unverified(self) -> list[str]:
-        """Paths of the raw objects that came without anything to compare their bytes with: bytes that changed on the way went
-        unnoticed. Jobs whose formats have checksums, or that know the file, override this. Called after ``plan``."""
+        """Paths of the raw objects that came without a checksum: damage in transfer went unnoticed. Jobs whose formats have
+        checksums, or that know the file, override this. Called after ``plan``."""
         remote = (raw for raw in self.raw_objects() if "://" in raw.item.url)
         return [*self.unverified_before, *(raw.path for raw in remote if not raw.item.checksums)]
 
@@ -264,8 +264,8 @@ class StagedJob(Job):
         raise NotImplementedError
 
     def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The tasks that decode into ``folder`` what is not there yet, and that can be done now. Asked again when they are
-        done, until there are none; then `plan` and `row_sources` read the folder."""
+        """The tasks that decode into ``folder`` what it lacks, and that can run now. Called again when they are done, until it
+        returns none; then `plan` and `row_sources` read the folder."""
         raise NotImplementedError
 
     def staged_parts(self, folder: Path) -> int:
@@ -273,7 +273,7 @@ class StagedJob(Job):
         return 0
 
     def holds_staged(self, folder: Path) -> bool:
-        """Whether a run that ended before its first part was decoded left anything in ``folder`` to go on with."""
+        """Whether a run that ended before its first part was decoded left anything in ``folder`` to continue from."""
         return False
 
     def staged_dictionary(self) -> bytes:

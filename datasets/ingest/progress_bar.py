@@ -15,7 +15,7 @@ from ...storage import amounts
 from ..workers.task import TaskProgress
 from .request import Estimate, Listener
 
-#: Draws what goes on and the share done, 0 to 1; None where it is not known.
+#: Draws the current activity and the share done: 0 to 1, or None if it is unknown.
 Show = Callable[[str, "float | None"], None]
 
 #: Seconds between two drawings in a notebook.

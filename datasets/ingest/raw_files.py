@@ -70,7 +70,7 @@ def fetch_all(
         expected = min(begun[raw.path], raw.item.size or 0)
 
         def resume(kept: int) -> None:
-            """Bytes that were begun and are of no use are fetched as well."""
+            """Earlier bytes that cannot be kept count as bytes to fetch."""
             nonlocal total, expected
             with lock:
                 total, expected = total + max(0, expected - kept), 0
@@ -157,7 +157,7 @@ def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter) -> bool:
 
 
 def _is_part(path: Path, found: list[Any], writer: DatasetWriter) -> bool:
-    """Whether a file became that of a part. Where that was not recorded, it gets its place back."""
+    """Whether a file was renamed to the file of a part. If no record says so, it is moved back."""
     for record in writer.parts_done().values():
         for leaf in record["leaves"].values():
             if [[piece["length"], piece["crc32c"]] for piece in leaf.get("pieces", ())] == [found]:
@@ -177,7 +177,7 @@ def _complete(folder: Path) -> Iterator[Path]:
 
 
 def _files_of(path: Path) -> list[str]:
-    """The files of a folder, relative to it; of a file "."."""
+    """The files of a folder, relative to it; "." for a file."""
     files = [one.relative_to(path).as_posix() for one in sorted(path.rglob("*")) if one.is_file()]
     return files if path.is_dir() else ["."]
 
@@ -218,7 +218,7 @@ class RawReading:
     def plan(
         self, open_columns: Callable[[], ColumnWriter], on_planned: Callable[[int, int], None]
     ) -> tuple[Plan, Ranges]:
-        """`Job.plan` into columns that are opened here or there, and what closing them returns."""
+        """`Job.plan` into columns that are opened in this process or in the sandbox; returns what closing them returns."""
         plan, ranges, state = self._call(_Steps.plan, open_columns, on_progress=on_planned)
         vars(self._job).update(state)
         return plan, ranges
@@ -248,7 +248,7 @@ class _Steps:
         self._job, self._paths, self._made_with = job, paths, dict(vars(job))
 
     def _state(self) -> dict[str, Any]:
-        """The attributes of the job, but for those that it was made with."""
+        """The attributes of the job, except those that it was created with."""
         return {name: value for name, value in vars(self._job).items() if self._made_with.get(name) is not value}
 
     def inspect(self, _: Any) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def hdf5_names(path: Path) -> set[str]:
 
 
 def _root_names(path: Path, _: Any) -> set[str]:
-    from ..formats.hdf5 import root_names  # numpy, which lists do without
+    from ..formats.hdf5 import root_names  # imports numpy, which listings do not need
 
     return root_names(path)
 

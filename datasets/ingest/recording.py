@@ -1,8 +1,8 @@
-"""A recording: episodes on disk until it is known how many there are, and the dataset that is made of it.
+"""A recording: episodes stored on disk until their number is known, and the dataset that is made from it.
 
 Episodes of several environments are recorded side by side, but lie one after the other in a dataset. So each environment has
-its own files, appended block by block; memory stays a few blocks, however long the recording. What users bring themselves
-(`sources.arrays`) is a recording of one environment. A recording is a folder that exists only when it is complete:
+its own files, appended block by block; memory stays a few blocks, however long the recording. Users' own arrays
+(`sources.arrays`) become a recording of one environment. A recording is a folder that exists only when it is complete:
 
     <e>.reward           float32 [steps] of environment e
     <e>.end              uint8 [steps]    0 inside an episode; 1 terminated, 2 truncated, 3 both, 4 cut by the end of recording
@@ -12,7 +12,7 @@ its own files, appended block by block; memory stays a few blocks, however long 
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
                          the files that policy and environment read (`user_code.opened_files`)
 
-A recording whose episodes can be begun again in the middle is kept while it is written (`RecordingWriter.keep`):
+If the caller can continue after any episode, the recording is kept while it is written (`RecordingWriter.keep`):
 
     kept.json            {"files": {name: [bytes, crc32c]}, "about": what the writer's owner goes on from}
 """
@@ -58,7 +58,7 @@ SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 
 
 def end_codes(transitions: TransitionRows, low: int, high: int) -> np.ndarray:
-    """How episodes end with the rows ``low`` to ``high - 1`` of a table, as a recording has it, uint8."""
+    """The end codes of a recording for the rows ``low`` to ``high - 1`` of a table, uint8."""
     flags = (transitions.terminated, transitions.truncated, transitions.by_clock)
     terminated, truncated, by_clock = (flag[low:high] for flag in flags)
     over = [terminated & truncated, terminated, truncated & by_clock, truncated]
@@ -68,8 +68,8 @@ def end_codes(transitions: TransitionRows, low: int, high: int) -> np.ndarray:
 class RecordingWriter:
     """Appends blocks of rows; ``codec`` is that of large columns. Without a ``dictionary`` it trains one.
 
-    Where the caller can go on in the middle, `resume` is called first, `mark` after whole episodes, and `keep` now and then
-    and when an error ends the work.
+    A caller that can continue in the middle calls `resume` first, `mark` after whole episodes, and `keep` periodically and when
+    an error ends the work.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class RecordingWriter:
         self._waiting: list[tuple[int, int, np.ndarray]] = []
         self._waiting_bytes = 0
         self._keeps = False
-        #: Of each file, what was written since the last mark, and up to it.
+        #: By file: what was written since the last mark, and up to it.
         self._sums: dict[str, Crc32c] = defaultdict(Crc32c)
         self._ranges: dict[str, list[Any]] = {}
         self._about: dict[str, Any] | None = None
 
     def resume(self) -> dict[str, Any] | None:
-        """Go on with what an interrupted writer kept in the folder: returns what `mark` got. None, and an empty folder, where
-        it kept nothing, or its files are no longer what was written."""
+        """Continue from what an interrupted writer kept in the folder; returns what `mark` was given. If it kept nothing, or
+        its files have changed, empties the folder and returns None."""
         self._keeps, kept = True, _read_kept(self._folder)
         files: dict[str, list[Any]] = {} if kept is None else kept["files"]
         for path in self._folder.iterdir():
@@ -108,7 +108,7 @@ class RecordingWriter:
         return about
 
     def mark(self, about: dict[str, Any]) -> None:
-        """What is written so far are whole episodes, from which ``about`` (JSON) tells how to go on."""
+        """Declare that all rows so far belong to whole episodes; ``about`` (JSON) says how to continue after them."""
         if self._compressed and self._encode is None:
             return  # rows wait in memory
         for name, written in self._sums.items():
@@ -126,7 +126,7 @@ class RecordingWriter:
             self._about = None
 
     def begin(self, env: int) -> None:
-        """Make the files of an environment: they are there also without a step."""
+        """Create the files of an environment, which exist even if it has no steps."""
         self.steps(env, np.zeros(0), np.zeros(0, np.uint8))
         for number, column in enumerate(self._columns):
             if number not in self._compressed:
@@ -150,14 +150,14 @@ class RecordingWriter:
         self._append(f"{env}.{END}", end)
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Write what still waits, and what there is to know."""
+        """Write the waiting rows, and the facts about the recording."""
         if self._compressed and self._encode is None:
             self._train()
         (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         sync_files(self._folder, [path.name for path in self._folder.iterdir()])
 
     def _train(self) -> None:
-        """Train the dictionary on what waits, and let it through."""
+        """Train the dictionary on the waiting blocks, then write them."""
         rows = [row for _, _, block in self._waiting for row in block]
         size = max((row.nbytes for row in rows), default=1)
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
@@ -192,7 +192,7 @@ class RecordingWriter:
 
 
 def _read_kept(folder: Path) -> dict[str, Any] | None:
-    """What `RecordingWriter.keep` wrote, if the files begin with what they had then."""
+    """What `RecordingWriter.keep` wrote, if the files still begin with the same bytes."""
     try:
         kept = parse_json((folder / KEPT).read_bytes())
         sound = all(
@@ -204,10 +204,10 @@ def _read_kept(folder: Path) -> dict[str, Any] | None:
 
 
 class Recording:
-    """A complete recording, for reading; ``columns`` are those that it states, if they are not given."""
+    """A complete recording, for reading; ``columns`` are the columns that it states, if none are given."""
 
     def __init__(self, folder: Path, columns: Sequence[Column] | None = None) -> None:
-        #: All that its writer's owner said of it.
+        #: Everything that the owner of its writer recorded about it.
         self.about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         about, self.folder = self.about, folder
         self.columns: Sequence[Column] = columns or [
@@ -240,8 +240,8 @@ class Recording:
         return path if path.is_file() else None
 
     def staged(self, columns: Sequence[Column], dictionary: Path | None) -> dict[str, list[StagedRows]]:
-        """The rows of the large ones of ``columns`` (it may state none, where it holds no step), environment by environment;
-        compressed with ``dictionary``, if there is one."""
+        """The rows of the large ``columns`` (a recording without steps may state none), environment by environment; compressed
+        with ``dictionary``, if there is one."""
         return {
             column.key: [
                 StagedRows(self.folder / f"{env}.{number}", 0, states, dictionary)
@@ -264,7 +264,7 @@ def append_recordings(
     columns: Sequence[Column],
     on_progress: Callable[[int, int], None],
 ) -> tuple[EpisodeTable, dict[str, int]]:
-    """Append the small columns of all episodes, recording by recording. Returns the episodes, and all that was counted."""
+    """Append the small columns of all episodes, recording by recording. Returns the episodes, and all counts."""
     writer.reserve(sum(sum(recording.states) for recording in recordings))
     trajectories, counts = TrajectoryWriter(writer, columns), Counter[str]()
     every = [(recording, env) for recording in recordings for env in range(len(recording.states))]
@@ -307,7 +307,7 @@ class RecordedJob(StagedJob):
     staging = "recording"
     #: The folder of the recording, set by `staging_tasks`.
     _folder: Path
-    #: Of observation and action, where they are known.
+    #: The spaces of observation and action, if they are known.
     spaces: dict[str, Any]
 
     def __init__(self, name: str, columns: Sequence[Column], environments: int, options: ConvertOptions) -> None:
@@ -334,14 +334,14 @@ class RecordedJob(StagedJob):
         raise NotImplementedError
 
     def ratio(self) -> float:
-        """What large rows are expected to shrink to."""
+        """The share of their size that large rows are expected to take when compressed."""
         return GUESSED_RATIO
 
     def _compresses(self) -> bool:
         return bool(self.bulk) and not load_codec(self._codec).fixed_rows
 
     def ratio_range(self) -> tuple[float, float]:
-        """The least and the most that large rows shrink to, as multiples of `ratio`."""
+        """The smallest and the largest share, as multiples of `ratio`."""
         return 1 / 20, 5.0
 
     def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:

@@ -203,7 +203,7 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
 
 
 def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
-    """The options and the choice of shards in which a dataset is not what is asked for; more shards are sufficient."""
+    """The options and the choice of shards in which a dataset differs from the request; additional shards are accepted."""
     wanted, have = options.parts, manifest.source
     enough = have.get("all_shards", True) if wanted is None else set(wanted) <= set(have.get("shards", []))
     return _differences(manifest, options) + ([] if enough else ["choice of shards"])
@@ -211,7 +211,7 @@ def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
 
 def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> Request:
     """The request that makes the dataset at its place larger: with the shards that are there and the options they were
-    converted with (``declared``: those of the source). Without ``force`` nothing that is there is given up."""
+    converted with (``declared``: those of the source). Without ``force``, no existing data are discarded."""
     if request.force or not place.exists():
         return request
     options, have = request.options, read_manifest(place.path).source
@@ -258,7 +258,7 @@ def read_objects(place: DatasetPlace) -> list[dict[str, Any]]:
 
 
 def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
-    """The options in which an existing dataset differs from what is asked for; an option not given asks for nothing."""
+    """The options in which an existing dataset differs from what is asked for; an option that is not given always matches."""
     recorded = manifest.source.get("options", {})
     asked = {
         "codec": None if options.codec == "auto" else options.codec,

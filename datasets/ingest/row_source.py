@@ -63,7 +63,7 @@ class RowSource:
         raise NotImplementedError
 
     def adopt(self, leaf: Leaf, folder: Path, index: int) -> dict[str, Any] | None:
-        """Make rows that are encoded already part ``index`` of a leaf; returns its record, None where they are not."""
+        """Make already encoded rows part ``index`` of a leaf; returns its record, or None if the rows are not encoded."""
         return None
 
 

@@ -70,7 +70,7 @@ class FillTask:
     states: int
     all_states: int
     threads: int
-    #: What a native library reads for it, if any does: it has a limit of memory.
+    #: The files that a native library reads for the task, if any: they set its memory limit.
     files: RawFiles | None = None
 
     @property
@@ -142,7 +142,7 @@ def run(
 
 
 def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Estimate:
-    """Make the damaged dataset at a place again, of what is sound in it and of the job's data: the same bytes as before.
+    """Make the damaged dataset at a place again, from its sound parts and the job's data: the same bytes as before.
 
     Raises as `run`, and DamagedDatasetError where the data have changed; the dataset is then as it was.
     """
@@ -242,7 +242,7 @@ def write_dataset(
 
 
 def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener) -> Estimate:
-    """What a run would do, without what an interrupted one has finished; writes nothing, and leaves the job as it is.
+    """What a run would do, without the work that an interrupted run has finished; writes nothing, and leaves the job as it is.
 
     Where raw files must be fetched whole before they can be read, only their sizes are known.
     """
@@ -283,8 +283,8 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
 def stage_all(
     job: StagedJob, writer: DatasetWriter, procs: Callable[[int], int], engine: Engine | None, listener: Listener
 ) -> Estimate:
-    """Stage everything in the working folder: in processes, of which ``procs`` gives the number for a number of tasks, or by
-    an ``engine``."""
+    """Stage everything in the working folder: in processes (``procs`` gives how many for a number of tasks), or by an
+    ``engine``."""
     folder, place, finished = writer.folder / RAW, writer.place, 0
     try:
         listener.on_stage(job.staging)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 TextAs = Literal["bytes", "omit"]
 
-#: What the values of a dtype that leaves cannot have are stored as, without loss.
+#: By dtypes that leaves cannot have: the dtype that stores their values without loss.
 _WIDER = {"uint16": "int32", "uint32": "int64"}
 #: A Text space that allows more bytes than this has no limit worth padding to.
 _LONGEST_TEXT = 1 << 16
@@ -99,7 +99,7 @@ def cast(values: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _lost(values: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
-    """Which values are others now; None where the dtypes alone tell that none is."""
+    """Which values the cast changed; None if the dtypes alone rule that out."""
     source, target = values.dtype, stored.dtype
     exact = np.can_cast(source, target, "safe")
     if source.kind == "b" or (exact and not (source.kind in "iu" and target.kind == "f")):
@@ -160,7 +160,7 @@ def multi_discrete_json(dtype: Any, nvec: Any, start: Any) -> Json:
 
 
 def text_json(min_length: int, max_length: int, charset: str | None) -> Json:
-    """The JSON form of a Text; characters in order, because a charset has none of its own."""
+    """The JSON form of a Text; characters are sorted, because a charset is unordered."""
     characters = "".join(sorted(set(charset))) if charset is not None else None
     return {"type": "Text", "min_length": int(min_length), "max_length": int(max_length), "charset": characters}
 
@@ -189,7 +189,7 @@ def _number(value: Any) -> Any:
 def space_leaves(space: Mapping[str, Any], base: str, text: TextAs = "bytes") -> tuple[list[SpaceLeaf], dict[str, str]]:
     """The leaves of a space in JSON form below the key ``base``, and what is left out: its path, and why.
 
-    Raises UsageError for dtypes that no leaf can hold exactly, SchemaError for names that fall together.
+    Raises UsageError for dtypes that no leaf can hold exactly, SchemaError for names that collide.
     """
     leaves: list[SpaceLeaf] = []
     left_out: dict[str, str] = {}
@@ -223,7 +223,7 @@ def _row(space: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def stored_dtype(dtype: Any, name: str) -> str:
-    """The dtype a leaf has for values of this one. Raises UsageError where there is none that holds them all."""
+    """The dtype of a leaf for values of this dtype. Raises UsageError if no dtype of leaves holds all of them."""
     plain = np.dtype(dtype).newbyteorder("=").name
     stored = _WIDER.get(plain, plain)
     if stored not in DTYPES:
@@ -254,7 +254,8 @@ def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarra
 
 
 class TakenKeys:
-    """Keys of which none is another, or a folder of another: on many disks names that differ in case alone are one file."""
+    """A set of keys in which no key equals another, or is a folder of another: on many disks names that differ only in case are
+    one file."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys, self._folders = set[str](), set[str]()
@@ -267,7 +268,7 @@ class TakenKeys:
         self._folders.update(_folders(key))
 
     def __contains__(self, key: object) -> bool:
-        """Whether a key falls together with one of them, or one would be a folder of the other."""
+        """Whether a key collides with a key of the set, or one of the two would be a folder of the other."""
         name = str(key).lower()
         return name in self._keys or name in self._folders or not self._keys.isdisjoint(_folders(name))
 

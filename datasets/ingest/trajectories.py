@@ -189,7 +189,7 @@ class TrajectoryWriter:
         self._count(rewards, outcome)
 
     def _count(self, rewards: np.ndarray, outcome: np.ndarray) -> None:
-        """Take the episodes that end in a block; what is behind the last of them goes on in the next block."""
+        """Take the episodes that end in a block; the steps after the last of them continue in the next block."""
         ends = np.flatnonzero(outcome)
         starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
         lengths = np.diff(np.append(starts, len(rewards)))
@@ -317,7 +317,8 @@ def _give_up(every: TransitionRows, unknown: np.ndarray, terminals: np.ndarray) 
     rows, before = rows[has_before], before[has_before]
     every.last[before] = every.truncated[before] = True
     every.by_clock[before] = every.by_clock[rows]
-    # Where terminals do not end trajectories, the row before may carry one: now it is the last, and has no more to come.
+    # Where terminals do not end trajectories, the row before may be flagged terminal: it is now the last row, and nothing
+    # follows it.
     every.terminated[before] = terminals[before]
     every.inner[before] = False
 

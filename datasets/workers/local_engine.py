@@ -175,7 +175,8 @@ class LocalEngine:
             self._output.forward()
 
     def end_workers(self) -> None:
-        """Kill the workers, idle ones too: a regular exit takes a second. The next ``run`` has new ones, of the same server."""
+        """Kill the workers, idle ones too: a regular exit takes a second. The next ``run`` forks new ones from the same
+        server."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)

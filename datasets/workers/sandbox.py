@@ -73,7 +73,7 @@ def limited(files: RawFiles | None) -> Iterator[None]:
     if "pyarrow" in sys.modules:
         arrow = sys.modules["pyarrow"]
         arrow.set_memory_pool(arrow.system_memory_pool())
-        if "mimalloc" in arrow.supported_memory_backends():  # parts of Arrow go on with it: it is to reserve that now
+        if "mimalloc" in arrow.supported_memory_backends():  # parts of Arrow keep using it: have it reserve now
             arrow.allocate_buffer(1, memory_pool=arrow.mimalloc_memory_pool())
     before = resource.getrlimit(resource.RLIMIT_DATA)
     taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
