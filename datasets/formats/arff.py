@@ -62,12 +62,12 @@ ColumnValues = np.ndarray | None
 
 
 class ArffTable:
-    """A file's attributes, and its rows in blocks. ``lines`` are the file's, without their ends or with them."""
+    """A file's attributes, and its rows in blocks. ``lines`` are the file's, with or without line ends."""
 
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines, self._name = enumerate(lines, 1), name
         self.attributes = self._header()
-        #: What a sparse row has where it says nothing.
+        #: The values of a sparse row at the indices that it leaves out.
         self._left_out: list[str | None] = [
             attribute.values[0] if attribute.values else ("0" if attribute.kind == "numeric" else "")
             for attribute in self.attributes

@@ -22,7 +22,7 @@ from .limits import check_rows
 
 #: Bytes of a footer that are looked at.
 _FOOTER_BYTES = 16 << 20
-#: Metadata of what `datasets.export` writes: of a table, and of a column whose rows are arrays of one number.
+#: Metadata that `datasets.export` writes: for a table, and for a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
 
 
@@ -40,8 +40,8 @@ def is_exported(path: Path) -> bool:
 
 @contextmanager
 def damage_reported(name: str, what: str = "cannot be read") -> Iterator[None]:
-    """What pyarrow finds wrong with a file inside the block is a CorruptSourceError: ``name`` and ``what``; errors of the disk
-    are not."""
+    """Turn pyarrow's errors about a file inside the block into a CorruptSourceError: ``name`` and ``what``; disk errors
+    stay."""
     import pyarrow
 
     try:
@@ -68,7 +68,7 @@ class ArrowFile:
         if any("dictionary<" in str(field.type) for field in self.schema):
             hint = "write those columns plain (pyarrow: column.dictionary_decode()), as Minari does"
             raise CorruptSourceError(f"{name} has dictionary-encoded columns, which are not read", hint=hint)
-        # Of a packed batch one column is unpacked to count its rows: one of numbers, if there is one.
+        # To count the rows of a compressed batch, one column is unpacked: a column of numbers, if there is one.
         wanted = [number for number, field in enumerate(self.schema) if pyarrow.types.is_primitive(field.type)]
         smallest = pyarrow.ipc.IpcReadOptions(included_fields=wanted[:1])
         counted = pyarrow.ipc.open_file(source, options=smallest)
@@ -91,7 +91,7 @@ class ArrowFile:
         if self._open is None or self._open[0] != number:
             self._open = None
             batch = self._file.get_batch(number)
-            batch.validate(full=True)  # offsets from elsewhere lead anywhere in memory
+            batch.validate(full=True)  # untrusted offsets may point anywhere in memory
             self._open = (number, batch)
         return self._open[1]
 
@@ -143,13 +143,13 @@ class ParquetRows:
         self.rows: int = self._file.metadata.num_rows
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(group).num_rows for group in groups))
-        #: By column: the row that comes next, what is left of the rows read last, and those behind it.
+        #: By column: the next row, the rest of the rows read last, and the iterator of the rows after them.
         self._cursors: dict[tuple[str, ...], tuple[int, Any, Iterator[Any]]] = {}
 
     def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
         """Rows ``low..high-1`` of a column, or of a field of its structs, as arrays of up to ``at_once`` rows.
 
-        Reading on is cheap; elsewhere, reading starts with the group of rows that holds ``low``.
+        Reading the next rows is cheap; any other range is read from the start of the row group that holds ``low``.
         """
         at, left, batches = self._cursors.pop(path, (self.rows + 1, None, iter(())))
         group = bisect_right(self._ends, low)
@@ -164,7 +164,7 @@ class ParquetRows:
                 batch = next(batches, None)
                 if batch is None:
                     raise CorruptSourceError(f"{self._name} holds {at} rows, {self.rows} are stated")
-                # Names with dots choose columns that lie deeper as well.
+                # Names with dots also select nested columns.
                 left = inner_field(batch.column(batch.schema.get_field_index(path[0])), path[1:])
             skip = min(max(0, low - at), len(left))
             taken = min(len(left) - skip, high - at - skip)
@@ -192,7 +192,7 @@ def list_column(rows: np.ndarray, pyarrow: Any, *, fixed: bool = True) -> Any:
 
 
 def is_number(types: Any, kind: Any) -> bool:
-    """Whether an Arrow type, by pyarrow's module ``types``, is one of numbers or booleans."""
+    """Whether an Arrow type, by pyarrow's module ``types``, is numeric or boolean."""
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
@@ -207,7 +207,7 @@ def number_dtype(kind: Any) -> np.dtype:
 def number_rows(arrays: Iterable[Any], kind: Any, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Arrays of numbers of an Arrow type, or of lists of them, as rows ``[n, *shape]``.
 
-    Raises CorruptSourceError for empty cells, and where a row has another number of values.
+    Raises CorruptSourceError for empty cells, and if a row has a different number of values.
     """
     dtype = number_dtype(kind)
     blocks = [np.empty((0, *shape), dtype)]
@@ -254,7 +254,7 @@ class ParquetTable:
         used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
         with damage_reported(self._name, "is damaged"):
             for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
-                # Names with dots choose columns that lie deeper as well.
+                # Names with dots also select nested columns.
                 names = batch.schema.names
                 left -= batch.num_rows
                 yield [

@@ -1,9 +1,9 @@
 """Statistics of columns as LeRobotDatasets state them, computed block by block.
 
-``min``, ``max``, ``mean`` and ``std`` of each place of a row, the number of rows (``count``) and five quantiles. Of several
-blocks, quantiles are the means of those of the blocks, weighted by rows: that is how lerobot joins those of episodes
-(huggingface/lerobot, src/lerobot/datasets/compute_stats.py, aggregate_feature_stats). Pictures have one place a channel, and
-their values are divided by 255.
+``min``, ``max``, ``mean`` and ``std`` of each element of a row, the number of rows (``count``) and five quantiles. Quantiles of
+several blocks are the means of the blocks' quantiles, weighted by rows, as lerobot joins the quantiles of episodes
+(huggingface/lerobot, src/lerobot/datasets/compute_stats.py, aggregate_feature_stats). Pictures have one element per channel,
+and their values are divided by 255.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stats:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> Stats:
-        """Of numbers ``[n, *shape]``, n > 0."""
+        """The statistics of numbers ``[n, *shape]``, n > 0."""
         ordered = np.sort(rows.astype(np.float64), axis=0)
         places = np.array(list(QUANTILES.values())) * (len(rows) - 1)
         below = places.astype(int)
@@ -43,7 +43,7 @@ class Stats:
 
     @classmethod
     def of_pictures(cls, pictures: np.ndarray) -> Stats:
-        """Of uint8 ``[n, height, width, channels]``, n > 0; the shape of a row is ``[channels, 1, 1]``."""
+        """The statistics of uint8 pictures ``[n, height, width, channels]``, n > 0; their shape is ``[channels, 1, 1]``."""
         side = max(pictures.shape[1:3])
         stride = side // _THINNED if side >= _LARGE_SIDE else 1
         channels = np.moveaxis(pictures[:, ::stride, ::stride], -1, 0)
@@ -54,7 +54,7 @@ class Stats:
 
     @classmethod
     def joined(cls, several: Sequence[Stats]) -> Stats:
-        """Of the rows of all."""
+        """The statistics of the rows of all blocks."""
         if len(several) == 1:
             return several[0]
         counts = np.array([one.count for one in several], np.float64)
@@ -73,7 +73,7 @@ class Stats:
         )
 
     def record(self) -> dict[str, Any]:
-        """By the names of lerobot; ``count`` is a list of one number, the others are nested lists."""
+        """A dictionary with lerobot's names; ``count`` is a list of one number, the other values are nested lists."""
         by_name = {"min": self.low, "max": self.high, "mean": self.mean, "std": np.sqrt(self.variance)}
         by_name |= dict(zip(QUANTILES, self.quantiles))
         return {name: np.atleast_1d(values).tolist() for name, values in by_name.items()} | {"count": [self.count]}

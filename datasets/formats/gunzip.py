@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import CorruptSourceError
 
 PIECE = 1 << 18
-#: Packed bytes that are given at once: what is left of them is copied at the end of each member, of which 1 MB may hold 50,000.
+#: Packed bytes passed to the decoder at once: it copies the rest at the end of each member, and 1 MB may hold 50,000 members.
 _GIVEN = 1 << 15
 MAGIC = b"\x1f\x8b"
 

@@ -6,11 +6,12 @@ HDF5 itself is not protected from a file here: it is used in a sandbox (`workers
 files are in chunks packed by deflate, and HDF5 unpacks them one after the other with plain zlib: two thirds of the time it
 takes to convert a file. Here the packed chunks are read as they are and unpacked by ISA-L, several at once and ahead of what
 is being written. HDF5 also trusts a chunk to be as large as it should be: it unpacks 10 GB where the file has them, and reads
-beyond the end of what is too short. So what is stored in another way is proved (`_check_chunks`) before HDF5 reads it itself.
+beyond the end of a chunk that is too short. So arrays stored in any other way are checked (`_check_chunks`) before HDF5 reads
+them.
 
-A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; those at the far edges hang over.
-Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
-stream), ``fletcher32`` (3; a checksum of 4 bytes behind the data), and h5py's own ``lzf`` (32000).
+A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; chunks at the far edges extend beyond the
+array. Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
+stream), ``fletcher32`` (3; a checksum of 4 bytes after the data), and h5py's own ``lzf`` (32000).
 https://docs.h5py.org/en/stable/high/dataset.html#lossless-compression-filters
 https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 #: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
 _LARGEST_RATIO = 1200
-#: Groups inside each other.
+#: Limit of the nesting of groups.
 DEEPEST = 16
 
 
@@ -60,7 +61,7 @@ def damage_reported(name: str) -> Iterator[None]:
     except RbdataError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        # h5py says in many ways that it cannot read something: types it has no equivalent for, dimensions, names.
+        # h5py raises many kinds of errors for data that it cannot read: types without an equivalent, dimensions, names.
         if isinstance(error, OSError) and error.errno:
             raise
         check_not_open(name, error)
@@ -152,7 +153,7 @@ def attributes(owner: Any) -> dict[str, Any]:
 #: Bytes of rows that `ChunkedRows.blocks` reads at a time.
 _BLOCK_BYTES = 4 << 20
 _DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
-#: What is unpacked here; HDF5 reads the others once they are proved.
+#: Filters that are undone here; HDF5 reads arrays with other filters once they are checked.
 _UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
 #: Smaller chunks cost more to hand to a thread than to unpack; larger ones are not unpacked ahead.
 _SMALLEST_CHUNK, _LARGEST_AHEAD = 1 << 12, 4 << 20
@@ -174,7 +175,7 @@ class ChunkedRows:
         self._strips: dict[int, list[tuple[tuple[slice, ...], Future[np.ndarray]]]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
-        """ChunkedRows ``low..high-1``, to be written to by the caller if need be."""
+        """Rows ``low..high-1``; the caller may write to them."""
         if self._filters is None:
             return plain_bools(self._dataset[low:high])
         size = self._dataset.chunks[0]
@@ -199,13 +200,13 @@ class ChunkedRows:
                 yield self.read(first, min(first + size, high))
 
     def _start(self, first: int, last: int) -> None:
-        """Begin to unpack the strips (all chunks of some rows) that are not on their way yet."""
+        """Begin to unpack the strips (all chunks of some rows) whose unpacking has not begun yet."""
         for strip in range(first, last + 1):
             if strip not in self._strips:
                 self._strips[strip] = list(self._chunks(strip))
 
     def _chunks(self, strip: int) -> Iterator[tuple[tuple[slice, ...], Future[np.ndarray]]]:
-        """The chunks of a strip, on their way: which cells of the other dimensions each one holds."""
+        """The chunks of a strip, being unpacked, with the cells of the other dimensions that each of them holds."""
         shape, chunks = self._dataset.shape, self._dataset.chunks
         counts = [-(-size // chunk) for size, chunk in zip(shape[1:], chunks[1:])]
         for place in product(*map(range, counts)):
@@ -247,7 +248,7 @@ def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
     beside = math.prod(grid[1:])
     if size < _SMALLEST_CHUNK or beside > _MOST_BESIDE or size * beside > most_unpacked(array.get_storage_size()):
         return None
-    # Chunks that were never written are not there to be read; HDF5 fills them in.
+    # Chunks that were never written are not in the file; HDF5 fills them in.
     return filters if array.get_num_chunks() == math.prod(grid) else None
 
 
@@ -257,10 +258,10 @@ def _filters_of(properties: Any) -> tuple[int, ...]:
 
 
 def _check_chunks(array: Any, what: str) -> None:
-    """Refuse chunks that are, or that HDF5 would unpack into, more or less than a chunk holds: it fills up what is missing with
-    whatever is in memory there.
+    """Refuse chunks whose stored or unpacked size differs from that of a chunk: HDF5 fills missing bytes with whatever is in
+    memory there.
 
-    Raises CorruptSourceError that names ``what``. Arrays that `ChunkedRows` unpacks need no proof: it never unpacks more.
+    Raises CorruptSourceError that names ``what``. Arrays that `ChunkedRows` unpacks need no check: it never unpacks more.
     """
     from h5py import h5t
 
@@ -275,7 +276,7 @@ def _check_chunks(array: Any, what: str) -> None:
     places: list[tuple[tuple[int, ...], int]] = []
     array.chunk_iter(lambda info: places.append((info.chunk_offset, info.size)))
     for offset, held in places:
-        # Of texts inside of others h5py says another size than they have; they are not read.
+        # For texts nested in other types, h5py states another size than they have; they are not read.
         if not filters and held != size and not isinstance(array.get_type(), h5t.TypeCompoundID):
             raise CorruptSourceError(f"{what}, the chunk at {offset} claims {held} bytes instead of {size}")
     if not filters or _filters_unpacked_here(array) is not None:
@@ -290,7 +291,7 @@ def _check_chunks(array: Any, what: str) -> None:
 
 
 def _cell_bytes(array: Any) -> int:
-    """Bytes of a value in a chunk. Of a text h5py says what a pointer to it takes; in the file it is a length and its place."""
+    """Bytes of a value in a chunk. For a text, h5py states the size of a pointer; the file holds a length and a position."""
     from h5py import h5t
 
     kind = array.get_type()
@@ -336,5 +337,5 @@ def _lzf_size(data: bytes) -> int:
 
 
 def plain_bools(rows: np.ndarray) -> np.ndarray:
-    """ChunkedRows whose truth values are the bytes 0 and 1; a file may hold any byte, which NumPy and torch take as it is."""
+    """Rows with booleans as the bytes 0 and 1; a file may hold any byte, which NumPy and torch do not correct."""
     return rows.view(np.uint8) != 0 if rows.dtype == bool else rows

@@ -5,7 +5,7 @@
     data/chunk-000/file-000.parquet                a frame a row
     videos/<camera>/chunk-000/file-000.mp4         frames of many episodes, one after the other
 
-A new file begins with the first episode behind `_DATA_BYTES` or `_VIDEO_BYTES`, a new chunk behind 1,000 files. Episodes are
+A new file begins with the first episode after `_DATA_BYTES` or `_VIDEO_BYTES`, a new chunk after 1,000 files. Episodes are
 written in blocks, so that memory depends on neither their length nor their number.
 (https://huggingface.co/docs/lerobot/lerobot-dataset-v3; huggingface/lerobot, src/lerobot/datasets)
 """
@@ -109,7 +109,7 @@ class LerobotFolder:
         return [self._data, self._listed, *self._videos.values()]
 
     def task_number(self, text: str) -> int:
-        """The number of a task, which is new where the text is."""
+        """The number of a task; a new text gets a new number."""
         return self._tasks.setdefault(text, len(self._tasks))
 
     def add(self, length: int, blocks: Iterable[Mapping[str, np.ndarray]]) -> None:
@@ -225,7 +225,7 @@ class LerobotFolder:
         return pyarrow.schema(fields)
 
 
-#: What pandas, with which lerobot reads the tasks, is told: the text is the index of the table.
+#: Metadata for pandas, with which lerobot reads the tasks: the text is the index of the table.
 _PANDAS = {
     "index_columns": ["task"],
     "column_indexes": [],
@@ -243,7 +243,7 @@ _PANDAS = {
 
 
 def _arrow_field(column: WrittenColumn, pyarrow: Any) -> Any:
-    """A row of one number is that number, as lerobot has it; this package makes a row of it again."""
+    """A row of one number is written as a plain number, as in lerobot; this package turns it into a row again."""
     one = {ROW_OF_ONE: b"1"} if column.kind == "numbers" and column.shape == (1,) else None
     return pyarrow.field(column.name, _arrow_type(column, pyarrow), metadata=one)
 
@@ -262,7 +262,7 @@ def _arrow_type(column: WrittenColumn, pyarrow: Any) -> Any:
 
 
 class _Numbered:
-    """Files ``chunk-000/file-000`` and on of a folder."""
+    """The numbered files of a folder, from ``chunk-000/file-000`` on."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         self._folder, self._suffix, self._number = folder, suffix, 0
@@ -342,7 +342,7 @@ class _VideoFiles(_Numbered):
 
     @property
     def frames(self) -> int:
-        """Those in the file that is written."""
+        """The number of frames in the file that is being written."""
         return self._writer.frames if self._writer else 0
 
     def write(self, frames: np.ndarray) -> None:

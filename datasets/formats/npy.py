@@ -37,7 +37,7 @@ class Expected:
 class NpyStream:
     """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
 
-    ``expected`` None: any array is right. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises
+    ``expected`` None: any array is accepted. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises
     CorruptSourceError when the bytes are no ``.npy``, ask for pickle, or are not of the expected dtype and shape.
     """
 
@@ -97,7 +97,7 @@ class NpyStream:
             yield self._native(block).reshape(count, *self.shape[1:])
 
     def array(self) -> np.ndarray:
-        """The whole array, native byte order. Memory follows what arrives: a header alone cannot claim it."""
+        """The whole array, native byte order. Memory grows with the bytes that arrive: a header alone allocates nothing."""
         total = self.rows * self.row_bytes
         data = bytearray()
         while len(data) < total:

@@ -19,12 +19,12 @@ from ...errors import CorruptSourceError
 
 _MODULE = re.compile(r"numpy|numpy\.(_core|core)\.(multiarray|numeric)")
 _NUMBERS = re.compile(r"[?biuf]\d{0,2}")
-#: How deep values may lie in each other: a pickle may hold itself.
+#: Limit of the nesting of values: a pickle may contain itself.
 _DEEPEST = 8
 
 
 class _Dtype:
-    """A dtype: its letter and size, then a state that has the byte order."""
+    """A dtype: its letter and size, then a state with the byte order."""
 
     def __init__(self, text: str, *_: object) -> None:
         if not isinstance(text, str) or not (_NUMBERS.fullmatch(text) or text == "O8"):
@@ -47,7 +47,7 @@ class _Dtype:
 
 
 class _Array:
-    """An array: made empty, then a state that has everything."""
+    """An array: created empty, then filled from a state."""
 
     value: np.ndarray
 
@@ -78,7 +78,7 @@ _NAMES: dict[str, Any] = {
 
 
 class _ArrayUnpickler(pickle._Unpickler):
-    """The one in Python: that in C allocates as many places for values as a damaged pickle numbers."""
+    """Python's own unpickler: the one in C allocates as many slots for values as a damaged pickle states."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**pickle._Unpickler.dispatch}
 
@@ -88,7 +88,7 @@ class _ArrayUnpickler(pickle._Unpickler):
         return _NAMES[name]
 
     def load_bytearray8(self) -> None:
-        """Reads what there is, where the original allocates what is stated."""
+        """Reads the bytes that exist; the original allocates the stated length."""
         (length,) = struct.unpack("<Q", self.read(8))  # type: ignore[attr-defined]
         self.append(bytearray(self.read(length)))  # type: ignore[attr-defined]
 
@@ -104,7 +104,7 @@ def read_pickle(file: IO[bytes], name: str) -> Any:
     try:
         return _plain(_ArrayUnpickler(file).load(), _DEEPEST)
     except CorruptSourceError:
-        raise  # of what ``file`` is read from
+        raise  # an error of the source of ``file``
     # A damaged pickle may raise anything: it calls the stand-ins with arguments of any kind.
     except Exception as error:
         raise CorruptSourceError(f"{name} is a damaged pickle, or one of other things: {error}") from error

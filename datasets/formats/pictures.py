@@ -2,12 +2,12 @@
 
 TensorFlow Datasets (core/features/image_feature.py): uint8 pictures have 1 to 4 channels, uint16 ones (depth) are 16-bit PNGs
 of one, and float32 ones of one channel are PNGs whose four channels are the bytes of the numbers. JPEG is decoded by Pillow,
-which is TensorFlow with ``dct_method="INTEGER_ACCURATE"``; by default TensorFlow decodes faster, and two thirds of the values
-differ by up to 6. PNG is the same everywhere.
+which gives the values of TensorFlow with ``dct_method="INTEGER_ACCURATE"``; by default TensorFlow decodes faster, and two
+thirds of the values differ by up to 6. PNG is the same everywhere.
 
 Minari since 0.5.3: spaces that look like pictures (uint8, 0..255, two or three dimensions, the first two at least 32) are
-stored as JPEG: smaller, and lossy. A flag in the metadata says whether, but older files have none, and it was not always true;
-what a row holds is seen by its first bytes (FF D8 FF, ITU-T T.81 annex B).
+stored as JPEG: smaller, and lossy. A flag in the metadata states this, but older files lack it, and it was not always right;
+the first bytes of a row tell what it holds (FF D8 FF, ITU-T T.81 annex B).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAGIC, _SCAN = b"\xff\xd8\xff", b"\xff\xda"
 #: Each scan of a JPEG goes over the whole picture, however little it holds; progressive pictures have 10, a few bytes make one
 #: more. Segments before the first scan; a colour profile may have 255.
 _MOST_SCANS, _MOST_SEGMENTS = 100, 1000
-#: Markers that nothing belongs to: fill bytes, TEM, RST0..RST7, SOI, EOI.
+#: Markers without a segment: fill bytes, TEM, RST0..RST7, SOI, EOI.
 _ALONE = {b"", b"\xff", b"\x00", b"\x01", *(bytes([marker]) for marker in range(0xD0, 0xDA))}
 _UNSOUND = (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError)
 
@@ -94,7 +94,7 @@ def decode_pictures(
 
 
 def decode_picture(data: bytes, where: str) -> np.ndarray:
-    """One picture (PNG, JPEG or TIFF) of whatever kind it is, ``[height, width, channels]``: uint8, int32 or float32.
+    """One picture (PNG, JPEG or TIFF) of any kind, ``[height, width, channels]``: uint8, int32 or float32.
 
     Palettes and the like become RGB; 16 and 32 bits become int32. Raises CorruptSourceError.
     """
@@ -144,7 +144,7 @@ def _values(image: ImageFile, channels: int, dtype: np.dtype) -> np.ndarray | No
 
 @contextmanager
 def _damage_reported(where: str, what: str = "is damaged") -> Iterator[None]:
-    """What Pillow finds wrong with a picture is a CorruptSourceError."""
+    """Turn Pillow's errors about a picture into a CorruptSourceError."""
     try:
         yield
     except RbdataError:
@@ -171,7 +171,7 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
 
 
 def _check_segments(data: bytes, where: str) -> None:
-    """Raise CorruptSourceError for more scans or segments than pictures have; Pillow sees to everything else."""
+    """Raise CorruptSourceError for more scans or segments than pictures have; Pillow checks everything else."""
     if data.count(_SCAN) > _MOST_SCANS:
         raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SCANS} scans")
     at, found = len(_MAGIC) - 1, 0
@@ -179,6 +179,6 @@ def _check_segments(data: bytes, where: str) -> None:
         marker, found = data[at + 1 : at + 2], found + 1
         if found > _MOST_SEGMENTS:
             raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SEGMENTS} segments")
-        at += 1 if marker == b"\xff" else 2  # a byte that fills up
+        at += 1 if marker == b"\xff" else 2  # a fill byte
         if marker not in _ALONE:
             at += int.from_bytes(data[at : at + 2], "big")

@@ -3,7 +3,7 @@
 Every frame of the dataset is a PNG of its own: 84x84, 8-bit grey, not interlaced, some 500 to 1500 bytes. Opening each with
 a picture library costs more than decoding it. Here the chunks are walked and checked, and unpacked with ``isal``, one by
 one; the filters of a whole block of frames are then undone by a single call of Pillow, on one tall picture made of all
-their rows, with a row of zeros before each frame, which is what the first row of a PNG leans on:
+their rows, with a row of zeros before each frame, from which the first row of a PNG is predicted:
 
     0 000...000         filter byte and row of zeros
     f row 0 of frame 0
@@ -11,7 +11,7 @@ their rows, with a row of zeros before each frame, which is what the first row o
     0 000...000
     f row 0 of frame 1
 
-(measured, a frame on one core: Pillow one by one 73 us to an array, this 29 us; numpy alone 110 us).
+(measured per frame on one core: Pillow one by one 73 us to an array, this 29 us; numpy alone 110 us).
 
 Format: https://www.w3.org/TR/png-3. Checksums of all chunks are checked, which Pillow does not do for pixels.
 """
@@ -37,7 +37,7 @@ _COLOURS = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
 
 
 class PngError(ValueError):
-    """A picture that cannot be a frame; ``index`` says which of those given."""
+    """A picture that cannot be a frame; ``index`` is its index among the given pictures."""
 
     def __init__(self, index: int, why: str) -> None:
         super().__init__(why)
@@ -62,7 +62,7 @@ def decode_frames(pictures: Sequence[bytes | memoryview], out: np.ndarray) -> No
 
 
 def _unfiltered(scanlines: np.ndarray) -> np.ndarray:
-    """Undo the filters of all rows below each other; uint8 ``[n, 85, 84]``."""
+    """Undo the filters of all rows, stacked vertically; uint8 ``[n, 85, 84]``."""
     from PIL import Image
 
     rows = scanlines.shape[0] * scanlines.shape[1]

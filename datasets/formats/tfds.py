@@ -8,10 +8,10 @@ strings:
                           featuresDict | sequence {feature, length} | tensor {dtype, shape, encoding} | text
                           | image {dtype, shape, ...} | classLabel | boundingBox | audio | video | translation | jsonFeature
 
-A record is a ``tf.train.Example``, whose keys are the names joined by ``/`` (core/example_serializer.py). Of a sequence, the
-values of all its elements follow each other in one list; its length is that of the list. Booleans and whole numbers are
-int64 (uint64 by its bits), floating-point numbers float32, text, pictures and encoded tensors byte strings. A sequence inside
-a sequence, ``key``, is ``key/ragged_flat_values`` and ``key/ragged_row_lengths_0``, of fixed length or not.
+A record is a ``tf.train.Example``, whose keys are the names joined by ``/`` (core/example_serializer.py). The values of all
+elements of a sequence follow each other in one list; the length of the sequence is that of the list. Booleans and whole numbers
+are int64 (uint64 by its bits), floating-point numbers float32, text, pictures and encoded tensors byte strings. A sequence
+inside a sequence, ``key``, is ``key/ragged_flat_values`` and ``key/ragged_row_lengths_0``, of fixed length or not.
 
 A record may have more keys than ``features.json``; they are not read.
 """
@@ -117,8 +117,8 @@ class Feature:
     """What a key of a record holds: of ``name``, in every step or (not ``in_steps``) once an episode.
 
     ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
-    a sequence of such: of so many, or of any number of them (-1); ``ragged``: its elements are in one list with those of all
-    others. ``packed``: encoded with zlib.
+    a sequence of such values: of this length, or of any length (-1); ``ragged``: its elements are in one list with the elements
+    of all other values. ``packed``: encoded with zlib.
     """
 
     name: str
@@ -182,7 +182,7 @@ def _walk(
 
 
 def _basic(feature: Mapping[str, Any], name: str, items: list[int]) -> Feature | str:
-    """A feature that is not made of others, or why it has no rows. Raises ValueError for one that is not known."""
+    """A basic feature, or the reason why it has no rows. Raises ValueError for an unknown feature."""
     if "text" in feature:
         return _described(name, items, "text", {"dtype": "uint8"})
     if "image" in feature:
@@ -219,7 +219,7 @@ def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, An
         if encoding not in ("bytes", "zlib"):
             raise ValueError(f"{name} has the encoding {encoding}, which is not known")
     if kind == "encoded" and shape[:1] == (None,) and not items:
-        items, shape = [-1], shape[1:]  # each string has a length of its own
+        items, shape = [-1], shape[1:]  # each string has its own length
     if len(items) > 1:
         return "it is a sequence of sequences"
     if items and (not in_steps or kind in ("text", "picture")):
@@ -256,7 +256,7 @@ def _json(data: bytes, where: str) -> Any:
 class Values:
     """The values of a feature in one record: ``count`` of them.
 
-    ``numbers`` ``[count, *shape]`` are decoded, ``strings`` are not yet. Of sequences, ``lengths`` ``[count]`` are the numbers
+    ``numbers`` ``[count, *shape]`` are decoded, ``strings`` are not yet. For sequences, ``lengths`` ``[count]`` are the numbers
     of elements, all of which are in ``numbers`` or ``strings``, one after the other.
     """
 
@@ -293,7 +293,7 @@ class Values:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """That of a value, or an element: of pictures that do not state it, the first one's."""
+        """The shape of a value, or of an element; for pictures that do not state it, the shape of the first picture."""
         shape = self.feature.shape
         if None in shape and self.strings:
             found = picture_size(self.strings[0], f"{self.where}: picture 0")
@@ -302,7 +302,7 @@ class Values:
         return tuple(size or 0 for size in shape)
 
     def last(self) -> np.ndarray:
-        """The last value, ``[1, *shape]``, or all elements of it. Not of pictures. Raises CorruptSourceError."""
+        """The last value, ``[1, *shape]``, or all elements of it. Not for pictures. Raises CorruptSourceError."""
         if self.numbers is None and self.lengths is None:
             return np.concatenate([np.empty((0, *self.shape)), *replace(self, strings=self.strings[-1:]).blocks()])
         elements = self.elements()
@@ -315,7 +315,8 @@ class Values:
         return np.array([len(block) for block in self._tensors()], np.int64)
 
     def padded(self, most: int) -> Iterator[np.ndarray]:
-        """Sequences as blocks of rows ``[k, most, *shape]``, with zeros behind each. Raises ValueError for a longer one."""
+        """Sequences as blocks of rows ``[k, most, *shape]``, each padded with zeros. Raises ValueError for a longer
+        sequence."""
         sizes, elements = self.sizes(), self.elements()
         if len(sizes) and sizes.max() > most:
             raise ValueError(f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements")
@@ -376,7 +377,7 @@ def _numbers(lists: Lists, key: str, feature: Feature) -> np.ndarray:
 
 
 def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers as they are in a record in their own dtype. Raises ValueError for those that it does not have."""
+    """Numbers of a record in the dtype of their feature. Raises ValueError for numbers that the dtype cannot hold."""
     if (found.dtype.kind == "f") != (dtype.kind == "f"):
         raise ValueError(f"it has {found.dtype} numbers, its dtype is {dtype}")
     if dtype == np.uint64:

@@ -1,5 +1,4 @@
-"""TFRecord files of ``tf.train.Example``: records out of a byte stream or a file, every checksum checked, and their named
-lists.
+"""TFRecord files of ``tf.train.Example``: records from a byte stream or a file, every checksum checked, and their named lists.
 
 Format (https://www.tensorflow.org/tutorials/load_data/tfrecord, tensorflow/core/lib/io/record_writer.h). One record after
 the other, all numbers little-endian:
@@ -21,8 +20,8 @@ The payload is an Example in protocol buffer wire format: named lists of bytes, 
     Int64List        1: int64, repeated, packed or not
 
 Formats: https://protobuf.dev/programming-guides/encoding and tensorflow/core/example/{example,feature}.proto. As the format
-asks: unknown fields are passed over, the last of several values of one key counts, the parts of a repeated field may come
-in several pieces, packed and unpacked mixed. Byte strings come out as views of the record, so frames are not copied.
+asks: unknown fields are skipped, the last of several values of one key counts, the parts of a repeated field may come in
+several pieces, packed and unpacked mixed. Byte strings come out as views of the record, so frames are not copied.
 """
 
 from __future__ import annotations
@@ -111,20 +110,20 @@ def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
 
 def _mapped(file: BinaryIO, offset: int, length: int) -> memoryview:
     before = offset % mmap.ALLOCATIONGRANULARITY
-    # With the checksum behind it: a record may be empty, a map may not.
+    # Including the checksum after it: a record may be empty, a map may not.
     size = before + length + 4
     content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=offset - before)
     return memoryview(content)[before : before + length]
 
 
 def drop_pages(view: memoryview) -> None:
-    """Take what was read of a mapped record out of this process's memory; it is read again where it is needed again."""
+    """Drop the pages of a mapped record from this process's memory; they are read again if they are needed."""
     if isinstance(view.obj, mmap.mmap):
         view.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def _heads(source: _Source, name: str, of_what: str) -> Iterator[tuple[int, int, int, str]]:
-    """Number, offset and length of each record, and the words to name it by; the caller takes what follows the head.
+    """Number, offset and length of each record, and its name for messages; the caller reads the bytes after the head.
 
     Raises CorruptSourceError.
     """
@@ -204,7 +203,7 @@ def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:
 
 
 class Lists:
-    """The features of an Example, each decoded when it is asked for. Raises WireError, then and now.
+    """The features of an Example, each decoded when it is asked for. Raises WireError, at construction and when it decodes.
 
     Packed numbers are limited by the bytes that they are written in alone: 2,000 steps with an embedding of 512 are a
     million. Byte strings and single numbers, whose objects take far more memory than a record needs to state them, are
@@ -402,7 +401,7 @@ def _extent(data: memoryview, at: int, wire: int) -> tuple[int, int]:
 
 
 def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
-    """Past a group: an old way to nest messages, no longer in use."""
+    """The position after a group, an obsolete way to nest messages."""
     open_groups = [group]
     while open_groups:
         budget.spend(1)
@@ -421,7 +420,7 @@ def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """An integer of 7 bits a byte, the lowest first, and the place behind it. Raises WireError."""
+    """An integer of 7 bits per byte, the lowest first, and the position after it. Raises WireError."""
     value = shift = 0
     while True:
         if at >= len(data):

@@ -1,4 +1,4 @@
-"""Frames of video files (MP4 and what else FFmpeg reads: AV1, H.264, HEVC), decoded in order by PyAV.
+"""Frames of video files (MP4 and other formats of FFmpeg: AV1, H.264, HEVC), decoded in order by PyAV.
 
 The packets of a file are listed first, which takes no decoding: they tell how many frames there are, and when each is shown.
 Every frame decoded is compared with that list, so that a frame that is missing, damaged or in another place is an error.
@@ -81,8 +81,8 @@ class Video:
             self._container = None
 
     def read(self, low: int, high: int) -> Iterator[np.ndarray]:
-        """Frames ``low..high-1`` in blocks ``[k, *shape]``. Reading on is cheap; reading back, or far ahead, starts at a key
-        frame. Raises CorruptSourceError for frames that the file does not have."""
+        """Frames ``low..high-1`` in blocks ``[k, *shape]``. Reading forward is cheap; reading back, or far ahead, starts at a
+        key frame. Raises CorruptSourceError for frames that the file does not have."""
         if high > self.frames:
             raise self._corrupt(f"frame {high - 1} is wanted, and it has {self.frames}")
         if low >= high:
@@ -112,7 +112,7 @@ class Video:
             self._stream.codec_context.thread_count = 1
             self._stream.codec_context.options = {"err_detect": "explode"}
         self._decoded: Iterator[Any] = iter(self._container.decode(self._stream))
-        #: The frame that is decoded next, and whether decoding began at another than the first.
+        #: The frame that is decoded next, and whether decoding began at a frame other than the first.
         self._next, self._sought = 0, False
 
     def _check_boxes(self) -> None:
@@ -143,7 +143,7 @@ class Video:
             self._next, self._sought = best, True
 
     def _decode(self, number: int) -> np.ndarray:
-        """Frame ``number``, which is not behind the decoder."""
+        """Frame ``number``, which the decoder has not passed yet."""
         try:
             while self._next < number:
                 self._decode_next()
@@ -172,7 +172,7 @@ class Video:
 
     @contextmanager
     def _sound(self, what: str) -> Iterator[None]:
-        """What FFmpeg finds wrong is a CorruptSourceError; errors of the disk are not."""
+        """Turn FFmpeg's errors into a CorruptSourceError; disk errors stay."""
         import av
 
         try:
@@ -188,8 +188,8 @@ class Video:
 
 
 def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:
-    """Packets (by their place in the file) at which decoding can begin: all before them are shown before, all behind
-    them behind. Packets lie in the order in which they are decoded."""
+    """Packets (by their place in the file) at which decoding can begin: all packets before them are shown earlier, all packets
+    after them later. Packets lie in the order in which they are decoded."""
     if not len(shown_at):
         return np.zeros(0, np.int64)
     lowest_behind = np.minimum.accumulate(shown_at[::-1])[::-1]
@@ -201,7 +201,7 @@ def resize(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Frames ``[k, height, width, channels]`` in another (height, width).
 
     Colours by Pillow's BILINEAR, whose triangle filter is as wide as the old pixels below a new one; all other dtypes
-    (depth) by their nearest pixel, as a mean of two depths is one that is nowhere.
+    (depth) by their nearest pixel, because the mean of two depths is a depth that nothing has.
     """
     if frames.shape[1:3] == size:
         return frames

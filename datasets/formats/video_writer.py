@@ -20,8 +20,8 @@ def pixel_format(height: int, width: int) -> str:
 
 
 class OutputFile(io.FileIO):
-    """A file that a library writes to. After `give_up` it takes whatever is written and drops it: libraries write the rest of
-    what they hold when they are closed, also on a full disk."""
+    """A file that a library writes to. After `give_up` it discards all writes: libraries write the rest of their data when they
+    are closed, also on a full disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w+")

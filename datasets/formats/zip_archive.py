@@ -23,7 +23,7 @@ from .limits import most_unpacked
 
 PIECE = 1 << 18
 _GIVEN = 1 << 16
-#: A local header: signature, and behind 22 other bytes the lengths of name and extra field.
+#: A local header: signature, and after 22 other bytes the lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22x2H")
 _ENCRYPTED = 1
 
@@ -31,8 +31,8 @@ _ENCRYPTED = 1
 class ZipArchive:
     """The members of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
 
-    Folders are left out. Raises CorruptSourceError for an incomplete zip file, for names that lead out of the archive
-    and for names that are there twice.
+    Folders are left out. Raises CorruptSourceError for an incomplete zip file, for names that lead out of the archive and for
+    duplicate names.
     """
 
     def __init__(self, source: Path | bytes, name: str) -> None:
@@ -133,7 +133,7 @@ class ZipArchive:
         if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             how = "encrypted" if entry.flag_bits & _ENCRYPTED else f"packed by method {entry.compress_type}"
             raise CorruptSourceError(f"{where} is {how}; stored and deflated members are read")
-        # zipfile takes what a damaged end of the directory says of its place: offsets may be negative.
+        # zipfile trusts the position that a damaged end of the directory states: offsets may be negative.
         head = self._bytes(entry.header_offset, _LOCAL.size) if entry.header_offset >= 0 else b""
         signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
         if signature != b"PK\x03\x04":

@@ -20,7 +20,7 @@ in ``.remote/<source>-<crc32c of the remote>.json``, so that it can be looked at
 
     {"format": 1, "remote": url, "date": UTC, "datasets": [{"name", "episodes", "steps", "bytes"}, ...]}
 
-with null for what the remote does not state, or what would be too much to ask for.
+with null for what the remote does not state, or what would take too many requests.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class CatalogueEntry:
     """One dataset as its source describes it; what is not known is None, or empty.
 
     ``observations`` and ``actions`` are kinds: `OBSERVATIONS`, `ACTIONS`; "dict" is any nested observation.
-    ``observation_space`` and ``action_space`` are Gymnasium's spaces in short. ``steps`` and ``episodes`` are counts, rounded
-    or counted otherwise than rbdata does where ``approximate``. ``bytes`` are those to download. ``reference_scores`` are the
-    returns that normalised scores call 0 and 100, ``horizon`` is the environment's time limit in steps. ``places`` are where
-    it is available, in the order in which to try them. ``options`` are the options of the source that matter most. ``date`` and
-    ``figures`` state when and from where all this is known.
+    ``observation_space`` and ``action_space`` are Gymnasium's spaces in short. ``steps`` and ``episodes`` are counts; if
+    ``approximate``, they are rounded, or counted differently than rbdata counts. ``bytes`` are those to download.
+    ``reference_scores`` are the returns that normalised scores call 0 and 100, ``horizon`` is the environment's time limit in
+    steps. ``places`` are where it is available, in the order in which to try them. ``options`` are the options of the source
+    that matter most. ``date`` and ``figures`` state when and from where all this is known.
     """
 
     id: str
@@ -180,7 +180,7 @@ class CatalogueFile:
 
     @classmethod
     def read(cls, path: Path, source: str) -> CatalogueFile:
-        """Raises OSError for a file that is not there, ValueError for one that is not JSON."""
+        """Raises OSError for a missing file, ValueError for a file that is not JSON."""
         return cls(source, json.loads(path.read_text(encoding="utf-8")))
 
     def entries(self) -> Iterator[CatalogueEntry]:
@@ -192,7 +192,7 @@ class CatalogueFile:
                 yield self.entry(one, group, row)
 
     def entry(self, name: str, group: str | None = None, row: Mapping[str, Any] | None = None) -> CatalogueEntry:
-        """An entry with what is true of all datasets, of a group of them, and of this one."""
+        """An entry, from the fields for all datasets, for its group, and for this dataset."""
         shared, special = self.content["all"], self.content["groups"][group] if group else {}
         facts = {**shared, **special, **(row or {})}
         for both in ("tags", "notes"):
@@ -279,7 +279,7 @@ def read_listing(source: str, remote: str, root: Path | None = None) -> RemoteLi
         datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])
         return RemoteListing(remote, str(record["date"]), datasets)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None  # not there, or of another time: it is asked for again
+        return None  # missing, or of another version: the remote is asked again
 
 
 def cache_listing(

@@ -31,10 +31,11 @@ def dm_env_episode(
     terminal: np.ndarray | None = None,
     whole: bool = True,
 ) -> Episode:
-    """An episode of n + 1 rows of everything; ``states`` are left as they are, of all else row 0 is dropped.
+    """An episode whose arrays all have n + 1 rows; ``states`` keep all of them, all other arrays lose row 0.
 
-    It terminated if its last row is ``terminal``, or has a ``discount`` of 0. Else it was truncated, or where the data do not
-    hold its end (not ``whole``) cut. Such flags in rows before the last do not end it; they are counted as ``inner_terminals``.
+    It terminated if its last row is ``terminal``, or has a ``discount`` of 0. Otherwise it was truncated, or, if the data do
+    not hold its end (not ``whole``), cut. Such flags in rows before the last do not end it; they are counted as
+    ``inner_terminals``.
     """
     ends = np.zeros(len(rewards), bool)
     if discount is not None:
@@ -56,7 +57,7 @@ def check_lengths(arrays: Mapping[str, np.ndarray], rows: int, where: str) -> No
 
 
 def check_keys(needed: Iterable[str], where: str, there: Collection[str]) -> None:
-    """Raise CorruptSourceError for keys that are needed and not there."""
+    """Raise CorruptSourceError for missing keys."""
     missing = [key for key in needed if key not in there]
     if missing:
         hint = f"it holds {', '.join(list(there)[:12]) or 'nothing'}"

@@ -1,8 +1,8 @@
 """The environment that a dataset comes from, made again.
 
 A dataset is a file that anyone may have written. Unless it is trusted, nothing that it names is imported: its environment is
-made where Gymnasium's registry has its id, after the package that registers it was imported where it is one of ours to
-know (`_PACKAGES`), and with arguments that are numbers, words and lists of these.
+made only if Gymnasium's registry has its id (a package in `_PACKAGES` that registers it is imported first), and with arguments
+that are numbers, words and lists of these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KnownEnvironment:
     """How to make an environment.
 
     ``stated`` is the specification in a file, as Gymnasium writes it, which is used as it is where the file is trusted.
-    ``wrap`` makes of the environment what the dataset observes. ``requirements`` are named in a hint.
+    ``wrap`` wraps the environment so that it returns the observations of the dataset. ``requirements`` are named in a hint.
     """
 
     id: str
@@ -50,8 +50,8 @@ class KnownEnvironment:
     def make(self, trust: bool = False, arguments: Mapping[str, Any] | None = None) -> Any:
         """The environment, a `gymnasium.Env`; ``arguments`` come on top of those it was recorded with.
 
-        ``trust``: what the file names may be imported and run. Raises UsageError for what needs that, MissingExtraError if
-        a package is missing, RbdataError where the environment cannot be made.
+        ``trust``: what the file names may be imported and run. Raises UsageError for an environment that needs trust,
+        MissingExtraError if a package is missing, RbdataError where the environment cannot be made.
         """
         import gymnasium
         from gymnasium import error

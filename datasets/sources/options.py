@@ -1,4 +1,4 @@
-"""Options of sources: how a source declares one, and the keyword arguments that those of the built-in sources are.
+"""Options of sources: how a source declares an option, and the keyword arguments for the options of the built-in sources.
 
 The command line, the check of every download, the settings and the tables in ``docs/sources`` are made from the declarations
 (`SourceOption`). Type checkers and editors read the TypedDicts below: `rbdata.download` ends in
@@ -76,7 +76,7 @@ class SourceOption:
         return int(value) if self.type is int else value  # numpy's numbers, too
 
     def _problem(self, value: Any) -> str:
-        """Why a value is not allowed; empty for one that is."""
+        """Why a value is not allowed; empty if it is allowed."""
         if self.type is str:
             if not isinstance(value, str):
                 return "must be a string"
@@ -105,7 +105,7 @@ ACCEPT_CHANGED = SourceOption("accept_changed", "accept a file whose checksum ha
 
 
 # -- as keyword arguments ----------------------------------------------------------------------------------------------
-# A key stands in one class only, so that they can be put together: hence the two of options that several sources share.
+# A key stands in one class only, so that classes can be combined: hence the two classes of options that several sources share.
 
 
 class AcceptChangedOption(TypedDict, total=False):
@@ -174,7 +174,7 @@ class ArraysOptions(TypedDict, total=False):
 
 
 class OptionsByName(TypedDict, total=False):
-    """Those of sources of other packages."""
+    """Options of sources in other packages."""
 
     options: Mapping[str, Any] | None
 
@@ -191,7 +191,7 @@ class SourceOptions(
     OptionsByName,
     total=False,
 ):
-    """Of `rbdata.download`."""
+    """The options of sources that `rbdata.download` takes."""
 
 
 class RawFileOptions(
@@ -206,11 +206,11 @@ class RawFileOptions(
     OptionsByName,
     total=False,
 ):
-    """Of `rbdata.convert`."""
+    """The options of sources that `rbdata.convert` takes."""
 
 
 def given_options(options: SourceOptions | RawFileOptions) -> dict[str, Any]:
-    """The options that are given, by name, with those in ``options``. Raises UsageError for one that is given both ways."""
+    """The given options by name, with those in ``options``. Raises UsageError for an option that is given in both ways."""
     by_name = options.get("options") or {}
     named = {name: value for name, value in options.items() if name != "options" and value is not None}
     twice = [name for name in by_name if name in named]

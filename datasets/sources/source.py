@@ -40,17 +40,17 @@ class Source:
     """
 
     name: str
-    #: The options it has of its own.
+    #: The options that it declares.
     options: tuple[SourceOption, ...] = ()
     #: The general options (fields of `ConvertOptions`) that have an effect on its datasets. ``parts`` and ``time_limit``
     #: choose what is in a dataset and are refused by a source that does not support them; the others say how something is
     #: stored that a dataset may lack.
     supports: frozenset[str] = frozenset({"codec", "layout", "unknown_next"})
-    #: Whether its datasets are made on this machine: no place is looked at.
+    #: Whether its datasets are made on this machine: no place is searched.
     makes: bool = False
-    #: Whether any name may be one of its own: a bare name then means one only where ``names`` lists it.
+    #: Whether any name may be a dataset of this source: a bare name is then resolved to it only if ``names`` lists it.
     open_ended: bool = False
-    #: Whether it reads files of other sources as well: it is taken for a path only where no other recognises that.
+    #: Whether it reads files of other sources as well: it gets a path only if no other source recognises it.
     reads_any: bool = False
     #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
     scores_in_datasets: bool = False
@@ -85,7 +85,7 @@ class Source:
         return False
 
     def knows(self, name: str) -> bool:
-        """Whether a name is one of its own."""
+        """Whether a name is a dataset of this source."""
         return name in self.names()
 
     @property
@@ -96,12 +96,14 @@ class Source:
         return CatalogueFile.read(path, self.name) if path and path.is_file() else None
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
-        """What is known of its datasets, without asking the network; those of `names` that are not here have their id only."""
+        """What is known of its datasets, without asking the network; a name of `names` that is missing here has an entry with
+        its id only."""
         file = self.catalogue_file
         return list(file.entries()) if file else []
 
     def describe_unlisted(self, name: str) -> CatalogueEntry | None:
-        """What is known of a dataset of its own that is not in `catalogue`; None where that is what all datasets share."""
+        """What is known of a dataset of this source that is not in `catalogue`; None if that is only what all datasets
+        share."""
         return None
 
     def full_name(self, name: str, options: ConvertOptions) -> str:
@@ -109,7 +111,7 @@ class Source:
         return name
 
     def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
-        """Raise DatasetExistsError where a dataset that has the options asked for is another one all the same."""
+        """Raise DatasetExistsError if a dataset with the requested options is nevertheless a different dataset."""
 
     def split_address(self, text: str) -> tuple[str, str] | None:
         """An address ``scheme://...`` as (name, mirror) if it is one of this provider's datasets.
@@ -129,7 +131,7 @@ class Source:
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The returns that normalised scores call 0 and 100, by the ``source`` record of a manifest; None without any.
 
-        Of a dataset that is not on this machine, ``record`` holds its name as ``dataset`` and nothing else.
+        For a dataset that is not on this machine, ``record`` holds its name as ``dataset`` and nothing else.
         """
         return recorded_scores(record)
 
@@ -193,7 +195,8 @@ class Source:
         return self.find_in_folder(location, self.check(options, "convert"))
 
     def check(self, options: ConvertOptions, command: str) -> ConvertOptions:
-        """Options with a value for each that the source declares: the one given, else of the settings, else the default.
+        """Options with a value for each that the source declares: the one given, else the one in the settings, else the
+        default.
 
         Raises UsageError for options that the source does not have, or that ``command`` does not take, and for values that
         are not allowed.

@@ -14,7 +14,7 @@ leaves open is found by the names that libraries use. Nothing is read here: name
     episode_lengths   [episodes]: steps of each episode
     episode_ends      [episodes]: steps up to the end of each episode, as diffusion policies store them
 
-A map may name other keys: each is a leaf of its own, a row per step (``{"goal": "desired_goal"}``).
+A map may name other keys: each becomes a separate leaf with a row per step (``{"goal": "desired_goal"}``).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
 _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
-#: Folders that others put all rows into.
+#: Groups that other libraries put all rows into.
 _OUTER = "data/"
 #: Arrays that an error or a plan lists.
 _MOST_LISTED = 24
@@ -118,11 +118,11 @@ class Roles:
     episode: str | None
     episode_lengths: str | None
     episode_ends: str | None
-    #: Other rows per step, by key.
+    #: Other arrays with a row per step, by key.
     extra: Mapping[str, str]
     #: Arrays that are not taken, and why.
     left_out: Mapping[str, str]
-    #: What was decided for lack of a statement, in sentences.
+    #: Assumptions about what nothing states, in sentences.
     assumed: tuple[str, ...] = ()
 
     def to_map(self) -> dict[str, str]:
@@ -243,7 +243,7 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
 
 
 def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
-    """Whether what is known makes a role pointless to look for."""
+    """Whether the roles found so far make a role unnecessary."""
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
 
 
@@ -258,7 +258,7 @@ def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[st
         if top is not None:
             inner = name[len(name) - len(plain) + len(top) :]
             candidates.setdefault(top, {})[role.removeprefix("next_") + inner] = name
-    # TED has the flags of the state before at the root as well, and robomimic the simulator's states beside observations.
+    # TED also has the flags of the previous state at the root, and robomimic has the simulator's states beside observations.
     ted = {top: leaves for top, leaves in candidates.items() if top.startswith("next/")}
     own = {top: leaves for top, leaves in candidates.items() if top not in _SIMULATOR}
     return ted or own or candidates
@@ -285,7 +285,7 @@ def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
 def _others(
     arrays: Mapping[str, ArrayInfo], taken: Collection[str], rows: int, extra: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Under which key each of the other arrays goes, and why arrays are left out."""
+    """The key of each of the other arrays, and why arrays are left out."""
     is_ted = any(name.startswith("next/") for name in taken)
     keys: dict[str, str] = {}
     left_out: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 A row is (observation, action, reward, flags). What followed it is its ``next_observation`` where the data have one, the next
 row of the state where observations have a row more per episode, and else the observation of the next row of its episode.
-What becomes of rows whose successor the data do not hold says `ingest.trajectories.resolve_transitions`, as for D4RL.
+`ingest.trajectories.resolve_transitions` decides what becomes of rows whose successor is not in the data, as for D4RL.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def stored_apart(tables: Sequence[tuple[Table, Roles]]) -> set[str]:
 
 
 def _has_rounded(table: Table, roles: Roles, column: Column) -> bool:
-    """Whether a stated successor is not, bit by bit, the observation of the next row, but for rounding."""
+    """Whether a stated successor equals the observation of the next row within rounding, but not bit by bit."""
     if column.key not in roles.next_observation:
         return False
     rows = table.arrays[roles.observation[column.key]].shape[0]
@@ -83,7 +83,7 @@ def _has_rounded(table: Table, roles: Roles, column: Column) -> bool:
 
 
 def _rounded(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
-    """Which rows of fractions are the same within rounding, and not the same bits; bool ``[n]``."""
+    """Which rows of fractions are the same within rounding, but differ in bits; bool ``[n]``."""
     word, row = f"u{after.dtype.itemsize}", int(np.prod(after.shape[1:]))
     bits = [np.ascontiguousarray(some).reshape(len(some), row).view(word) for some in (after, stated)]
     rows = np.flatnonzero((bits[0] != bits[1]).any(1))
@@ -137,7 +137,7 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: 
 
 
 def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """``terminated`` and ``truncated``, bool ``[rows]``, with what ``done`` says beside one of them."""
+    """``terminated`` and ``truncated``, bool ``[rows]``, from ``done`` where only one of them is given."""
     terminated, truncated, done = (
         _bools(table, name, rows) for name in (roles.terminated, roles.truncated, roles.done)
     )

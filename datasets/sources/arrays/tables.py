@@ -1,4 +1,4 @@
-"""Whatever holds a user's arrays, opened as tables: named arrays whose rows are read in blocks.
+"""Opens everything that holds a user's arrays as tables: named arrays whose rows are read in blocks.
 
     .npz, or a folder with one per episode       stored members are mapped, compressed ones unpacked to a temporary folder
     .npy with fields, or a folder of .npy        mapped
@@ -7,7 +7,7 @@
     a folder of TensorDict.memmap                also the storage of a replay buffer's checkpoint
 
 Memory does not grow with a file: what cannot be mapped is written to a temporary folder row by row. Pickles are refused:
-reading one runs whatever code it names.
+reading a pickle runs any code that it names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
 
 @dataclass
 class Table:
-    """Arrays by name, each with a row per step, state or episode; ``values`` are whatever slices of rows are taken from."""
+    """Arrays by name, each with a row per step, state or episode; ``values`` can be sliced by rows."""
 
     name: str
     values: dict[str, Any]
@@ -111,8 +111,9 @@ def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _array_of_tensor(tensor: Any) -> np.ndarray:
-    """A tensor as an array: what torch puts off (a negation, a conjugate) is done, and of fractions that NumPy lacks
-    (bfloat16, float8) float32 holds every value. Raises TypeError, RuntimeError for other tensors that are no arrays."""
+    """A tensor as an array: lazy operations of torch (a negation, a conjugate) are applied, and float types that NumPy lacks
+    (bfloat16, float8) become float32, which holds all of their values. Raises TypeError, RuntimeError for other tensors that
+    cannot become arrays."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     if plain.is_floating_point() and plain.itemsize < 4 and str(plain.dtype) != "torch.float16":
         plain = plain.float()
@@ -150,7 +151,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
 
 
 def _several(table: Table, value: str | Sequence[str]) -> list[str]:
-    """The names that an entry of a map gives, if they are several."""
+    """The names in an entry of a map, if it gives several."""
     if not isinstance(value, str):
         return list(value)
     if "*" in value:
@@ -202,7 +203,7 @@ def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
 def open_tables(path: Path, scratch: Path) -> Iterator[list[Table]]:
     """The tables of a file or folder, in order; ``scratch`` is a folder for what must be unpacked.
 
-    Raises UsageError for what is not read, CorruptSourceError for damaged files, MissingExtraError.
+    Raises UsageError for files that cannot be read, CorruptSourceError for damaged files, MissingExtraError.
     """
     with ExitStack() as files:
         yield _open(path, scratch, files)
@@ -492,13 +493,13 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
 
     with path.open(encoding="utf-8", errors="replace") as file:
         head = file.readline(_COPY_BYTES)
-    if delimiter not in head and ";" in head:  # as spreadsheets write it where the comma is for decimals
+    if delimiter not in head and ";" in head:  # as spreadsheets write it if the comma is the decimal separator
         delimiter = ";"
     types: dict[str, Any] = {}
     names: list[str] = []
 
     def opened(columns: Sequence[str] = ()) -> Any:
-        # Whole numbers, then fractions, then text: what does not fit the first guess gets the next one.
+        # Whole numbers, then fractions, then text: a column that does not fit a guess gets the next one.
         convert = csv.ConvertOptions(column_types=types, include_columns=columns, null_values=_EMPTY)
         reader = csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter), convert_options=convert)
         names[:] = reader.schema.names
@@ -562,7 +563,7 @@ class _Columns:
                 raise CorruptSourceError(message, hint="its first line names the columns")
             self._made_of = _joined(batch.schema.names)
             if EXPORTED in (batch.schema.metadata or {}):
-                self._made_of.pop("step", None)  # its number in the episode, which the rows tell
+                self._made_of.pop("step", None)  # the step's number in its episode, which follows from the rows
         for number, (name, columns) in enumerate(self._made_of.items()):
             if name in self.unreadable:
                 continue
@@ -616,11 +617,11 @@ class _Columns:
 
 
 class _NotNumbersError(ValueError):
-    """A column holds something else than numbers."""
+    """A column holds something other than numbers."""
 
 
 def _joined(names: Iterable[str]) -> dict[str, list[str]]:
-    """Columns by the array that they are of: ``obs_0``, ``obs_1`` ... are those of ``obs``, if all from 0 on are there."""
+    """Columns by the array that they belong to: ``obs_0``, ``obs_1`` ... belong to ``obs``, if all from 0 on exist."""
     numbered: dict[str, dict[int, str]] = {}
     for name in names:
         if match := _NUMBERED.fullmatch(name):

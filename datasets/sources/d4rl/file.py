@@ -77,7 +77,7 @@ class FileContents:
 
 @contextmanager
 def open_file(path: Path, name: str) -> Iterator[h5py.File]:
-    """The file, open for reading; whatever HDF5 finds wrong with it is a CorruptSourceError that calls it ``name``."""
+    """The file, open for reading; HDF5's errors become a CorruptSourceError that calls it ``name``."""
     import h5py
 
     with damage_reported(name), h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE, rdcc_w0=0.0) as file:
@@ -210,7 +210,7 @@ _ALL_BYTES = 64 << 20
 _RTOL, _ATOL = 1e-5, 1e-6
 #: Bytes of large observations in a block.
 _PIXEL_BLOCK_BYTES = 16 << 20
-#: ChunkedRows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
+#: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
 _SAMPLE_ROWS, _SAMPLE_RUNS, _SAMPLE_BYTES = 3000, 16, 64 << 20
 
 
@@ -314,7 +314,7 @@ class RowWriter:
 
 
 def _bits(rows: np.ndarray) -> np.ndarray:
-    """ChunkedRows as words, so that NaN equals NaN: ``[n, words]``."""
+    """Rows as words, so that NaN equals NaN: ``[n, words]``."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), int(np.prod(rows.shape[1:])))
     return flat.view(f"u{flat.dtype.itemsize}")
 

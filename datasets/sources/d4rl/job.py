@@ -34,7 +34,7 @@ CITATION = (
 #: Chunks unpacked at once; one thread more hashes the file.
 _THREADS = 4
 
-#: Where terminals that do not end a trajectory go.
+#: The leaf for terminals that do not end a trajectory.
 _INNER = "next/terminal"
 
 _ENTRY_NOTES = {
@@ -93,7 +93,7 @@ class D4rlJob(WholeFileJob):
         self.horizon = options.extra["horizon"] or (entry.horizon if entry else None)
 
     def identity(self) -> dict[str, Any]:
-        # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
+        # Without what the place states about the file: if that differs, the file is fetched again. Its checksum and the options
         # are in the plan's digest.
         return {"converter": self.converter, "dataset": self.name, "file": self.item.name}
 
@@ -198,7 +198,7 @@ class D4rlJob(WholeFileJob):
         }
 
     def _options(self) -> dict[str, Any]:
-        """The options as they turned out."""
+        """The options with the values that were used."""
         large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
         unknown_next = self.options.unknown_next
         return {"unknown_next": unknown_next, "episodes_by": self._by, "horizon": self.horizon, **large}
@@ -238,9 +238,9 @@ def _column(key: str, array: Array, per: Literal["state", "step"]) -> Column:
 
 
 def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
-    """Under which key each of the other per-step arrays goes: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``.
+    """The key of each of the other per-step arrays: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``.
 
-    Arrays whose keys would fall together are left out, all but the first.
+    Of arrays whose keys collide, only the first is kept.
     """
     keys: dict[str, str] = {}
     taken = TakenKeys(())

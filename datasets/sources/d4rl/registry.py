@@ -48,7 +48,7 @@ class Entry:
 
 
 def _lines(name: str) -> list[str]:
-    """The lines of a table beside this module, without those that are comments."""
+    """The lines of a table beside this module, without comments."""
     lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("# ")]
 
@@ -91,7 +91,7 @@ class Family:
     jump: float | None = None
 
 
-#: For files that belong to none of the datasets known.
+#: For files of no known dataset.
 _UNKNOWN = Family()
 
 _FAMILIES = {
@@ -123,5 +123,5 @@ _FAMILIES = {
 
 
 def family_of(entry: Entry | None) -> Family:
-    """The family of a dataset; of none known, one that takes flags at their word."""
+    """The family of a dataset; for an unknown dataset, a family that trusts the flags."""
     return _FAMILIES[entry.family] if entry else _UNKNOWN

@@ -25,7 +25,7 @@ from .registry import FLAT_COPY, HOME, by_file, registry
 ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
 
 
-#: By the first word of a dataset's name. D4RL's own were Gym's -v2 of MuJoCo and mj_envs, whose observations these have.
+#: By the first word of a dataset's name. D4RL used Gym's MuJoCo -v2 and mj_envs, which have the same observations.
 ENVIRONMENTS = {
     "halfcheetah": "HalfCheetah-v4",
     "hopper": "Hopper-v4",
@@ -63,7 +63,7 @@ class D4rlSource(Source):
         return list(registry())
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
-        """With the time limits of the registry."""
+        """The catalogue, with the time limits of the registry."""
         return [replace(entry, horizon=registry()[entry.name].horizon) for entry in super().catalogue()]
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
@@ -74,13 +74,13 @@ class D4rlSource(Source):
         return ReferenceScores(entry.low, entry.high, origin="D4RL")
 
     def reward_range(self, record: Mapping[str, Any]) -> tuple[float, float, str] | None:
-        """Of tasks with goals; the D4RL paper states them (https://arxiv.org/abs/2004.07219, section 5)."""
+        """The range for tasks with goals; the D4RL paper states it (https://arxiv.org/abs/2004.07219, section 5)."""
         most = REWARDS.get(str(record.get("dataset")).partition("-")[0])
         return None if most is None else (0.0, most, "the D4RL paper")
 
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
-        """Of MuJoCo and Adroit datasets what Gymnasium and Gymnasium-Robotics have with the same observations; the others
-        were made in environments of D4RL's own."""
+        """For MuJoCo and Adroit datasets, the environments of Gymnasium and Gymnasium-Robotics with the same observations; the
+        other datasets were made in D4RL's own environments."""
         name = str(record.get("dataset"))
         environment = ENVIRONMENTS.get(name.partition("-")[0])
         if environment is None or registry().get(name) is None:

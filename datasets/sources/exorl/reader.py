@@ -29,7 +29,7 @@ from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, Raw
 from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode, vector_rows
 
 MAZE = "point_mass_maze"
-#: By domain; those of dm_control's suite, and the targets of ExORL's maze in the order of its reward columns
+#: Tasks by domain: those of dm_control's suite, and the targets of ExORL's maze in the order of its reward columns
 #: (custom_dmc_tasks/point_mass_maze.py).
 TASKS: Mapping[str, tuple[str, ...]] = {
     "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse"),
@@ -128,7 +128,7 @@ def check_task(task: str) -> None:
 
 
 def _column_names(domain: str | None, columns: int) -> Sequence[str]:
-    """What the columns of a reward are called; none where there is one column only."""
+    """The names of the columns of a reward; none if there is only one column."""
     if columns < 2:
         return ()
     tasks = TASKS[MAZE]
@@ -161,7 +161,7 @@ def task_rewards(task: str, physics: np.ndarray | None, action: np.ndarray, wher
                 model.set_state(state)
                 model.set_control(control)
             rewards[row] = environment.task.get_reward(model)
-        except Exception as error:  # what a simulator says of impossible states
+        except Exception as error:  # a simulator may raise anything for impossible states
             raise CorruptSourceError(f"{where}: row {row} has no reward of {task}: {reason(error)}") from error
     return rewards
 
@@ -171,7 +171,7 @@ def _environment(task: str) -> Any:
     domain = domain_of(task)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of displays that are not there
+            warnings.simplefilter("ignore")  # about missing displays
             from dm_control import suite
 
             environment = suite.load(domain, task.removeprefix(f"{domain}_"))

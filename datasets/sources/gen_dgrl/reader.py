@@ -1,7 +1,7 @@
 """Gen-DGRL's archives: a tar (mostly ``.tar.xz``) of episodes, one file each, read in order without unpacking it to a disk.
 
 A file ``<game>/<time>_<n>_<steps>_<level seed>_<return>.npy`` is a pickled dictionary, or an ``.npz`` of the same arrays (the
-project's writer makes these): what it is, its first bytes tell.
+project's writer makes these): its first bytes tell which.
 
     observations  [T + 1, 3, 64, 64]  float32, whole numbers from 0 to 255 (here uint8, a quarter)
     actions       [T, 1]              int64
@@ -65,8 +65,8 @@ class GenDgrlJob(EpisodeFilesJob):
 
 @dataclass(frozen=True)
 class GenDgrlReader(EpisodeReader):
-    """``limits``: the time limit of each game there is. ``game``: whose episodes are taken of an archive of all of them; None:
-    the archive has those of one."""
+    """``limits``: the time limit of each game there is. ``game``: the game whose episodes are read from an archive of all
+    games; None: the archive holds one game."""
 
     whole: ClassVar[bool] = False
     limits: Mapping[str, int]
@@ -105,7 +105,7 @@ class GenDgrlReader(EpisodeReader):
             yield self._episode(arrays, match, self.limits[self.game or game or ""], raw)
 
     def _game_of(self, path: str) -> str | None:
-        """The innermost folder that is named as a game."""
+        """The innermost folder that has the name of a game."""
         return next((folder for folder in reversed(path.split("/")[:-1]) if folder in self.limits), None)
 
     def _episode(self, arrays: dict[str, np.ndarray], match: re.Match[str], limit: int, raw: RawInput) -> Episode:
@@ -149,7 +149,7 @@ class _StreamFile(io.RawIOBase):
 
 
 class _UnpackedFile:
-    """What `tarfile` reads: the bytes of the tar, which may be packed. What is wrong with them is a CorruptSourceError."""
+    """What `tarfile` reads: the bytes of the tar, which may be packed. Errors in them become a CorruptSourceError."""
 
     def __init__(self, stream: Iterator[bytes], name: str) -> None:
         file = io.BufferedReader(_StreamFile(stream), 1 << 20)
@@ -168,7 +168,7 @@ class _UnpackedFile:
 
 @contextmanager
 def _opened(stream: Iterator[bytes], name: str) -> Iterator[tarfile.TarFile]:
-    """The archive; what is wrong with it is a CorruptSourceError, also later in the block."""
+    """The open archive; errors in it become a CorruptSourceError, also later in the block."""
     file: Any = _UnpackedFile(stream, name)
     try:
         with tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
@@ -187,7 +187,7 @@ def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
             yield member
         elif not member.isdir():
             raise CorruptSourceError(f"{name}: {member.name} is neither a file nor a folder")
-        archive.members = []  # type: ignore[attr-defined]  # it keeps every one
+        archive.members = []  # type: ignore[attr-defined]  # it keeps every member
     stream: Any = archive.fileobj
     rest = stream.read(
         1 << 20

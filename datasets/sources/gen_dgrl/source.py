@@ -71,8 +71,8 @@ class GenDgrlSource(Source):
 
 
 def archives(name: str) -> list[str]:
-    """The paths of the archives that may hold a dataset, in the order in which to try them: that of one game before that of
-    all, which is read to its end for a sixteenth."""
+    """The paths of the archives that may hold a dataset, in the order in which to try them: the archive of one game before the
+    archive of all games, which is read to its end for a sixteenth of it."""
     game, one = name.split("-")
     paths = [path.format(game=game) for path in SETS[one]]
     in_torchrl = f"{_TORCHRL}/{paths[1]}"

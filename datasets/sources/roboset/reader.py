@@ -6,8 +6,8 @@
 A trial of n steps has n + 1 rows. Reward, done, env_infos and the sensors of row t belong to observation t; action t leads from
 observation t to t + 1, so that the last row has none (NaN). Logs of before March 2023 lack that row: their last action is real,
 but its result is not in the file. HDF5 lists Trial10 before Trial2: the numbers are the order. The logger stores None as NaN,
-and floating-point numbers as float16 where it is not told otherwise.
-(vikashplus/robohive: `utils/examine_env.py`, `logger/grouped_datasets.py`, `logger/roboset_logger.py`)
+and floating-point numbers as float16 by default. (vikashplus/robohive: `utils/examine_env.py`, `logger/grouped_datasets.py`,
+`logger/roboset_logger.py`)
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Trial:
         behind = np.flatnonzero(usable & (done | ~np.append(usable[1:], False))) + 1
         begin = 0
         for end in behind.tolist():
-            begin += int(np.argmax(usable[begin:end]))  # behind what was left out
+            begin += int(np.argmax(usable[begin:end]))  # after the rows that were left out
             yield self._episode(empty, begin, end, rewards, bool(done[end - 1]), end == steps)
             begin = end
         if not len(behind):

@@ -43,8 +43,8 @@ def short_name(name: str) -> str:
 
 
 class VD4RLSource(Source):
-    """Names are ``<env>-<level>``, with ``-64px`` (which it is without) or ``-84px``; or a folder of the provider
-    (``distracting/...``, ``multitask/...``, ``main/walker_walk/random/64px``)."""
+    """Names are ``<env>-<level>``, with ``-64px`` (the default) or ``-84px``; or a folder of the provider (``distracting/...``,
+    ``multitask/...``, ``main/walker_walk/random/64px``)."""
 
     name = "vd4rl"
     home = "hf://conglu/vd4rl"
