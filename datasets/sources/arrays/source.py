@@ -16,7 +16,7 @@ class ArraysSource(Source):
     """It has no names: what it converts is on this machine."""
 
     name = "arrays"
-    home = "/"  # no place is looked at
+    home = "/"  # no place is searched
     options = (
         SourceOption(
             "map",

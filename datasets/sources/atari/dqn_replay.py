@@ -59,7 +59,7 @@ class FrameSource(RowSource):
     def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
         part = self.part
         if not part.states:
-            return  # a final dump with nothing new in it
+            return  # a final dump without new rows
         segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
         with closing(_Frames(self.location, self.obj)) as frames:
             if frames.rows != part.capacity:
@@ -127,7 +127,7 @@ class _Frames:
         self.rows = self._npy.rows
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """``(first, count, bytes)``; each block has one row of zeros behind its rows."""
+        """``(first, count, bytes)``; each block has one row of zeros after its rows."""
         with closing(Readahead(self._npy.blocks(rows, spare=1), depth=2)) as blocks:
             yield from blocks
 
@@ -186,7 +186,7 @@ SMALL = {
 _SMALL_BYTES = 1 << 28
 #: gzip shrinks frames at most this many times, which bounds the rows of a shard by the size of its frames.
 _LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
-#: Where that size is not stated. Published shards have 1 M rows.
+#: The limit if that size is not stated. Published shards have 1 M rows.
 MAX_ROWS = 1 << 22
 
 
@@ -211,14 +211,14 @@ class AtariJob(RunJob[Shard]):
             Shard(shard.number, {key: stated[item.url] for key, item in shard.objects.items()})
             for shard in earlier + chosen
         ]
-        #: The shard right before the first one wanted, where there is one: it knows what that one begins with.
+        #: The shard right before the first selected one, if there is one: it determines how that begins.
         self.before = described[0] if earlier else None
         self.chosen = described[len(earlier) :]
         self._found: dict[str, str] = {}
 
     def identity(self) -> dict[str, Any]:
-        # Not what a mirror states of the files, which may be wrong once: the plan's digest is of the small ones' contents, and
-        # finished parts are compared with their files.
+        # Without what a mirror states about the files, which may be wrong: the plan's digest covers the contents of the small
+        # files, and finished parts are compared with their files.
         objects = [[shard.number, key] for shard in self.chosen for key in sorted(shard.objects)]
         return {**super().identity(), "objects": objects}
 
@@ -258,14 +258,14 @@ class AtariJob(RunJob[Shard]):
         )
 
     def _neighbour(self) -> RingArrays | None:
-        """The small arrays of the shard before the first one wanted; None if it is missing or damaged."""
+        """The small arrays of the shard before the first selected one; None if it is missing or damaged."""
         try:
             return self._read_small(self.before) if self.before else None
         except (ChecksumError, CorruptSourceError):
-            return None  # perhaps the reason why it is not wanted
+            return None  # perhaps the reason why it is not selected
 
     def _small_arrays(self) -> Iterator[RingArrays]:
-        """In order, a few shards ahead of the planner, so that latency is paid once."""
+        """The small arrays in order, fetched a few shards ahead of the planner, so that latency is paid once."""
         from concurrent.futures import ThreadPoolExecutor
 
         ahead = 4
@@ -345,6 +345,6 @@ class AtariJob(RunJob[Shard]):
 
 
 def _layout(part: PartPlan) -> str:
-    """Stands for which frames of an object become which state rows of a part."""
+    """Identifies which frames of an object become which state rows of a part."""
     rows = [part.capacity, part.valid, part.seam, part.states, part.segments.tolist()]
     return crc32c(json.dumps(rows).encode())

@@ -1,4 +1,4 @@
-"""Which raw files a run has at either upstream: found by listing, never assumed.
+"""The raw files of a run at either upstream: found by listing, never assumed.
 
 Of the DQN Replay bucket, a shard N is six objects in ``<Game>/<run>/replay_logs/`` (four of them per-row arrays), each one
 ``.npy`` in gzip:
@@ -38,7 +38,7 @@ _SHARD_NAME = re.compile(rf"(?:\$store\$_)?({'|'.join(ARRAYS)})_ckpt\.(\d+)\.gz"
 
 @dataclass(frozen=True)
 class Shard:
-    """One checkpoint of the ring: its number (the suffix) and its objects by array name, as many as there are."""
+    """One checkpoint of the ring: its number (the suffix) and its existing objects by array name."""
 
     number: int
     objects: Mapping[str, RemoteObject]
@@ -50,7 +50,7 @@ class Shard:
 
     @property
     def missing(self) -> list[str]:
-        """The arrays that are not there."""
+        """The missing arrays."""
         return sorted(set(ARRAYS) - set(self.objects))
 
 
@@ -67,7 +67,7 @@ def find_shards(location: Location, game: str, run: int) -> list[Shard]:
 
 
 def group_shards(objects: Iterable[RemoteObject]) -> list[Shard]:
-    """Group objects into shards by their suffix, in numerical order; other objects are passed over."""
+    """Group objects into shards by their suffix, in numerical order; other objects are skipped."""
     shards: dict[int, dict[str, RemoteObject]] = {}
     for item in objects:
         match = _SHARD_NAME.fullmatch(item.name)

@@ -198,7 +198,7 @@ class RingPlanner:
         self._open = _OpenEpisode()
 
     def add(self, ring: RingArrays, before: RingArrays | None = None) -> None:
-        """Take the next file. ``before`` is the file right before it, when that one is at the source but not wanted."""
+        """Take the next file. ``before`` is the file right before it, if the source has that but it is not selected."""
         previous = self._previous
         if previous is None and before is not None:
             previous = (before, find_lap(before, None).lap)
@@ -212,7 +212,7 @@ class RingPlanner:
             raise CorruptSourceError(message, hint=_MIXED)
         continues = last is not None and lap.lap == last + 1
         if not lap.valid and not lap.seam:
-            continues = True  # nothing new: whatever is open stays open
+            continues = True  # no new rows: an open episode stays open
         elif self._previous is None or not continues:
             self._begin_stretch(ring, lap, previous if continues else None)
         self._take(ring, lap)
@@ -299,7 +299,7 @@ class RingPlanner:
         for distance in range(1, _PADS + 1):
             at = ends + distance
             pad[at[at < len(pad)]] = True
-        # A terminal flag inside padding cannot be: it would itself be followed by padding.
+        # A terminal flag inside padding is impossible: it would itself be followed by padding.
         if (terminal & pad).any():
             message = f"{ring.name}: row {_where(order, terminal & pad)} should be padding, but is terminal"
             raise CorruptSourceError(message, hint=_DAMAGED)

@@ -181,7 +181,7 @@ def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
 
 
 def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
-    """A file's episodes with two more columns: its number, and their place among those of it that have steps."""
+    """A file's episodes with two more columns: its number, and their place among its episodes that have steps."""
     place = np.cumsum(episodes[:, STEPS] > 0) - 1
     return np.column_stack([episodes, np.full(len(episodes), number), place])
 
@@ -208,7 +208,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     def _check_complete(self) -> None:
         """Raise CorruptSourceError where all files are wanted and a server lists fewer than their names state: a listing that
-        was cut short looks like that. A folder of this machine is taken as it is, with a note."""
+        was cut short looks like that. A folder on this machine is accepted as it is, with a note."""
         absent = self._absent()
         if absent and self.options.parts is None and "://" in self.location.url:
             message = f"{self.title} has {self.available[0].total} files, and {absent} are not at {self.location.url}"
@@ -269,7 +269,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         assert self._folder is not None
         decoded = [Recording(self._folder / file.obj.name, COLUMNS) for file in self.chosen]
         if not any(states for file in decoded for states in file.states):
-            remove_tree(self._folder)  # nothing in it is worth keeping for another run
+            remove_tree(self._folder)  # it holds nothing worth keeping for another run
         self._order = order = Order(decoded)
         columns.reserve(int(order.table[:, 3].sum()))
         for action, reward, outcome in order.steps():

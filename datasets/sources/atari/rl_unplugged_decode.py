@@ -55,7 +55,7 @@ from .run_job import COLUMNS
 ROW_BYTES = SIDE * SIDE
 #: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
 _LONGEST_PICTURE = 1 << 16
-#: Episodes that a file may hold whatever its size; larger ones hold one in 1 KiB, of which real ones take fifty and more.
+#: Episodes that a file of any size may hold; larger files hold one per 1 KiB, and a real episode takes 50 KiB and more.
 _MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
 _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
 
@@ -135,7 +135,7 @@ class EpisodeStream:
 
     def __init__(self, location: Location, obj: RemoteObject) -> None:
         self.records = self.rows = 0
-        #: Bytes that went into unpacking, and came out.
+        #: Bytes that unpacking has read, and written.
         self.packed = self.unpacked = 0
         self._obj = obj
         self.source = CountedStream(location, obj)
@@ -145,12 +145,12 @@ class EpisodeStream:
             self._open = stack.pop_all()
 
     def __iter__(self) -> Iterator[tuple[str, Episode]]:
-        """Every record, with the words to name it by. Raises CorruptSourceError and the fetch errors."""
+        """Every record, with its name for messages. Raises CorruptSourceError and the fetch errors."""
         for record in read_records(self._pieces, self._obj.url):
             self.records += 1
             where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
             episode = self._parse(record, where)
-            del record  # its bytes are not needed while the episode is worked on
+            del record  # its bytes are not needed while the episode is processed
             self.rows += len(episode)
             most = max(_MOST_EPISODES, self.source.fetched // _LEAST_EPISODE)
             if self.records > most:
@@ -187,7 +187,7 @@ def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
     return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
 
 
-#: Frames to train on, out of how many files at most, and how many frames to read for each.
+#: Frames to train on, the most files that they come from, and how many frames to read for each.
 SAMPLE_ROWS, _SAMPLE_FILES, _READ_FOR_EACH = 3_000, 16, 4
 #: Bytes of frames that are kept to choose from: four times what 12,000 frames take.
 _MOST_BYTES = 64 << 20
@@ -242,7 +242,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
 
 
 BLOCK_ROWS = 512
-#: What a recording says of an episode.
+#: The fields that a recording states about an episode.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME = range(5)
 _ENDS = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
 
@@ -328,7 +328,7 @@ class _Blocks:
         self._writer = writer
         self._frames: list[memoryview] = []
         self._blank_after: list[int] = []
-        #: Whose frames these are: (first of them here, its row there, where).
+        #: Where the frames come from: (the first frame in the block, its row in the episode, the name for messages).
         self._owners: list[tuple[int, int, str]] = []
         self._block = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
 
@@ -347,7 +347,7 @@ class _Blocks:
                 yield BLOCK_ROWS
 
     def flush(self) -> None:
-        """Decode and write what is there."""
+        """Decode and write the frames in the block."""
         count = len(self._frames)
         if not count:
             return

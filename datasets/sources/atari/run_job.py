@@ -33,14 +33,14 @@ def spaces() -> dict[str, Any]:
 
 
 def describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
-    """An object as the manifest records it; the checksum is the one found, or else the one stated."""
+    """An object as the manifest records it; the checksum is the computed one, or else the stated one."""
     return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
 
 
 class RunJob(Job, Generic[Piece]):
     """One run from its pieces (shards or files) at a place to a dataset: what both upstreams have in common.
 
-    ``available`` are the pieces that are there, ``chosen`` those that are taken, both by number.
+    ``available`` are the pieces at the place, ``chosen`` the selected pieces, both by number.
     """
 
     source, licence, citation = "atari", LICENCE, CITATION
@@ -66,7 +66,7 @@ class RunJob(Job, Generic[Piece]):
         return []
 
     def select(self) -> list[Piece]:
-        """The pieces asked for, all where none are. Raises UsageError, ObjectNotFoundError for those that are not there."""
+        """The requested pieces, or all if none are requested. Raises UsageError, ObjectNotFoundError for missing pieces."""
         there = {one.number: one for one in self.available}
         numbers = sorted(there if self.options.parts is None else set(self.options.parts))
         hint = f"it has {format_numbers(sorted(there))}"

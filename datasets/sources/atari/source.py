@@ -7,8 +7,8 @@ rewards clipped to [-1, 1] before they were stored. There are two upstreams, and
     dqn-replay     gs://atari-replay-datasets/dqn, the ring shards: 60 games; access denied since April 2025
     rl-unplugged   gs://rl_unplugged, the same experience as ordered episodes: 46 of the games
 
-``auto`` takes the mirror if there is one, whichever layout it has, else the bucket, else RL Unplugged. Both give the same
-dataset, except that episodes which cross two checkpoints are whole in the shards and cut in the ordered episodes.
+``auto`` takes the mirror if there is one, in either layout, else the bucket, else RL Unplugged. Both give the same dataset,
+except that episodes which cross two checkpoints are whole in the shards and cut in the ordered episodes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class AtariSource(Source):
         return [f"{game}/{run}" for game in GAMES for run in RUNS]
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
-        """The human's; rewards of the datasets are clipped, so that they are for returns in the game itself."""
+        """The scores of the human; the datasets' rewards are clipped, so the scores are for returns in the game itself."""
         return human_scores(str(record.get("dataset")).partition("/")[0], clipped=True)
 
     def reward_range(self, record: Mapping[str, Any]) -> tuple[float, float, str]:

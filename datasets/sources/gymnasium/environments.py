@@ -2,9 +2,9 @@
 
 A recording must not be taken for that of another environment. An environment is its wrappers and itself, each with its class,
 what it was made with, and what it holds before the first step: attributes that `reset` and `step` change may be settings as
-well (a level that rises). Those that only Gymnasium's own classes change are left out, as `reset` sets them. In installed
-classes what cannot be told apart (a handle of a simulator) counts by its class; in the user's own it makes an environment that
-cannot be told from another one.
+well (a level that rises). Those that only Gymnasium's own classes change are left out, as `reset` sets them. A value that
+cannot be identified (a handle of a simulator) counts by its class in installed classes; in the user's own classes, it makes the
+whole environment unidentifiable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, Usag
 from ...user_code.identity import Content, content_hash, hash_files, qualified_name
 from ...user_code.source_files import is_local_module, nested_codes
 
-#: Code compiles to something else in other versions of Python.
+#: Code compiles differently in other versions of Python.
 PYTHON = "{}.{}".format(*sys.version_info)
 _ALL = "`python -c 'import gymnasium; gymnasium.pprint_registry()'` shows them all"
 
@@ -48,8 +48,8 @@ _OBSERVERS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "Human
 class Made:
     """How to make an environment: its id, keyword arguments, and how many copies are stepped together.
 
-    ``make`` is called instead where it is given: ``id`` then only names it in messages. ``own`` is the caller's environment,
-    if it is one that is made already.
+    ``make`` is called instead where it is given: ``id`` then only names it in messages. ``own`` is the caller's environment, if
+    that exists already.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Made:
     own: Any = None
 
     def open(self) -> Any:
-        """The environment, a `gymnasium.Env`; one of them where there are to be several.
+        """The environment, a `gymnasium.Env`; a single one even if several are to be stepped.
 
         Raises UnknownDatasetError for an id that is not registered, MissingExtraError for a missing package, UsageError for
         arguments that it does not take, RbdataError when it cannot be made.
@@ -101,7 +101,7 @@ class Made:
             yield envs
         except BaseException:
             for env in envs:
-                with suppress(Exception, SystemExit):  # what failed before is told
+                with suppress(Exception, SystemExit):  # the earlier failure is reported
                     env.close()
             raise
         for env in envs:
@@ -146,14 +146,15 @@ def _register(name: str) -> None:
 
 
 def _nearest(name: str) -> str:
-    """The registered ids most like one that is not."""
+    """The registered ids most similar to an unknown id."""
     bare = {known.lower(): known for known in gymnasium.registry}
     near = difflib.get_close_matches(name.lower(), list(bare), n=3, cutoff=0.6)
     return f"did you mean {', '.join(bare[one] for one in near)}?" if near else _ALL
 
 
 def specification(env: Any) -> dict[str, Any] | None:
-    """An environment's specification as JSON values, in Gymnasium's form; of a vector environment that of a single one.
+    """An environment's specification as JSON values, in Gymnasium's form; for a vector environment, that of a single
+    environment.
 
     An entry point that is an object is left out: the registry has it. ``missing``, ``{"kwargs": [...], "wrappers": [...]}``,
     names the arguments and wrappers that JSON cannot express, or that Gymnasium does not state.
@@ -258,8 +259,8 @@ def short_digest(digest: Any) -> str:
 def describe_environment(env: Any) -> list[dict[str, Any]]:
     """The wrappers of an environment from the outside in, and itself: ``{class, with, held, code, untold}``.
 
-    ``held``: the attributes besides ``with`` as they are now. Of local classes ``code``, and ``untold``, where there is what
-    cannot be told from another one.
+    ``held``: the attributes besides ``with`` as they are now. ``code`` for local classes; ``untold`` if some of it cannot be
+    identified.
 
     Raises UsageError for code whose file was edited since it was imported.
     """
@@ -290,13 +291,13 @@ def describe_environment(env: Any) -> list[dict[str, Any]]:
 
 
 def has_local_code(layers: Any) -> bool:
-    """Whether an environment as it was recorded is of classes that the user may edit."""
+    """Whether the classes of a recorded environment are code that the user may edit."""
     return any("code" in layer for layer in layers)
 
 
 def changes_of_environment(before: Any, now: Any, *, same_versions: bool, again: Any = None) -> list[str]:
-    """In what an environment differs from the recorded one, in words. Without ``same_versions`` of Python and Gymnasium only
-    the arguments of the user's own classes can be compared.
+    """How an environment differs from the recorded one, in words. Without ``same_versions`` of Python and Gymnasium only the
+    arguments of the user's own classes can be compared.
 
     ``again``: the environment made once more, if it can be: numbers and arrays that it draws are then no difference.
     """
@@ -322,7 +323,7 @@ def changes_of_environment(before: Any, now: Any, *, same_versions: bool, again:
 
 
 def _differing(was: Mapping[str, Any], is_now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Both values of the names that differ."""
+    """The names whose values differ, with both values."""
     pairs = {name: (was.get(name), is_now.get(name)) for name in {*was, *is_now}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -333,7 +334,7 @@ def _may_be_drawn(shown: Any) -> bool:
 
 
 def untold_of(layers: Any) -> list[str]:
-    """What in an environment cannot be told from another one."""
+    """The parts of an environment that cannot be identified."""
     return [f"{one} of {layer['class']}" for layer in layers for one in layer.get("untold", ())]
 
 
@@ -376,7 +377,7 @@ def _settings(layer: Any, untold: list[str]) -> dict[str, Any]:
 
 
 def _held(layer: Any, untold: list[str]) -> dict[str, Any]:
-    """What an environment or a wrapper holds now, but for what only classes of Gymnasium change, and containers of those."""
+    """What an environment or a wrapper holds now, except what only Gymnasium's classes change, and containers of that."""
     follows = _set_by_installed(type(layer)) if _saved(layer) is not None else ()
     changing = _changed_by_gymnasium(type(layer))
     return {
@@ -393,7 +394,7 @@ def _saved(layer: Any) -> Mapping[str, Any] | None:
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
-    """Those of its own, without the environments inside."""
+    """Its own attributes, without the environments inside."""
     left_out = {"env", "envs", "spec", "_saved_kwargs"}
     return {str(name): value for name, value in getattr(layer, "__dict__", {}).items() if name not in left_out}
 
@@ -420,7 +421,7 @@ def _changed_attributes(kind: type) -> set[str]:
 
 
 def _changed_by_gymnasium(kind: type) -> set[str]:
-    """Those that only classes of Gymnasium assign: `reset` sets them, whatever they were."""
+    """The attributes that only classes of Gymnasium assign: `reset` sets them, whatever their values were."""
     found = _changed_by_classes(kind)
     others = [names for one, names in found.items() if one.__module__.partition(".")[0] != "gymnasium"]
     return _changed_attributes(kind).difference(*others)
@@ -463,7 +464,8 @@ def _own_codes(kind: type, name: str) -> Iterator[CodeType]:
 
 
 def _shown(value: Any, changing: Callable[[type], Collection[str]], untold: list[str]) -> Any:
-    """A setting as JSON: a number or text as it is, all else by a hash. What cannot be told apart is added to ``untold``."""
+    """A setting as JSON: a number or text as it is, all else by a hash. A setting that cannot be identified is added to
+    ``untold``."""
     if type(value) in (bool, int, float, str, type(None)) and len(str(value)) <= _SHOWN:
         return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
     kind = qualified_name(type(value))

@@ -86,7 +86,7 @@ class EpisodeLog:
         try:
             self._file.write(crc32c(head + stored).encode() + head + stored)
             self._file.flush()
-        except BaseException:  # a full disk, Ctrl-C: what follows must not lie behind half a record
+        except BaseException:  # a full disk, Ctrl-C: the next record must not follow half a record
             self._file.truncate(start)
             raise
         self._places.append(_RecordPlace(start + _HEAD.size, *facts))
@@ -201,7 +201,7 @@ class LoopJob(EnvironmentJob):
 
 @dataclass(frozen=True)
 class LogTask:
-    """Writes the recording of a log. For this process: a log is an open file."""
+    """Writes the recording of a log. Runs in this process: a log is an open file."""
 
     index: int
     job: LoopJob

@@ -87,7 +87,7 @@ class _OpenEpisode:
         self.is_open = False
 
     def begin(self, observation: Any) -> None:
-        """An episode begins; one that did not end is truncated, and one without a step was none."""
+        """Begin an episode; an episode that did not end is truncated, or dropped if it has no steps."""
         if self.is_open and self.steps:
             self._write(END_TRUNCATED)
         self._clear()
@@ -101,7 +101,7 @@ class _OpenEpisode:
         return self._copied(self._tape.job.action, action)
 
     def step(self, action: list[np.ndarray], observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """A step of it, and its end if it is the last.
+        """Record a step, and the end of the episode if it is the last.
 
         Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
         """
@@ -131,7 +131,7 @@ class _OpenEpisode:
         return bool(same) and (any(map(_is_foreign, _arrays(same))) or _shares_memory(same, _held_arrays(holder)))
 
     def cut(self) -> None:
-        """The recording ends here."""
+        """End the recording of the episode here."""
         is_open, self.is_open = self.is_open, False
         if is_open and self.steps:
             self._write(END_CUT)
@@ -146,7 +146,8 @@ class _OpenEpisode:
             self._bytes += row.nbytes
 
     def _write(self, end: int) -> None:
-        """Write what there is to the log; where the episode goes on, its last step stays, so that it can still end there."""
+        """Write the recorded steps to the log; if the episode continues, its last step stays, so that it can still end
+        there."""
         tape, last = self._tape, None if end else -1
         tape.check_process()
         rewards = np.array(self._rewards[:last], float)
@@ -242,7 +243,7 @@ class Tape:
             raise DatasetExistsError(message, hint="record under another name, or replace it with force=True")
         job, mark = self.job, fingerprint({"id": self.place.id, **self.job.identity()})
         before = {} if force else Journal(self.place.working / JOURNAL).find("environment")
-        if before:  # as the last recorder found it, and as it left it
+        if before:  # as the last recorder found it, and left it
             self._check_environment(before)
         writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
         self._writer = writer
@@ -305,16 +306,16 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
 
     Of an environment without an id the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
-    an episode that has not ended is cut there, and where ``step`` or ``reset`` of the environment raises. ``reset`` before the
-    end of an episode truncates it. Infos are not recorded.
+    an episode that has not ended is cut there, and also if ``step`` or ``reset`` of the environment raises. ``reset`` before
+    the end of an episode truncates it. Infos are not recorded.
 
-    Where the process dies, or an exception leaves the ``with`` block, there is no dataset yet, but every episode that had
-    ended is kept: the next recorder of the same name adds to them (close it at once to have a dataset of just those).
-    ``force`` replaces a dataset that is there. A vector environment is recorded as well, in any autoreset mode: the rows
-    of environment 0 come first, then those of 1.
+    If the process dies, or an exception leaves the ``with`` block, no dataset is made, but every episode that had ended is
+    kept: the next recorder of the same name adds to them (close it at once to have a dataset of just those). ``force`` replaces
+    an existing dataset. A vector environment is recorded as well, in any autoreset mode: the rows of environment 0 come first,
+    then those of 1.
 
-    ``path`` is None until the dataset is there. Raises DatasetExistsError, DatasetBusyError while another process records
-    under the same name, UsageError for spaces that cannot be stored.
+    ``path`` is None until the dataset exists. Raises DatasetExistsError, DatasetBusyError while another process records under
+    the same name, UsageError for spaces that cannot be stored.
     """
 
     # Gymnasium annotates attributes with names that it imports for type checkers alone: `get_type_hints` would fail.
@@ -341,7 +342,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Steps and episodes that have been recorded of whole episodes, those of earlier loops included."""
+        """The recorded (steps, episodes); only whole episodes count, including those of earlier loops."""
         return self._tape.log.counts if self._tape else (0, 0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -367,7 +368,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def close(self, **options: Any) -> None:
-        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own."""
+        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own ``close``."""
         try:
             tape, self._tape = self._tape, None
             if tape:
@@ -494,7 +495,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
 
     def _check_memory(self, lane: _OpenEpisode, number: int, final: Any, first: Any, returned: Any) -> None:
         """Raise RbdataError where the reset has overwritten the final observation: it lies in the memory of what the step
-        ``returned``, or in that of the vector environment, which now holds the first one of the next episode.
+        ``returned``, or in that of the vector environment, which now holds the first observation of the next episode.
         """
         several = self.env.unwrapped
         is_elsewhere = isinstance(several, gymnasium.vector.AsyncVectorEnv)  # was tried when the recorder was made
@@ -527,7 +528,7 @@ class _CopiesFinal:
 def _check_final_observations(several: gymnasium.vector.AsyncVectorEnv) -> None:
     """Raise UsageError where the environments reset themselves in other processes, and overwrite the final observation.
 
-    The memory there cannot be seen. So one environment of each kind is made once more here, and tried.
+    The memory there cannot be seen. So one environment of each kind is made again in this process, and tried.
     """
     hint = "use another autoreset mode than same-step, a SyncVectorEnv, or return a copy from the environment's step"
     kinds = dict(zip(several.call("__str__"), several.env_fns))
@@ -568,7 +569,7 @@ def _reset_overwrites(make: Any) -> bool:
 
 
 def _autoreset_mode(env: Any) -> AutoresetMode:
-    """When a vector environment resets its environments. Raises UsageError where it does not say so."""
+    """When a vector environment resets its environments. Raises UsageError if it does not state that."""
     stated = env.metadata.get("autoreset_mode")
     try:
         return AutoresetMode(stated)
@@ -620,7 +621,7 @@ def _is_foreign(array: np.ndarray) -> bool:
 
 
 def _taken(action: Any, space: gymnasium.Space[Any], count: int | None) -> Any:
-    """The action as it is recorded. Raises UsageError for one that the space does not have."""
+    """The action as it is recorded. Raises UsageError for an action outside the space."""
     try:
         return checked(action, space, count)
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:

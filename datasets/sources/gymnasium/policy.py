@@ -1,14 +1,14 @@
-"""Who acts while an environment is recorded: actions drawn at random, or a function of the user's.
+"""Policies that act while an environment is recorded: random actions, or a user's function.
 
-A policy takes an observation and returns an action. Of several environments it gets the observations stacked, as
-Gymnasium's vector environments do it, and returns their actions stacked (a Discrete action: int ``[num_envs]``).
+A policy takes an observation and returns an action. For several environments it gets stacked observations, as from Gymnasium's
+vector environments, and returns stacked actions (a Discrete action: int ``[num_envs]``).
 
 It is a function, an object that is called or has a method ``act``, a class of such objects (one is made for a recording),
 or a file with a function ``act``. Where it has a ``reset``, that is called when an episode begins: without arguments, of
 several environments with bool ``[num_envs]``, the environments that begin one.
 
-What a policy is, so that a recording by another one is not taken for it: given by name, the files that it is loaded from; given
-as an object, its content (`datasets.user_code`).
+A policy's identity keeps recordings by different policies apart: for a policy given by name, the files that it is loaded from;
+for an object, its content (`datasets.user_code`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def name_policy(policy: Any) -> str:
 def describe_policy_content(policy: Any) -> dict[str, Any]:
     """What a policy is: ``{content, file, files, python}``; of a module (a policy given by name) only its files.
 
-    ``content`` is None where the policy cannot be told from another one; ``why`` then says what in it. Raises UsageError for
-    code whose file was edited since it was imported.
+    ``content`` is None if the policy cannot be identified; ``why`` then says which part of it. Raises UsageError for code whose
+    file was edited since it was imported.
     """
     content = Content("the policy")
     digest: str | None = None
@@ -95,7 +95,7 @@ def describe_policy_content(policy: Any) -> dict[str, Any]:
 
 
 def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what a policy differs from the recorded one, in words."""
+    """How a policy differs from the recorded one, in words."""
     labels = {"the policy's file": (before.get("file"), now.get("file"))}
     old, new = before.get("files") or {}, now.get("files") or {}
     labels |= {label: (old[label], new.get(label)) for label in old}
@@ -167,7 +167,7 @@ class Actor:
             self._attempt(self._reset, *([] if which is None else [which]))
 
     def _attempt(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what is the user's. Raises FunctionError with the user's traceback."""
+        """Call the user's code. Raises FunctionError with the user's traceback."""
         try:
             return function(*arguments)
         except BaseException as error:
@@ -190,7 +190,7 @@ class Actor:
         return list(iterate(self._all, self._act(stacked)))
 
     def _stacked(self, observations: Sequence[Any]) -> Any:
-        """Observations as vector environments give them, in memory of their own: a policy may keep or change them."""
+        """Observations as vector environments give them, in separate memory: a policy may keep or change them."""
         from gymnasium.vector.utils import concatenate, create_empty_array
 
         room: Any = create_empty_array(self._observed, self._count)

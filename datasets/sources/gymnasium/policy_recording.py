@@ -6,7 +6,7 @@ The observation of every step is stored as it came, the final one of an episode 
 next: an episode of n steps has n + 1 states. The last episode of a recording is cut where the recording ends; its final
 observation is known as well. Infos are not recorded.
 
-`changes_of_recording` tells whether a recording that is there is of the policy and the environment that are asked for.
+`changes_of_recording` tells whether an existing recording is of the requested policy and environment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .recording import EnvironmentJob, LeafRows, columns_of, count_outside, firs
 _REPORT_EVERY = 256
 _NO_END = 1 << 62
 _MOST_ENVS = 1024
-#: How long, in seconds and steps, an environment is tried with random actions to measure it instead.
+#: The limits, in seconds and steps, of the trial with random actions that measures an environment.
 _TRIED_SECONDS, _TRIED_STEPS = 0.4, 400
 _DEFAULT_STEPS = 20_000
 
@@ -99,7 +99,8 @@ class RecordTask:
 
 
 def _end_forks(process: int) -> None:
-    """End a process that is not ``process``: a policy or environment forked and returned in the child, whose files are ours."""
+    """End a process that is not ``process``: a policy or environment forked and returned in the child, which shares our
+    files."""
     if os.getpid() != process:
         os._exit(1)
 
@@ -183,7 +184,7 @@ class _Recording:
         self._lanes = [
             _RecordedEnvironment(task, n, env, self._values, self._room, shares[n]) for n, env in enumerate(envs)
         ]
-        #: Environments that do not have their share yet, and those that begin an episode with the next round.
+        #: Environments that have not finished their share, and those that begin an episode in the next round.
         self._active, self._over = count, list[_RecordedEnvironment]()
         self._is_full = False
         self._done = 0  # rounds
@@ -297,7 +298,7 @@ class _Recording:
 
 
 def _shares(total: int | None, count: int) -> list[int]:
-    """How many of ``total`` each environment makes: the first few one more where they cannot be equal."""
+    """How many of ``total`` each environment makes: the first few make one more if the shares cannot be equal."""
     if total is None:
         return [_NO_END] * count
     return [total // count + (number < total % count) for number in range(count)]
@@ -325,13 +326,13 @@ class RecordingJob(EnvironmentJob):
         notes: list[str] = []
         with importable(), heard(notes):
             self._policy_content = policy_content(self._policy)
-            with replace(made, count=1, own=None).opened() as (env,):  # one is enough to know the spaces
+            with replace(made, count=1, own=None).opened() as (env,):  # one environment is enough for the spaces
                 self._environment = describe_environment(env)
                 super().__init__(made.id, env, count, options)
                 self._ratio = self._measure(env) if made.make is None and self._compresses() else None
         self._notes = notes
         if made.make is None and not has_local_code(self._environment):
-            self._environment = []  # its id and arguments say what it is
+            self._environment = []  # its id and arguments identify it
 
     def identity(self) -> dict[str, Any]:
         told = {
@@ -377,7 +378,7 @@ class RecordingJob(EnvironmentJob):
 
     def expect(self) -> Expectation:
         steps, episodes = self.given["steps"], self.given.get("episodes") or 0
-        return self.expect_rows(steps or 0, episodes)  # how long episodes are is not known before
+        return self.expect_rows(steps or 0, episodes)  # the lengths of episodes are unknown beforehand
 
     def ratio(self) -> float:
         return super().ratio() if self._ratio is None else self._ratio
@@ -387,7 +388,7 @@ class RecordingJob(EnvironmentJob):
         return super().ratio_range() if self._ratio is None else (1 / 3, 3.0)
 
     def _measure(self, env: Any) -> float | None:
-        """What large rows shrink to: the environment is tried with random actions for a moment."""
+        """The compressed share of large rows, measured in a short trial of the environment with random actions."""
         leaves = [leaf for leaf, column in zip(self.observation, self.columns) if column.large]
         rows: list[np.ndarray] = []
         until = time.monotonic() + _TRIED_SECONDS
@@ -401,7 +402,7 @@ class RecordingJob(EnvironmentJob):
                 observation = env.reset()[0] if over else observation
                 observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 over = terminated or truncated
-        except (Exception, SystemExit, GeneratorExit):  # what is wrong with it is said when it is recorded
+        except (Exception, SystemExit, GeneratorExit):  # the recording will report the error
             return None
         codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
         dictionary = codec.train(rows[::2])
@@ -431,7 +432,7 @@ def policy_content(policy: Any) -> dict[str, Any]:
 
 
 def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | None) -> list[str]:
-    """In what a recording differs, in words; ``source`` is what its manifest says of it.
+    """How a recording differs from the request, in words; ``source`` is the record in its manifest.
 
     ``policy``: None where none is asked for. ``made``: None for the environment of the id, which is only made where its
     classes are the user's.

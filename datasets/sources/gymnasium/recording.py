@@ -1,4 +1,4 @@
-"""What environments return, as rows of a recording, and what its dataset says of them.
+"""Turns what environments return into rows of a recording, and describes its dataset.
 
 What steps the environments (`policy_recording`, `loop_job`) writes the recording (`ingest.recording`).
 """
@@ -29,7 +29,7 @@ def as_array(value: Any) -> np.ndarray:
 
 
 class LeafRows:
-    """Makes rows of the values of one environment, ``name``, and notes where these are not of the dtype of their space."""
+    """Makes rows of the values of one environment, ``name``, and notes values whose dtype is not that of their space."""
 
     def __init__(self, name: str) -> None:
         self._name = name

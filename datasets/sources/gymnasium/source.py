@@ -4,7 +4,7 @@ Towers et al., "Gymnasium: A Standard Interface for Reinforcement Learning Envir
 (https://arxiv.org/abs/2407.17032).
 
 Nothing is fetched. What decides the bytes is the environment, the policy and a seed; a recording is made first (into a
-`recording`), because only then it is known how many episodes there are.
+`recording`), because the number of episodes is known only afterwards.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GymnasiumSource(Source):
     """Names are environment ids (``CartPole-v1``, ``ALE/Pong-v5``, ``my_package:MyEnv-v0``), or ``ID@NAME`` of a recording."""
 
     name = "gymnasium"
-    home = "/"  # no place is looked at
+    home = "/"  # no place is searched
     options = (
         SourceOption("name", "a name for the recording, so that there can be several: ID@NAME", metavar="NAME"),
         SourceOption(
@@ -131,7 +131,7 @@ class GymnasiumSource(Source):
         return list(CLASSIC)
 
     def knows(self, name: str) -> bool:
-        """Whether this could be an id; whether there is such an environment is found out when it is made."""
+        """Whether this could be an id; whether the environment exists is known only when it is made."""
         environment, recording = split_name(name)
         return is_id(environment) and (recording is None or is_name(recording))
 
@@ -139,7 +139,7 @@ class GymnasiumSource(Source):
         return join_name(name, options.extra.get("name"))
 
     def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
-        """Raises DatasetExistsError for a recording of another number of episodes, policy or environment.
+        """Raises DatasetExistsError for a recording with a different number of episodes, policy or environment.
 
         ``options.extra`` may hold the policy as an object, and ``made``, the environment that is asked for if it is not the one
         of the id (`environments.Made`).

@@ -29,12 +29,12 @@ _LARGEST_INFO, _LARGEST_METADATA = 16 << 20, 1 << 30
 LEAST_UNIT = 16 << 20
 #: Tasks that the manifest lists, and bytes that the text of each may have.
 _MOST_TASKS, _LONGEST_TASK = 4096, 4096
-#: Columns that say how rows follow and end. They are read, and have no leaf of their own name.
+#: Columns that say how rows follow and end. They are read, but do not become leaves of that name.
 _RULES = ("next.reward", "next.done", "next.success", "next.terminated", "next.truncated", "frame_index", "index")
-#: What frames in videos shrink to, at least and at most, when they are compressed without loss.
+#: The smallest and the largest share of their size that frames of videos take after lossless compression.
 _RATIOS = (0.15, 0.9)
 
-#: What the notes say of counts.
+#: The notes for counts.
 _SENTENCES = {
     "steps_without_reward": "The data state no rewards: those of all {n} steps are 0.",
     "done_without_success": (
@@ -160,7 +160,7 @@ class LerobotJob(EpisodeFilesJob):
         is_plain = self.options.codec == "raw" or self.options.layout == "ted"
         ratios = (2.0, 2.0) if self.options.layout == "ted" else (1.0, 1.0) if is_plain else _RATIOS
         low, high = (int(frames * ratio) + rows for ratio in ratios)
-        disk = known.fetch_bytes + 2 * high  # what is decoded lies beside the dataset until that is complete
+        disk = known.fetch_bytes + 2 * high  # decoded rows lie beside the dataset until it is complete
         return replace(known, disk_bytes=disk, stored_bytes=(low, high), certain_bytes=low)
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a LeRobotDataset says of itself: ``meta/info.json``, its episodes and its tasks, of layout v3 and v2.1.
+"""The metadata of a LeRobotDataset: ``meta/info.json``, its episodes and its tasks, of layout v3 and v2.1.
 
     v3      meta/episodes/chunk-000/file-000.parquet   an episode a row: where its rows and frames are
             meta/tasks.parquet                         task_index; the text is the index of the table
@@ -69,7 +69,7 @@ class Info:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Info:
-        """Raises CorruptSourceError, and UsageError for a layout that is not read."""
+        """Raises CorruptSourceError, and UsageError for an unsupported layout."""
         try:
             record = parse_json(data)
             version, stored = str(record["codebase_version"])[:20], str(record.get("storage_format", "parquet"))[:20]

@@ -1,10 +1,10 @@
-"""Episodes of a LeRobotDataset: rows out of Parquet, frames out of videos or of pictures in the rows.
+"""Episodes of a LeRobotDataset: rows from Parquet, frames from videos or from pictures in the rows.
 
 Rows of an episode are those with its ``episode_index``, wherever they lie; frame n of its span in the video belongs to row n.
-Row t is (observation, action), and with ``next.reward`` and ``next.done`` what the action led to. The observation behind the
-last row is nowhere, so that an episode of T rows has T - 1 steps and is truncated, unless ``next.done`` says that it ended:
-then it has T steps, the last one terminated and without a successor. lerobot's evaluation repeats the last row with the
-true final observation: there are T - 1 steps, and nothing is unknown.
+Row t is (observation, action), and with ``next.reward`` and ``next.done`` what the action led to. The observation after the
+last row is not stored, so an episode of T rows has T - 1 steps and is truncated, unless ``next.done`` says that it ended: then
+it has T steps, the last one terminated and without a successor. lerobot's evaluation repeats the last row with the true final
+observation: there are T - 1 steps, and nothing is unknown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _LEAVE_OUT = "leave the episode out with --episodes, or fetch the file again"
 class LerobotReader(EpisodeReader):
     """Reads the ``listed`` episodes of one unit, whose objects lie below ``prefix``.
 
-    ``columns`` are features by the key of their leaf, ``names`` those of what says how rows follow and end. Frames are
-    resized to ``size``, (height, width). ``tasks`` are texts by number, stored in ``text_width`` bytes; 0: they are left out.
+    ``columns`` are features by the key of their leaf, ``names`` those of the columns that say how rows follow and end. Frames
+    are resized to ``size``, (height, width). ``tasks`` are texts by number, stored in ``text_width`` bytes; 0: they are left
+    out.
     """
 
     fps: float
@@ -169,7 +170,7 @@ def _path(raw: RawInput) -> Any:
 
 
 def _with_blank(rows: Rows) -> Rows:
-    """Rows, and one of zeros behind them."""
+    """Rows, followed by a row of zeros."""
     if isinstance(rows, LazyRows):
         return replace(rows, blocks=chain(rows.blocks, [np.zeros((1, *rows.shape), rows.dtype)]))
     return np.concatenate([rows, np.zeros_like(rows[:1])])
@@ -189,7 +190,7 @@ def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
 
 
 class _End(NamedTuple):
-    """``is_blank``: the last row is a step whose successor is nowhere."""
+    """``is_blank``: the last row is a step whose successor is not stored."""
 
     terminated: bool = False
     truncated: bool = False
@@ -197,7 +198,7 @@ class _End(NamedTuple):
 
 
 def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], counts: Counter[str]) -> _End:
-    """How the episode of these rows ends; ``numbers`` are its columns by key. Counts what is odd about it."""
+    """How the episode of these rows ends; ``numbers`` are its columns by key. Counts irregularities."""
     done = flags.get("next.done", np.zeros(0)).astype(bool)
     end, inner, is_repeated, failed = _End(), int(done[:-1].sum()), False, False
     if len(done) and done[-1]:
@@ -237,7 +238,7 @@ class _Table:
         self._of = self.numbers("episode_index", 0, self._rows.rows, raw.name)
 
     def rows_of(self, episode: int, length: int, where: str) -> tuple[int, int]:
-        """First row of an episode, and the row behind its last. Raises CorruptSourceError where it is not as listed."""
+        """First row of an episode, and the row after its last. Raises CorruptSourceError if they differ from the listing."""
         found = np.flatnonzero(self._of == episode)
         if len(found) != length:
             raise CorruptSourceError(f"{where} has {len(found)} rows, and {length} are listed", hint=_LEAVE_OUT)
@@ -246,7 +247,7 @@ class _Table:
         return (int(found[0]), int(found[0]) + length) if length else (0, 0)
 
     def numbers(self, name: str, low: int, high: int, where: str, shape: tuple[int, ...] = (1,)) -> np.ndarray:
-        """Rows of a column, ``[n, *shape]``; of single numbers ``[n]``."""
+        """Rows of a column, ``[n, *shape]``; ``[n]`` for single numbers."""
         types = self._pa.types
         with damage_reported(self.name):
             place = self._rows.schema.get_field_index(name)

@@ -42,7 +42,7 @@ _LARGEST_ABOUT = 1 << 20
 
 
 def is_part(path: str) -> bool:
-    """Whether a path below ``data/`` is that of an episode's rows, or of what is said about it."""
+    """Whether a path below ``data/`` holds an episode's rows, or its metadata."""
     return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
 
 
@@ -154,7 +154,7 @@ class ArrowReader:
         values, total = list[bytes](), 0
         for array in self._read(episode, place, low, high):
             for first in range(0, len(array), _AT_ONCE):
-                with self._sound(episode):  # what should be text may be none
+                with self._sound(episode):  # the bytes may not be valid text
                     read = [value or b"" for value in array.slice(first, _AT_ONCE).to_pylist()]
                 values += [value.encode() if isinstance(value, str) else value for value in read]
                 total += sum(map(len, values[-len(read) :]))

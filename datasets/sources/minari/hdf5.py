@@ -75,13 +75,14 @@ class Hdf5Reader:
         return access
 
     def close(self) -> None:
-        """Raises nothing: what HDF5 cannot close is damaged, which was said when it was read. h5py would print it later."""
+        """Raises nothing: a file that HDF5 cannot close is damaged, which was reported when it was read. h5py would print it
+        later."""
         self._open, self._packed = {}, {}
         with suppress(OSError, RuntimeError):
             self._file.close()
 
     def attributes(self) -> Metadata:
-        """Metadata as they were kept before 0.5."""
+        """Metadata as they were stored before Minari 0.5."""
         with self._sound():
             return metadata_from(attributes(self._file), self._name)
 
@@ -102,7 +103,7 @@ class Hdf5Reader:
             if not isinstance(item, self._h5py.Group):
                 return {("infos",): Field(0, "other", np.dtype("O"), (), "infos are an array, not a group")}
             names: list[str] = []
-            item.id.links.visit(lambda name: names.append(name.decode()))  # returns None, so that it goes on
+            item.id.links.visit(lambda name: names.append(name.decode()))  # returns None, so that the visit continues
             found: dict[LeafPath, Field] = {}
             for name in sorted(names):
                 if self._h5py.h5o.get_info(item.id, name.encode()).type == self._h5py.h5o.TYPE_DATASET:
@@ -212,7 +213,7 @@ class Hdf5Reader:
         return _numbers(array)
 
     def _info(self, episode: int, place: LeafPath) -> Field:
-        """Infos have no space: what is not numbers is not used."""
+        """Infos have no space: only numbers are used."""
         array = self._array(episode, place)
         if not array.shape:
             return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")

@@ -85,8 +85,8 @@ class MinariJob(Job):
         self._bounds = part_bounds(self._found.states, row_bytes) if row_bytes else []
 
     def _check_counts(self) -> None:
-        """Raise CorruptSourceError where a transfer brought less or more than the metadata state. A folder of this machine is
-        taken as it is, with a note."""
+        """Raise CorruptSourceError where a transfer brought less or more than the metadata state. A folder on this machine is
+        accepted as it is, with a note."""
         found, metadata = self._found, self.metadata
         counted = (
             ("episodes", metadata.episodes, len(found.episodes)),
@@ -195,7 +195,7 @@ class MinariJob(Job):
 
 
 def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
-    """What became of episodes that are not as they should be, in sentences."""
+    """What became of irregular episodes, in sentences."""
     sentences = {
         "empty_episodes": "{n} episodes without a step were left out.",
         "split_episodes": ("{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated."),

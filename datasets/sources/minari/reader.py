@@ -1,4 +1,4 @@
-"""What a Minari dataset says of itself (`Metadata`), and what its readers give, whatever the format (`EpisodeReader`).
+"""The metadata of a Minari dataset (`Metadata`), and the interface of the readers of all formats (`EpisodeReader`).
 
 The metadata are in ``data/metadata.json`` since Minari 0.5, before that in the attributes of the HDF5 file's root group. The
 keys are the same, and more may be there:
@@ -64,7 +64,7 @@ def parse_metadata(data: bytes, where: str) -> Metadata:
 
 
 def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
-    """The same from the keys as such. Raises CorruptSourceError for what cannot be understood, UsageError for new formats."""
+    """The same from the keys as such. Raises CorruptSourceError for invalid metadata, UsageError for new formats."""
     data_format = record.get("data_format", "hdf5")
     if data_format not in FORMATS:
         message = f"{where}: the data are in format {str(data_format)[:40]!r}"
@@ -76,7 +76,7 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
             inside = f"{where}: {name}_space"
             spaces[name] = _space(_parse(stated, inside) if isinstance(stated, str) else stated, inside, 0)
     environment = record.get("env_spec")
-    with contextlib.suppress(ValueError):  # a string is as good for the manifest
+    with contextlib.suppress(ValueError):  # the manifest may hold the string itself
         environment = parse_json(environment) if isinstance(environment, str) else environment
     other = [environment, *(value for key, value in record.items() if key not in _PLACED)]
     if any(number >= _MOST_KEPT for number, _ in enumerate(_values(other))):
@@ -167,7 +167,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Anything as JSON that has a standard form."""
+    """Any value as standard JSON."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, np.generic):
@@ -209,7 +209,7 @@ class Field:
 class DataFiles:
     """The files of a dataset on a disk: ``files`` by their path below ``data/``. Picklable.
 
-    ``checked``: they have been looked through by `survey`, and are not suspected again of what would be dangerous.
+    ``checked``: `survey` has checked them, and dangerous contents are not looked for again.
     """
 
     format: str
@@ -228,7 +228,7 @@ class EpisodeReader(Protocol):
         """How many steps an episode has."""
 
     def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:
-        """What is there; ``shape`` is that of a row by the space. Raises CorruptSourceError where nothing is."""
+        """The field at a place; ``shape`` is that of a row by the space. Raises CorruptSourceError if the place is empty."""
 
     def infos(self, episode: int) -> dict[LeafPath, Field]:
         """All that is among an episode's infos."""

@@ -155,7 +155,7 @@ def _stated_facts(path: Path) -> dict[str, Any]:
                 facts[ours], facts[theirs] = kind(space), space_text(space)
         spec = _parsed(record.get("env_spec"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return {}  # not there, or not what Minari writes: the download says what is wrong with it
+        return {}  # missing, or not what Minari writes: the download reports the error
     return {**facts, **({"environment": spec["id"]} if spec and isinstance(spec.get("id"), str) else {})}
 
 
@@ -352,7 +352,7 @@ def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int 
 def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
     if item is None or (item.size or 0) > _LARGEST_PARSED:
         return RemoteDataset(name, bytes=size)
-    from .reader import parse_metadata  # here, since it needs numpy: what was kept is listed without
+    from .reader import parse_metadata  # here, since it needs numpy: a stored listing is read without it
 
     try:
         metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_PARSED), item.url)

@@ -6,9 +6,9 @@
     qpos, qvel     [N, ...]   before the action; not in Powderworld
     button_states  [N, ...]   where there are buttons
 
-An episode of n steps has n + 1 rows. The action of its last row is real, but what it led to is nowhere: that row is the final
-state. No episode terminates, not even at the goal. This is what ``load_dataset`` of ogbench reads. Its compact
-form, saved to a file, is read too: there ``terminals`` flag the row before the last as well, and ``valids`` are 0 in the last.
+An episode of n steps has n + 1 rows. The action of its last row is real, but its result is not stored: that row is the final
+state. No episode terminates, not even at the goal. This is what ``load_dataset`` of ogbench reads. Its compact form, saved to a
+file, is read too: there ``terminals`` flag the row before the last as well, and ``valids`` are 0 in the last.
 
 Rewards of single tasks are computed as ``relabel_dataset`` of ogbench 1.2 computes them, without a simulator.
 
@@ -42,7 +42,7 @@ from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
 
 _REQUIRED = ("observations", "actions", "terminals")
-#: What becomes of arrays; any other array is below ``info``.
+#: The leaves of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
 #: Arrays that are not columns: flags, and rewards of files that were relabelled.
 _FLAGS = ("terminals", "valids", "rewards")
@@ -158,7 +158,7 @@ class _File:
                 raise CorruptSourceError(f"{self._raw.name}: {key} has the shape {list(shape)}, not one number a row")
 
     def _read_ends(self) -> np.ndarray:
-        """The last row of each episode, int64; those behind the last flag are an episode that is cut."""
+        """The last row of each episode, int64; the rows after the last flag are an episode that is cut."""
         key = "valids" if "valids" in self._heads else "terminals"
         flags = to_flags(self._archive.array(key), f"{self._raw.name}: {key}") != (key == "valids")
         self._ends_whole = bool(flags[-1])

@@ -1,7 +1,7 @@
 """OpenML's JSON API: which dataset is meant, and what OpenML says about it.
 
-https://www.openml.org/apis (version 1). Numbers and flags come as strings in one endpoint and as such in another, lists
-come as lists, as JSON in a string, or not at all; `Description` is what is left after that.
+https://www.openml.org/apis (version 1). Numbers and flags are strings in one endpoint and JSON numbers and booleans in another,
+lists are lists, JSON in a string, or missing; `Description` has proper types.
 
 Errors come as HTTP 412 with ``{"error": {"code", "message"}}`` (or, from copies, with 200). Of these only 107, a database
 that is overloaded, can pass; the others are answers.
@@ -167,11 +167,11 @@ class Api:
 
 
 class ApiError(FetchError):
-    """OpenML answers that it will not: with a code and a sentence."""
+    """OpenML refuses a request, with a code and a sentence."""
 
 
 def description(content: Mapping[str, Any], number: int, features: tuple[Feature, ...] = ()) -> Description:
-    """A description out of the API's JSON."""
+    """A description from the API's JSON."""
     try:
         return Description(
             id=int(content.get("id") or number),
@@ -194,7 +194,7 @@ def description(content: Mapping[str, Any], number: int, features: tuple[Feature
 
 
 def feature(content: Mapping[str, Any]) -> Feature:
-    """A feature out of the API's JSON."""
+    """A feature from the API's JSON."""
     values = content.get("nominal_value", content.get("nominal_values"))
     if isinstance(values, str):
         values = _loads(values)
@@ -209,7 +209,7 @@ def feature(content: Mapping[str, Any]) -> Feature:
 
 
 def listed(content: Mapping[str, Any]) -> Listed:
-    """An entry of a listing out of the API's JSON."""
+    """An entry of a listing from the API's JSON."""
     qualities = {entry["name"]: entry["value"] for entry in _sequence(content.get("quality") or [])}
     rows = qualities.get("NumberOfInstances")
     return Listed(

@@ -142,7 +142,7 @@ class Encoder:
 
     @property
     def must_fit(self) -> bool:
-        """Whether `fit` has something to do."""
+        """Whether `fit` is needed."""
         return any(feature.scaled for feature in self.features)
 
     def fit(self, blocks: Iterable[Sequence[ColumnValues]]) -> None:
@@ -163,7 +163,7 @@ class Encoder:
                 count[at] = total
         for at, feature in enumerate(scaled):
             deviation = float(np.sqrt(squares[at] / count[at])) if count[at] else 0.0
-            # What never varies may still have a deviation of rounding errors.
+            # A column that never varies may still have a deviation from rounding errors.
             feature.still = deviation <= 10 * np.finfo(float).eps * abs(mean[at])
             feature.statistics = (float(mean[at]), 1.0 if feature.still else deviation)
             if not np.isfinite(feature.statistics).all():

@@ -71,7 +71,7 @@ class OpenmlJob(WholeFileJob):
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:
-        # Not what the place states of the file: what was fetched of another one is fetched again. Its checksum and the options
+        # Without what the place states about the file: if that differs, the file is fetched again. Its checksum and the options
         # are in the plan's digest.
         about = self.about_table
         return {"converter": self.converter, "dataset": [about.id, about.version], "file": self.item.name}
@@ -123,7 +123,7 @@ class OpenmlJob(WholeFileJob):
         )
 
     def _blocks(self) -> Iterator[tuple[list[ColumnValues], int]]:
-        """Blocks of the rows that are kept, and how many those are; counts rows and what is missing."""
+        """Blocks of the rows that are kept, with their number; counts rows and missing values."""
         done = 0
         with self._reader() as reader:
             for block in reader.blocks(self._block_rows):

@@ -52,7 +52,7 @@ class TableOptions:
 
 
 def table_options(options: ConvertOptions, preset: Mapping[str, Any]) -> TableOptions:
-    """The options given, over those of a preset. Raises UsageError for column names that name nothing."""
+    """The options given, over those of a preset. Raises UsageError for an option that names no column."""
     given = {name: value for name, value in options.extra.items() if value is not None}
     for name in ("target", "exclude"):
         if name in given:

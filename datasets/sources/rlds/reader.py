@@ -1,12 +1,12 @@
 """Episodes of RLDS: a record of a TFRecord file is one, as TensorFlow Datasets stores it (`formats.tfds`).
 
 A row of ``steps`` has the observation, the action taken there, and the reward that followed. So by the specification
-(https://github.com/google-research/rlds) the last row, ``is_last``, has an observation alone: T rows are T - 1 steps.
+(https://github.com/google-research/rlds) the last row, ``is_last``, has only an observation: T rows are T - 1 steps.
 
 Robot data break that: the template that most of them were made with puts the last real action, and the only reward, into the
 last row, which is ``is_last`` and ``is_terminal``. Read by the specification, no episode succeeds. There T rows are T steps,
-the last of them terminated, whose successor is nowhere and is zeros. Which of the two a dataset is follows from its last rows
-(`_is_real`); one episode does not tell, since one that failed may well end with zeros.
+the last of them terminated, whose successor is not stored and becomes zeros. Which of the two a dataset is follows from its
+last rows (`_is_real`); one episode does not tell, since one that failed may well end with zeros.
 
     steps/observation[/...]     observation[/...]       a state
     steps/action[/...]          action[/...]
@@ -138,7 +138,7 @@ class RldsJob(EpisodeFilesJob):
         return units, lengths
 
     def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """As ever; what the last row is, the first file decides for all others."""
+        """As in the base class; the first file decides for all others what the last row is."""
         self._folder = folder
         first = self._first()
         if first is not None:
@@ -203,7 +203,7 @@ def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tu
 
 
 def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
-    """The leaf of each feature by its name; rewards and flags have none. Raises SchemaError where two fall together."""
+    """The leaf of each feature by its name; rewards and flags have none. Raises SchemaError if two collide."""
     names = {}
     for feature in features:
         top, _, rest = feature.name.partition("/")
@@ -302,7 +302,7 @@ class RldsReader(EpisodeReader):
     def _count(
         self, row: Mapping[str, Values], flags: Mapping[str, np.ndarray], kept: bool, counts: Counter[str]
     ) -> None:
-        """Count what is odd in an episode."""
+        """Count the irregularities of an episode."""
         terminal = bool(flags["is_terminal"][-1])
         counts["kept_last_rows"] += kept
         counts["blank_successors"] += kept or (terminal and _ends_blank(row))
@@ -323,8 +323,8 @@ class RldsReader(EpisodeReader):
     def _leaves(
         self, values: Values, rows: int, blank: bool, scalar: tuple[int, ...] = ()
     ) -> Iterator[tuple[str, Rows]]:
-        """The first rows of a feature by their leaf; with ``blank``, one of zeros behind them. Of a feature of the episode, its
-        value in each row."""
+        """The first rows of a feature by their leaf; with ``blank``, followed by a row of zeros. A feature of the episode has
+        its value in each row."""
         feature, key = values.feature, self.keys[values.feature.name]
         shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
         if feature.kind == "text":
@@ -442,7 +442,7 @@ def _repeated(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
 
 
 def _first(blocks: Iterator[np.ndarray], rows: int, blank: bool) -> Iterator[np.ndarray]:
-    """The first rows; with ``blank``, one of zeros behind them."""
+    """The first rows; with ``blank``, followed by a row of zeros."""
     left, like = rows, None
     for block in blocks:
         like = block[:1]

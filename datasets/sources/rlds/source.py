@@ -139,7 +139,7 @@ class RldsSource(Source):
 
 
 def split_name(name: str, options: ConvertOptions) -> str:
-    """A name with the split of the options, if it is one of its own. Raises UsageError where the name has another."""
+    """A name with the split of the options, unless that is the default. Raises UsageError if the name has another split."""
     split, (folder, _, given) = options.extra.get("split"), name.partition(_SPLIT)
     if given and split not in (None, given):
         raise UsageError(f"{name} names a split already, which is not {split}", hint=f"leave one out: {folder}")
