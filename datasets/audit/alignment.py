@@ -1,9 +1,9 @@
 """Whether actions and rewards belong to their step, or to the one before or after: by how well each explains what happened.
 
-Linear models of a sample say so (`explained`). Of rewards, it predicts the reward of step t from
-state, action and successor of step t - 1, t or t + 1 (with squares and absolute values). Of actions, it predicts the change of
-the state in step t from the states t and t - 1, and then also from the action t - 1, t or t + 1. Only a large difference is a
-finding: smooth data explain everything nearly as well a step later.
+Linear models of a sample decide (`explained`). For rewards, a model predicts the reward of step t from state, action and
+successor of step t - 1, t or t + 1 (with squares and absolute values). For actions, a model predicts the change of the state in
+step t from the states t and t - 1, and then also from the action t - 1, t or t + 1. Only a large difference is a finding:
+smooth data explain everything nearly as well a step later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from .findings import Finding, Hits, find
 _STEPS, _STATES, _ACTIONS = 8192, 32, 16
 #: Steps for each coefficient of a model.
 _ENOUGH = 6
-#: A shift explains at least this much, the step itself at most that; and leaves a rest that is this many times smaller.
+#: A shift explains at least the first share, the step itself at most the second; the shift's residual is this many times
+#: smaller.
 _EXPLAINED, _UNEXPLAINED, _SMALLER = 0.75, 0.3, 4.0
-#: Or the step itself explains more, at most this much, and the shift leaves a rest that is this many times smaller.
+#: Or the step itself explains more, at most this share, and the shift's residual is this many times smaller.
 _WELL, _MUCH_SMALLER = 0.95, 20.0
 #: Actions that their own state explains so well are no evidence: the policy may follow the state that they would have caused.
 _POLICY = 0.5
@@ -35,7 +36,7 @@ def explained(features: Array, targets: Array) -> Array:
     all of its variance, 0 no better than a constant.
 
     The model is fitted to the first half of the rows, and again without the tenth that it fits worst; of the second half, the
-    largest twentieth of the squares is left out. So a few wrong rows, which other checks name, have no say.
+    largest twentieth of the squares is left out. So a few wrong rows, which other checks name, have no influence.
     """
     scale = features.std(0)
     inputs = (features - np.median(features, axis=0)) / np.where(scale > 0, scale, 1)

@@ -1,8 +1,8 @@
 """The rows that an audit reads: every row of small leaves once, in blocks of consecutive steps, and a sample before that.
 
 A leaf is one of *frames* (more than 1 KiB a row, in two dimensions or more), of *text*, or of *columns*: its rows flattened,
-``[n, elements]``. The sample are evenly spaced ranges of steps, all of a dataset with few: what is usual there (quantiles,
-differences between a state and its successor) is what the checks compare every row with.
+``[n, elements]``. The sample consists of evenly spaced ranges of steps, or of all steps if there are few: what is usual there
+(quantiles, differences between a state and its successor) is what the checks compare every row with.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Usual:
 
     @classmethod
     def of(cls, name: str, sample: list[Block]) -> Usual:
-        """From blocks. Values that are not finite are left out."""
+        """Computed from blocks. Values that are not finite are left out."""
         values = np.concatenate([block.rows[name].astype(np.float64) for block in sample])
         values = values.reshape(len(values), -1)
         low, high = _quantiles(values, (0.01, 0.99))

@@ -1,7 +1,7 @@
 """Episodes and transitions that occur twice, by hashes of their rows: 8 bytes an episode, and at most 16 MiB for transitions.
 
-A transition is its state, action and reward; of a state, only the leaves of columns. Of many transitions, those are kept whose
-hash ends in zeros: whatever the data, the same transitions of two datasets are kept or left out together.
+A transition is its state, action and reward; of a state, only the leaves of columns. If there are many transitions, only those
+whose hash ends in zeros are kept: the same transitions of two datasets are then kept or left out together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .findings import Finding, Hits, Severity, find
 
 #: Hashes of transitions that are kept.
 _KEPT = 1 << 20
-#: Shorter episodes are the same by chance, of counts and of frames those below the second number.
+#: Shorter episodes may be equal by chance; for counts and frames, episodes shorter than the second number.
 _SHORT, _SHORT_COUNTS = 3, 20
 #: Share of duplicates among transitions that is a warning, and the one that is a note (a fixed policy in a deterministic
 #: environment meets its own path again); of two datasets, a warning.
@@ -89,7 +89,7 @@ class Duplicates:
         return hashes[mask], steps[mask]
 
     def comparable(self) -> Array:
-        """Which episodes are long enough to be the same for another reason than chance, bool ``[episodes]``."""
+        """Which episodes are too long to be equal by chance, bool ``[episodes]``."""
         length = np.asarray(self._table.length)
         return length >= (_SHORT if self.measured else _SHORT_COUNTS)
 

@@ -112,8 +112,8 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
 def is_time_limit(lengths: Array) -> bool:
     """Whether the largest length of episodes looks like a limit: a round number that occurs far more often than those before.
 
-    Round are multiples of ten and powers of two, from 16 on, give or take one. Where all have the same length, it may be what
-    the task is (a game of as many moves).
+    Round numbers are multiples of ten and powers of two, from 16 on, give or take one. If all episodes have the same length, it
+    may belong to the task (a game with that many moves).
     """
     longest = int(lengths.max())
     near = (longest - 1, longest, longest + 1)

@@ -23,7 +23,7 @@ class Kind:
     effect: str
 
 
-#: By what they are about. The codes are stable.
+#: Grouped by subject. The codes are stable.
 GROUPS: Mapping[str, Mapping[str, Kind]] = {
     "Values": {
         "reward_not_finite": Kind("error", "one such reward makes the loss, and then every weight, NaN"),
@@ -109,9 +109,9 @@ KINDS: Mapping[str, Kind] = {code: kind for group in GROUPS.values() for code, k
 class Finding:
     """One fault of a dataset.
 
-    ``code`` is stable, for programs. ``leaf`` is the TED key, empty where the finding is about no single one. ``count`` steps
-    (or episodes, columns, frames: ``unit``) out of ``total`` have it; ``first`` are the numbers of the first few. ``what``
-    says it in a sentence, ``effect`` what it does to a learner. ``other`` is the id of the second dataset, if there is one.
+    ``code`` is stable, for programs. ``leaf`` is the TED key, empty if the finding is not about a single leaf. ``count`` steps
+    (or episodes, columns, frames: ``unit``) out of ``total`` have it; ``first`` are the numbers of the first few. ``what`` says
+    it in a sentence, ``effect`` what it does to a learner. ``other`` is the id of the second dataset, if there is one.
     """
 
     dataset: str
@@ -140,7 +140,7 @@ class Finding:
 
 @dataclass
 class Hits:
-    """How many rows have something, and the numbers of the first few."""
+    """How many rows have a fault, and the numbers of the first few."""
 
     count: int = 0
     first: tuple[int, ...] = ()

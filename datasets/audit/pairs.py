@@ -39,8 +39,8 @@ def compare(first: Summary, second: Summary) -> Iterator[Finding]:
 
 
 def _leaves(first: Schema, second: Schema) -> Iterator[Finding]:
-    """Leaves that learners read and that only one has, or that differ; of datasets with no such leaf in common nothing is said,
-    they are of different tasks."""
+    """Leaves for learners that only one dataset has, or that differ; none for datasets without a common leaf, which belong to
+    different tasks."""
     kinds = [
         {leaf.name: (leaf.dtype, leaf.shape) for leaf in schema if _is_read(leaf.name)} for schema in (first, second)
     ]

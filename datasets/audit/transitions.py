@@ -11,7 +11,8 @@ from ...storage.episodes import TERMINATED, EpisodeTable
 from .blocks import Array, Block, Usual, every
 from .findings import Finding, Hits, Severity, find
 
-#: Share of steps with a repeated observation that is a warning: of measured numbers, and of counts, which stand still.
+#: Share of steps with a repeated observation that is a warning: for measured numbers, and for counts, which often do not
+#: change.
 _REPEATED, _REPEATED_COUNTS = 0.2, 0.6
 #: Episodes of fewer steps say nothing about being frozen.
 _FROZEN = 5
@@ -21,14 +22,14 @@ _JUMP, _JUMP_ALONE, _JUMP_COLUMNS = 5.0, 50.0, 0.6
 _ALONE = 3.0
 #: At ends, where nearly all steps are compared at once, half of them exceed this many times the usual difference.
 _MOVED = 1.5
-#: More jumps than this share of the steps are how the data move.
+#: A larger share of steps with jumps is how the data normally move.
 _COMMON = 0.02
 
 
 def same_rows(first: Array, second: Array) -> Array:
-    """Which rows are equal, bool ``[n]``; NaN is like NaN."""
+    """Which rows are equal, bool ``[n]``; NaN equals NaN."""
     equal = first == second
-    if first.dtype.kind == "f" and np.isnan(first.sum()):  # one pass without memory of its own
+    if first.dtype.kind == "f" and np.isnan(first.sum()):  # one pass that allocates no memory
         equal |= np.isnan(first) & np.isnan(second)
     return every(equal)
 
@@ -113,7 +114,7 @@ class LeafTransitions:
 
 
 class Transitions:
-    """What all observation leaves of a dataset together say about its transitions; frames are not among them."""
+    """What all observation leaves of a dataset together say about its transitions, without frames."""
 
     def __init__(
         self,
@@ -219,8 +220,8 @@ class Transitions:
         yield from self._joined()
 
     def _shifted(self) -> Finding | None:
-        """Flags that are a step off: each episode goes on from the one before, and in most of them the first or the last but
-        one step leads across a reset."""
+        """Flags that are a step off: each episode continues the one before, and in most of them the first or the last but one
+        step leads across a reset."""
         long = np.asarray(self._table.length) >= 4
         if long.sum() < 3 or self._joins[:-1].mean() < 0.5:
             return None
@@ -233,7 +234,8 @@ class Transitions:
         return None
 
     def _joined(self) -> Iterator[Finding]:
-        """Episodes whose last successor is the first state of the next one: it goes on there, or the successor is wrong."""
+        """Episodes whose last successor is the first state of the next one: the episode continues there, or the successor is
+        wrong."""
         joins, terminated = self._joins, self._terminated
         for ended, code, what in (
             (terminated, "terminal_goes_on", "the next episode goes on from the state in which this one terminated"),
@@ -262,7 +264,7 @@ class Transitions:
         for leaf in self._leaves:
             frozen = long & ~leaf.changed
             if not frozen.any() or frozen.sum() > 0.5 * long.sum():
-                continue  # a goal, or what the episode is about
+                continue  # a goal, or the task of the episode
             acts = frozen & self._acts
             what = "the observation never changes in episodes" + (", whatever the action" if acts.any() else "")
             hits = Hits.of(np.flatnonzero(acts if acts.any() else frozen))

@@ -14,7 +14,7 @@ from .findings import Finding, Hits, Severity, find
 
 #: How far outside the usual range an outlier lies, in widths of that range. Rewards may have rare bonuses.
 _FAR, _FAR_REWARD = 100.0, 1e4
-#: More outliers than this share of the steps are part of the data.
+#: A larger share of outliers is a normal part of the data.
 _RARE = 0.001
 #: Tolerance of bounds, relative to the bound: float32 rounds.
 _ROUNDED = 1e-5

@@ -8,13 +8,13 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.end              uint8 [steps]    0 inside an episode; 1 terminated, 2 truncated, 3 both, 4 cut by the end of recording
     <e>.<c>              rows of column c, raw: one more than steps for each episode of a per-state column
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
-    dictionary           that they are compressed with; trained on the first rows recorded
+    dictionary           of the compressed rows; trained on the first rows recorded
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
                          the files that policy and environment read (`user_code.opened_files`)
 
 If the caller can continue after any episode, the recording is kept while it is written (`RecordingWriter.keep`):
 
-    kept.json            {"files": {name: [bytes, crc32c]}, "about": what the writer's owner goes on from}
+    kept.json            {"files": {name: [bytes, crc32c]}, "about": what the writer's owner continues from}
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TorchRL's dataset classes: a download, and a buffer over what it gave, in one call.
+"""TorchRL's dataset classes: a download, and a buffer over the dataset, in one call.
 
     from rbdata.datasets import MinariExperienceReplay
 

@@ -1,7 +1,7 @@
-"""TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded where it is not there.
+"""TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded if it is missing.
 
-They have the arguments, keys and attributes that TorchRL documents. Those of `rbdata.download` and `rbdata.load` mean what they
-mean there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.arguments`.
+They have the arguments, keys and attributes that TorchRL documents. Arguments of `rbdata.download` and `rbdata.load` have the
+same meaning as there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.arguments`.
 
 `load_dataset` finds the classes by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
 """
@@ -56,7 +56,7 @@ from .record_map import map_records
 
 
 class ReplayOptions(EndOptions, PriorityKeyOptions, CommonOptions, total=False):
-    """Of every class: where the data come from, and what a sampler does beside slices."""
+    """Arguments of every class: where the data come from, and what a sampler does beside slices."""
 
     mirror: str | None
     shards: str | Sequence[int] | None
@@ -73,7 +73,7 @@ class ReplayOptions(EndOptions, PriorityKeyOptions, CommonOptions, total=False):
 
 
 class DrawOptions(TypedDict, total=False):
-    """How all classes draw; the one of Atari declares these arguments itself."""
+    """How all classes draw; the Atari class declares these arguments itself."""
 
     procs: int | None
     num_slices: int | None
@@ -83,7 +83,7 @@ class DrawOptions(TypedDict, total=False):
 
 
 class ComponentOptions(CollateOptions, total=False):
-    """Of the classes that have none of them by position."""
+    """Arguments of the classes that take none of them by position."""
 
     sampler: Any
     writer: Any
@@ -123,7 +123,7 @@ class OpenMLReplayOptions(
 
 
 class PlainReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
-    """Of the classes of sources without options."""
+    """Arguments of the classes of sources without options."""
 
 
 class LeRobotReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, LerobotOptions, total=False):
@@ -135,7 +135,7 @@ class OpenXReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOptio
 
 
 class MapOptions(TypedDict, total=False):
-    """Of `record_map.map_records`."""
+    """The options of `record_map.map_records`."""
 
     num_frames: int | None
     chunksize: int | None
@@ -149,7 +149,7 @@ class MapOptions(TypedDict, total=False):
     pool: Any
 
 
-#: Options of a class that `rbdata.download` has, beside those that the source declares.
+#: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
 Value = TypeVar("Value")
 
@@ -168,16 +168,15 @@ class ClassProperty(Generic[Value]):
 class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     """Base of the buffers over a dataset on disk. Arguments are those of `TensorDictReplayBuffer`.
 
-    A derived class of your own defines ``data_path``. The classes of a source download the dataset where it is not there.
-    Beside the arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``,
-    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the
-    options that the source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets
-    are read-only.
+    A derived class of your own defines ``data_path``. The classes of a source download the dataset if it is missing. Beside the
+    arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``, ``alpha``,
+    ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the options that the
+    source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are read-only.
 
     - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
-    - ``download``: True downloads what is not there, False never, "force" replaces what is there.
+    - ``download``: True downloads a missing dataset, False never downloads, "force" replaces an existing dataset.
 
-    They raise DatasetNotFoundError where nothing is there and nothing may be downloaded; otherwise as `rbdata.download` and
+    They raise DatasetNotFoundError if the dataset is missing and may not be downloaded; otherwise as `rbdata.download` and
     `rbdata.load`.
     """
 
@@ -186,7 +185,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     dataset_id: str
     split_trajs: bool
     _root: Path | None = None
-    #: What makes the leaves of its batches of those that are stored; None: they are the same.
+    #: Makes the leaves of its batches from the stored leaves; None: they are the same.
     _derive: ClassVar[Any] = None
 
     @property
@@ -229,7 +228,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
 
     def delete(self) -> None:
-        """Delete the dataset from the disk. Of a source's, raises DatasetBusyError while another process writes it."""
+        """Delete the dataset from the disk. For a source's dataset, raises DatasetBusyError while another process writes it."""
         if self.source is None:
             remove_tree(self.data_path)
         else:
@@ -253,7 +252,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         derive: Derivation | None = None,
         **options: Any,
     ) -> None:
-        """Get the dataset, and begin to be a buffer over it."""
+        """Get the dataset, and initialise the buffer over it."""
         assert self.source is not None
         self.dataset_id, self.root, self.split_trajs = dataset_id, settings.root(root), split_trajs
         declared = {option.name for option in catalogue.load_source(self.source).options}
@@ -279,7 +278,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return DatasetPlace(self.root, f"{self.source}/{self.dataset_id.removeprefix(self.source + '/')}")
 
     def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
-        """The folder of the dataset; ``wanted`` are options of the download, which what is there must have as well."""
+        """The folder of the dataset; ``wanted`` are options of the download, which an existing dataset must have as well."""
         if not isinstance(download, bool) and download != "force":
             raise UsageError(f"download is True, False or 'force', not {download!r}")
         place = self._place
@@ -297,7 +296,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
 
 PathLike = str | os.PathLike[str]
-#: Where the options of the classes go, which has their defaults.
+#: The functions that take the options of the classes, with their defaults.
 _ORIGINS = (
     ReplayBuffer.__init__,
     TensorDictReplayBuffer.__init__,
@@ -315,8 +314,8 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
 
     - ``num_slices`` or ``slice_len``: slices of consecutive steps, ``strict_len`` (``strict_length``) and ``replacement`` as in
       `rbdata.load`.
-    - ``num_procs``: processes that download and convert; 0 leaves it to the settings. ``mp_start_method`` has no effect: they
-      are started in a way of rbdata's own.
+    - ``num_procs``: processes that download and convert; 0 leaves it to the settings. ``mp_start_method`` has no effect: rbdata
+      starts them in its own way.
 
     See `BaseDatasetExperienceReplay` for all else.
     """
@@ -384,8 +383,8 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
     - ``use_truncated_as_done``: False: ``("next", "done")`` is ``("next", "terminated")``.
     - ``terminate_on_end``: True keeps the last step of an episode whose next observation is not in the file (zeros are given
-      for it), False leaves it out, which is the default. It applies when the dataset is downloaded: one that is there already
-      is taken as it is, with a UserWarning where that makes a difference.
+      for it), False leaves it out, which is the default. It applies when the dataset is downloaded: an existing dataset is used
+      as it is, with a UserWarning if that makes a difference.
     - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
 
     Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See
@@ -558,7 +557,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
 
     A batch has ``X`` (float32 ``[width]``), ``y`` (the label's code, int64; a numeric target float32) and ``index``. Without a
-    ``sampler`` every row is drawn once a pass. See `BaseDatasetExperienceReplay` for all else.
+    ``sampler`` every row is drawn once per pass. See `BaseDatasetExperienceReplay` for all else.
     """
 
     source = "openml"
@@ -600,7 +599,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
 
 
 def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
-    """As TorchRL names them: what belongs to steps is at the top, unless something else has the name."""
+    """The leaves by TorchRL's names: features of steps are at the top, unless another leaf has the name."""
     rows = add_episode(dataset)
     tops = {key.partition("/")[0] for key in rows}
 
@@ -617,7 +616,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     A batch has what the data have of each step (``language_instruction``, ``discount``) beside the keys of TED, and
     ``episode``, the number of the episode. Texts are UTF-8 bytes, zero-padded.
 
-    - ``streaming``: the dataset is downloaded all the same.
+    - ``streaming`` has no effect: the dataset is downloaded.
     - ``pad``: True for ``pad_output``, slices that are padded with zeros.
 
     Without a batch size, iteration gives whole episodes, in the order of the data. See `BaseDatasetExperienceReplay` for all
@@ -665,11 +664,11 @@ def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:
 class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     """A LeRobotDataset, such as ``"lerobot/pusht"``; see docs/sources/lerobot.md. The package lerobot is not needed.
 
-    A batch has the keys that TorchRL gives them beside those of TED: ``("observation", "image", camera)``, ``episode`` and
+    A batch has TorchRL's keys beside those of TED: ``("observation", "image", camera)``, ``episode`` and
     ``language_instruction`` (UTF-8 bytes, zero-padded). Next observations are always there.
 
     - ``repo_id``: the repository at the Hub.
-    - ``decode_video``, ``rehydrate`` have no effect: frames were decoded at the download, and successors are rows.
+    - ``decode_video``, ``rehydrate`` have no effect: frames were decoded at the download, and successors are stored.
 
     See `BaseDatasetExperienceReplay` for all else.
     """
@@ -709,7 +708,7 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
 
         ``episode_index`` says which rows are an episode. With ``rehydrate``, ``("next", "observation", ...)`` is the next row
         of the episode, and for its last row that row itself, flagged ``("next", "truncated")``. ``options`` are those of
-        `TensorDictReplayBuffer`. Raises UsageError for columns of unlike length, or none of the episodes.
+        `TensorDictReplayBuffer`. Raises UsageError for columns of different lengths, or a missing ``episode_index``.
         """
         sampler = None
         if num_slices is not None or slice_len is not None:
@@ -803,7 +802,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     """A V-D4RL dataset, such as ``"main/walker_walk/random/64px"`` (or ``"walker_walk-random"``); see docs/sources/vd4rl.md.
 
     A batch has ``pixels`` and ``("next", "pixels")``, ``action``, ``discount``, ``is_init`` (bool ``[]``: the first step of an
-    episode), reward and flags, and under ``state`` what else the data hold. Action and reward are those that lead from
+    episode), reward and flags, and under ``state`` all other arrays of the data. Action and reward are those that lead from
     ``pixels`` to ``("next", "pixels")``.
 
     - ``totensor``: frames come as float32 from 0 to 1, channels first (after a ``transform``); False: as stored.
@@ -927,9 +926,9 @@ _REGISTRY: dict[str, Factory] = {
 def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) -> None:
     """Have ``load_dataset("<prefix>:<id>", **options)`` return ``dataset("<id>", **options)``.
 
-    ``dataset`` is a class, a function, or ``"module:name"``, which is imported on first use. Upper and lower case of a prefix
-    are one. Raises UsageError for a prefix that is empty, has a colon, or is taken (unless ``replace``), and for
-    anything else as ``dataset``.
+    ``dataset`` is a class, a function, or ``"module:name"``, which is imported on first use. Prefixes are case-insensitive.
+    Raises UsageError for a prefix that is empty, has a colon, or is taken (unless ``replace``), and for anything else as
+    ``dataset``.
     """
     prefix = _checked(prefix)
     if isinstance(dataset, str):

@@ -26,15 +26,15 @@ class OfflineToOnlineReplayBuffer:
     - ``offline_dataset``: a buffer, a `Dataset`, its path or id, or a name with a prefix (``"minari:..."``, `load_dataset`).
     - ``online_storage`` or ``online_capacity`` (records of a `LazyTensorStorage`): what the online buffer is made of.
     - ``offline_fraction``: exactly ``round(offline_fraction * batch_size)`` records of every batch are the dataset's, and come
-      first; between 0 and 1, see `anneal`. All of them while there is nothing else.
+      first; between 0 and 1, see `anneal`. All records are the dataset's while the online buffer is empty.
     - ``transform``: applied to the whole batch. ``seed``: same seed, same batches of both.
-    - ``dataset_kwargs``: options of the buffer over the dataset, where that is named.
+    - ``dataset_kwargs``: options of the buffer over the dataset, if that is given by name.
 
     Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
     Raises UsageError where the dataset's batches are slices or windows of a ``sample_unit``, and for ``normalize``,
     ``reward_scale`` and ``goals``, which would change one part of a batch alone. A batch has the keys that both parts have:
     rows and weights of a sampler, for example, only where both buffers give them. Numbers of different precision get the
-    higher one, as in TorchRL; raises SamplingError where a leaf has whole numbers in one and fractions in the other.
+    higher one, as in TorchRL; raises SamplingError if a leaf has whole numbers in one part and fractions in the other.
     """
 
     def __init__(
@@ -144,9 +144,10 @@ class OfflineToOnlineReplayBuffer:
 def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, chunk_size: int = 1000) -> Any:
     """Copy a dataset (as in `OfflineToOnlineReplayBuffer`) into the buffer ``rb``, and return that.
 
-    Without ``n_samples`` every record is copied once and in order, so that episodes stay whole; with fewer than there are, so
-    many are drawn by the dataset's sampler. Either way they are what batches of the dataset's buffer hold: with ``n_step`` the
-    rewards are n-step returns, with ``frame_stack`` the observations are stacks. ``chunk_size`` records are copied at a time.
+    Without ``n_samples`` every record is copied once and in order, so that episodes stay whole; with fewer than there are,
+    ``n_samples`` records are drawn by the dataset's sampler. Either way the copies are what batches of the dataset's buffer
+    hold: with ``n_step`` the rewards are n-step returns, with ``frame_stack`` the observations are stacks. ``chunk_size``
+    records are copied at a time.
     """
     source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
     if isinstance(source, ReplayBufferEnsemble):
@@ -175,7 +176,7 @@ _OF_A_DRAW = ("index", "index_generation", "priority_weight", "_weight")
 def _in_time(source: Any, first: int, count: int) -> Any:
     """Records by their order in time, which in a ring that has wrapped begins at its oldest row.
 
-    Of a storage of more dimensions it is one environment after the other.
+    In a storage with more dimensions, it is one environment after the other.
     """
     storage: Any = getattr(source, "storage", None)
     oldest, ndim = getattr(storage, "oldest", 0), getattr(storage, "ndim", 1)
@@ -198,7 +199,7 @@ def _has_goals(buffer: Any) -> bool:
 
 
 def _check_values(buffer: Any) -> None:
-    """Raise UsageError where the values of a dataset are changed as the online records are not."""
+    """Raise UsageError if the dataset's buffer changes values in a way that would not apply to the online records."""
     changed = ["goals"] if _has_goals(buffer) else []
     statistics = getattr(buffer, "statistics", None) or {}
     changed += sorted({"reward_scale" if "scale" in values else "normalize" for values in statistics.values()})
@@ -212,7 +213,8 @@ def _ways(spec: Any) -> tuple[Any, ...]:
 
 
 def _windows(buffer: Any) -> dict[str, Any]:
-    """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError where a record gives several of a batch."""
+    """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError if one record gives several records of a
+    batch."""
     _check_values(buffer)
     spec = getattr(buffer, "_spec", None)
     if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.expand is not None):

@@ -33,7 +33,7 @@ from ...storage.tensordict_folder import check_writable
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
 
-#: Records in a chunk where the caller does not say.
+#: Records in a chunk if the caller states neither a size nor a number of chunks.
 CHUNK = 1024
 
 Function = Callable[[TensorDictBase], TensorDictBase | None]
@@ -50,7 +50,8 @@ class _Map:
         self.target: TensorDictBase | None = None
 
     def apply(self, chunk: TensorDictBase, first: int) -> TensorDictBase:
-        """What the function makes of a chunk, ``[n]``. Raises UsageError where that is not a record for each one."""
+        """The function's result for a chunk, ``[n]``. Raises UsageError if it does not have one record for each given
+        record."""
         given = chunk[0] if self.single else chunk
         if self.storage is None:
             data = copy_of(given)  # a TensorDict of the function's own, to which it may add keys
@@ -164,7 +165,7 @@ def map_records(
         example = pickle.loads(_pickled(work)).apply(source[:1], 0)[0]
     work.target = target = _target(example, number, dest)
     payload = _pickled(work)
-    # Chunks are sent by value: what a slice shares its memory with would be sent with it.
+    # Chunks are sent by value: a slice would be sent with all the memory that it shares.
     chunks = ((payload, pickle.dumps(copy_of(source[first : first + size])), first, seed + first) for first in places)
     if pool is not None:
         pool.starmap(_work, chunks, 1)
@@ -217,7 +218,7 @@ def _target(example: TensorDictBase, number: int, dest: str | os.PathLike[str]) 
         target = records.memmap_like(os.fspath(dest))
         for leaf in target.values(include_nested=True, leaves_only=True):
             if isinstance(leaf, MemoryMappedTensor):
-                allocate(Path(leaf.filename), leaf.nbytes)  # who writes into holes on a full disk is killed
+                allocate(Path(leaf.filename), leaf.nbytes)  # a process that writes into holes on a full disk is killed
     except (OSError, RuntimeError) as error:
         found = system_error(error)
         if found is None or not is_full(found):

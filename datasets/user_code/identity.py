@@ -1,15 +1,15 @@
-"""What a user's function, policy or environment is: a sha256 of its content, and the local files that it reaches.
+"""Identifies a user's function, policy or environment: a sha256 of its content, and the local files that it reaches.
 
 The content is the same in every process, and differs wherever the value does:
 
 - A function is its code (whatever file and line it stands in), defaults, closure, attributes, the globals that it reads, and
   the environment variables that it names.
 - An object is its class and its state, as ``pickle`` takes it (``__reduce_ex__``).
-- A local class (`source_files`) is its bases and attributes. What an installed package defines is its name.
+- A local class (`source_files`) is its bases and attributes. A function or class of an installed package is its name.
 - Arrays and tensors are their dtype, shape and bytes.
 
-What cannot be told apart that way (an open file, a lock, a generator) is refused. Only globals of a local file may be such:
-the file, whose hash is recorded beside, decides how they come about.
+A value that cannot be identified this way (an open file, a lock, a generator) is refused. Only globals of a local file may be
+such values: the file, whose hash is recorded too, decides how they are made.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .source_files import (
 )
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
-#: Attributes of a class that follow from the others, or from where it stands in its file.
+#: Attributes of a class that follow from its other attributes, or from its position in its file.
 _DERIVED = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__annotations__", "__annotate__"),
     *("__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__slotnames__"),
@@ -60,7 +60,7 @@ _DERIVED = {
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv"})
 #: CPython's Py_TPFLAGS_HEAPTYPE: set for types that are made at run time, as by a class statement, and not for built-in ones.
 _MADE_BY_CLASS = 1 << 9
-#: Modules of objects that say nothing of what code does: locks, and references to what is known by other ways.
+#: Modules of objects that do not affect what code does: locks, and references to values that are identified elsewhere.
 _NEUTRAL = ("_thread", "weakref", "_abc")
 _CACHED = type(functools.lru_cache(len))
 _HINT = "give it what it is made from (numbers, text, arrays) and make it inside the function"
@@ -68,7 +68,7 @@ _HINT = "give it what it is made from (numbers, text, arrays) and make it inside
 
 @dataclass(frozen=True)
 class Identity:
-    """What something is, the same in every process.
+    """The identity of a value, the same in every process.
 
     - ``name``: ``package.module:function``.
     - ``content``: sha256 of code, arguments and state (`Content`).
@@ -87,7 +87,7 @@ class Identity:
 def identify(value: Any, what: str = "the function") -> Identity:
     """The identity of a function, class or object; ``what`` names it in errors.
 
-    Raises UsageError for what cannot be told from another one, and for code whose file was edited since it was imported.
+    Raises UsageError for a value that cannot be identified, and for code whose file was edited since it was imported.
     """
     content = Content(what)
     content.add(value)
@@ -123,7 +123,8 @@ def hash_files(content: Content) -> dict[str, str]:
 
 
 def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
-    """Whether a module's numbers and texts are others than its file sets now: it was edited, or they were set by hand."""
+    """Whether a module's numbers and texts differ from those that its file sets now: it was edited, or they were set by
+    hand."""
     source = read_source(path) if module is not None and module.__name__ != "__main__" else None
     constants, inside = source.constants if source is not None else {}, vars(module) if module is not None else {}
     return any(name in inside and repr(inside[name]) != repr(value) for name, value in constants.items())
@@ -135,10 +136,10 @@ def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | No
 
 
 def _is_outdated(name: str, function: FunctionType) -> bool:
-    """Whether a function is not in its file as that is now, or is one of a module that was loaded again since."""
+    """Whether a function is missing from its file as that is now, or belongs to a module that was loaded again since."""
     loader = getattr(sys.modules.get(name), "__loader__", None)
     if type(loader) not in (SourceFileLoader, ContentLoader) and name != "__main__":
-        return False  # compiled in another way, as pytest does it
+        return False  # compiled differently, as by pytest
     source = read_source(Path(function.__code__.co_filename))
     return source is None or code_digest(function.__code__) not in source.codes
 
@@ -158,7 +159,7 @@ def strip_partials(fn: Callable[..., Any]) -> Any:
 
 
 def qualified_name(fn: Any) -> str:
-    """``package.module:function``; of an object that of its class."""
+    """``package.module:function``; for an object, the name of its class."""
     fn = strip_partials(fn)
     if inspect.ismodule(fn):
         return fn.__name__
@@ -186,14 +187,15 @@ def defining_module(fn: Any) -> str | None:
 
 
 def content_hash(value: Any, what: str = "the value") -> str:
-    """sha256 (hex) of a value by its content; ``what`` names it in errors. Raises UsageError for what cannot be told apart."""
+    """sha256 (hex) of a value by its content; ``what`` names it in errors. Raises UsageError for a value that cannot be
+    identified."""
     content = Content(what)
     content.add(value)
     return content.sha256
 
 
 class _Unidentified(UsageError):
-    """A value cannot be told from another one."""
+    """A value cannot be identified."""
 
 
 class Content:
@@ -202,10 +204,10 @@ class Content:
     ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
     met, with their modules. ``named``: texts and paths that end as names of files which are read unseen (`opened_files`).
 
-    With ``changing`` (the attributes that instances of a class change while they are used) the content is that of something
-    as it was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and what is refused counts
-    by its type. ``untold`` says where that is, but for locks, what is inside of objects of installed packages, and what a file
-    decides.
+    With ``changing`` (the attributes that instances of a class change while they are used) the content is that of a value as it
+    was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and a value that would be refused
+    counts by its type. ``untold`` says where such values are, except locks, values inside objects of installed packages, and
+    values that a file decides.
     """
 
     def __init__(self, what: str, *, changing: Callable[[type], Collection[str]] | None = None) -> None:
@@ -215,7 +217,7 @@ class Content:
         self.named: set[str] = set()
         self.untold: list[str] = []
         self._digest = hashlib.sha256()
-        #: The numbers of objects that were met before; they are kept alive, so that no other one gets their id.
+        #: The numbers of objects that were met before; they are kept alive, so that no other object gets their id.
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []
         self._path = [what]
@@ -227,7 +229,7 @@ class Content:
 
     @property
     def sha256(self) -> str:
-        """Of everything that was added."""
+        """The sha256 of everything that was added."""
         return self._digest.hexdigest()
 
     def add(self, value: Any, step: str = "") -> None:
@@ -259,7 +261,7 @@ class Content:
             self._digest.update(data)
 
     def _is_known(self, key: Any, value: Any) -> bool:
-        """Whether an object was met before: what is shared, and circles, are written as its number."""
+        """Whether an object was met before: shared objects and cycles are written as its number."""
         number = self._numbers.setdefault(key, len(self._numbers))
         if number < len(self._kept):
             self._put("again", str(number))
@@ -292,7 +294,7 @@ class Content:
 
     @contextmanager
     def _trusted(self, is_trusted: bool) -> Iterator[None]:
-        """Where ``is_trusted``, what cannot be told apart is not listed."""
+        """If ``is_trusted``, values that cannot be identified are not listed."""
         count = len(self.untold)
         yield
         if is_trusted:
@@ -324,7 +326,7 @@ class Content:
             self._add_object(value)
 
     def _add_method(self, method: types.MethodType) -> None:
-        """A bound method: where its class has that very code, pickled or not, the class says what it does."""
+        """A bound method: if its class has the same code, pickled or not, the class identifies the method's code."""
         function, kind = method.__func__, type(method.__self__)
         found = inspect.getattr_static(kind, getattr(function, "__name__", ""), None)
         if getattr(found, "__code__", None) == getattr(function, "__code__", function):
@@ -335,7 +337,7 @@ class Content:
         self.add(method.__self__, ".__self__")
 
     def _add_object(self, value: Any) -> None:
-        """What may be shared, or part of a circle."""
+        """An object that may be shared, or part of a cycle."""
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         kind = type(value)
         if kind in (list, dict, set) or isinstance(value, (FunctionType, type)):
@@ -376,7 +378,7 @@ class Content:
             self.add(value, f".{key}" if tag == "attributes" else f"[{key!r:.40}]")
 
     def _add_attributes(self, named: Mapping[str, Any], *, lenient: bool = False) -> None:
-        """Named values, whose order says nothing."""
+        """Named values, whose order does not count."""
         self._put("attributes", str(len(named)))
         for name in sorted(named, key=str):
             self.add(name)
@@ -385,7 +387,7 @@ class Content:
                 self.add(named[name], f".{name}")
 
     def _add_set(self, values: Any) -> None:
-        """Elements by their own digests: their order follows from a seed of the process."""
+        """Elements by their own digests: their order depends on a random seed of the process."""
         digests = []
         for value in values:
             if type(value) in _ATOMS:
@@ -487,10 +489,10 @@ class Content:
             self._add_environment(codes)
         self._names = frozenset(name for one in codes for name in one.co_names)
         try:
-            if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: besides there are caches
+            if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
                 self.add(vars(function)["_torchdynamo_orig_callable"])
                 return
-            if module == "functools" and "registry" in vars(function):  # singledispatch: besides there is a cache
+            if module == "functools" and "registry" in vars(function):  # singledispatch: the rest is a cache
                 registry = function.registry  # type: ignore[attr-defined]
                 self._add_attributes({f"{kind.__module__}.{kind.__qualname__}": registry[kind] for kind in registry})
                 return
@@ -530,7 +532,7 @@ class Content:
                 self._add_pairs("environment", {name: os.environ[name] for name in sorted(names)})
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
-        """Globals of a module; of a file but for those that are state rather than settings (`_add_variables`)."""
+        """Globals of a module; for a file, without those that are state rather than settings (`_add_variables`)."""
         source = read_source(file) if file is not None else None
         left_out = source.variables if source is not None else frozenset()
         for name in left_out.intersection(used):
@@ -541,7 +543,7 @@ class Content:
         )
 
     def _add_variables(self) -> None:
-        """Those variables that no function changes which was met: settings, or tables, and neither state nor caches."""
+        """The variables that none of the functions met changes: settings or tables, not state or caches."""
         done: set[tuple[str, str]] = set()
         while left := sorted(self._variables.keys() - done):
             done.update(left)
@@ -568,7 +570,7 @@ class Content:
 
 
 def _names_changed(function: FunctionType) -> frozenset[str]:
-    """The names of globals and attributes that a function may change; all that it uses where its source is not known."""
+    """The names of globals and attributes that a function may change; all names that it uses if its source is unknown."""
     code = function.__code__
     source = read_source(Path(code.co_filename))
     found = source.changed.get(code.co_firstlineno) if source is not None else None
@@ -593,14 +595,14 @@ def _is_container(value: Any) -> bool:
 
 
 def _without(state: Any, names: Collection[str]) -> Any:
-    """The state of an object without some attributes; of a class with slots there are two dictionaries of them."""
+    """The state of an object without some attributes; for a class with slots, the state holds two dictionaries of them."""
     if type(state) is tuple and len(state) == 2:
         return tuple(_without(one, names) for one in state)
     return {name: one for name, one in state.items() if name not in names} if type(state) is dict else state
 
 
 def _file_of_class(kind: type) -> Path | None:
-    """The file of a local class: in other processes the main module is another one."""
+    """The file of a local class: in other processes the main module is a different one."""
     for value in vars(kind).values():
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if isinstance(code, CodeType) and Path(code.co_filename).is_file():
@@ -634,13 +636,13 @@ def global_reads(code: CodeType) -> frozenset[str]:
 
 
 def _has_plain_bytes(tensor: Any, torch: Any) -> bool:
-    """Whether a tensor is its bytes in order; sparse, quantized, nested ones and those without data are not."""
+    """Whether a tensor is just its bytes in order; sparse, quantized and nested tensors, and tensors without data, are not."""
     plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     return bool(plain and tensor.device.type != "meta")
 
 
 def _parts_of(value: Any, as_made: bool) -> tuple[Any, ...] | None:
-    """What objects consist of that pickle refuses, or takes apart in another way in every process; None for all others."""
+    """The parts of an object that pickle refuses, or takes apart differently in every process; None for all other objects."""
     if isinstance(value, property):
         return value.fget, value.fset, value.fdel
     if isinstance(value, (staticmethod, classmethod)):
@@ -655,13 +657,13 @@ def _parts_of(value: Any, as_made: bool) -> tuple[Any, ...] | None:
         return ()
     if isinstance(value, _CACHED):
         return value.__wrapped__, value.cache_parameters()
-    if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):  # pickle has a random number of it
+    if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):  # its pickle has a random number
         return value.py_func, getattr(value, "targetoptions", None)
     gymnasium = sys.modules.get("gymnasium")
     if as_made and gymnasium is not None and isinstance(value, gymnasium.Space):
         return ({name: one for name, one in sorted(vars(value).items()) if not name.startswith("_np_random")},)
     dataset: Any = sys.modules.get(f"{__package__.partition('.')[0]}.storage.dataset")
-    if dataset is not None and isinstance(value, dataset.Dataset):  # pickle has its path
+    if dataset is not None and isinstance(value, dataset.Dataset):  # its pickle has its path
         return (value.manifest.content,)
     torch: Any = sys.modules.get("torch")
     tensordict: Any = sys.modules.get("tensordict")

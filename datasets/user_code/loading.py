@@ -1,8 +1,8 @@
 """Modules that users name: ``package.module``, or ``file.py``, by the content that they have now.
 
 A module is loaded once for its content. When its file, or a local module that it imports, has been edited since, it is loaded
-again. What the program itself has imported is left as it is: if that was edited since, or is another file than the one that
-is meant, the request is refused.
+again. Modules that the program itself has imported are left as they are: if such a module was edited since, or is not the
+requested file, the request is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _loaders: dict[str, ContentLoader] = {}
 
 
 class ContentLoader(SourceFileLoader):
-    """Compiles the source that it reads and keeps its sha256: bytecode files go by the second of a change and a size.
+    """Compiles the source that it reads and keeps its sha256: bytecode files only record a size, and the second of a change.
 
     ``opened``: the files that the module opened while it was loaded, as `OpenedFiles.found`.
     """
@@ -186,7 +186,7 @@ def load_fresh(where: str, folder: Path, text: str, forms: str) -> ModuleType | 
 
 
 def run_again(module: ModuleType, text: str) -> ModuleType:
-    """Another module object of the same file, with variables as it sets them; others still import the first one.
+    """Another module object of the same file, with variables as it sets them; other modules still import the first one.
 
     Raises FunctionError where it fails.
     """
@@ -237,7 +237,7 @@ def _forget_edited(start: Mapping[str, Path]) -> None:
 
 
 def _forget_readers() -> None:
-    """Where a file that code has read was changed, forget all modules that were loaded here: they may keep what it held."""
+    """If a file that code has read was changed, forget all modules that were loaded here: they may keep its old content."""
     if forget_stale():
         for name in filter(is_for_request, [*sys.modules]):
             _forget(name)
@@ -286,7 +286,7 @@ def is_edited(name: str, path: Path) -> bool:
     if isinstance(loader, ContentLoader):
         return loader.sha256 != source.sha256
     if type(loader) is not SourceFileLoader:
-        return False  # compiled in another way, as pytest does it
+        return False  # compiled differently, as by pytest
     return any(
         code_digest(function.__code__) not in source.codes
         for function in functions_of(module)

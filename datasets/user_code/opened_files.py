@@ -1,10 +1,10 @@
-"""The files and environment variables that users' code reads itself while it is imported and called: its results follow from
+"""The files and environment variables that users' code reads itself while it is imported and called: its results depend on
 them.
 
 An audit hook of Python (PEP 578) sees what ``open``, ``os.open``, ``sqlite3.connect`` and listings of folders are given, and so
 what NumPy, ``torch.load``, pandas, pickle and zip files read. What C libraries open (HDF5, Arrow, safetensors, OpenCV) it does
-not see: such files count where code names them (`note_named`). Nor does it see what other processes open, nor questions such as
-``exists``. An environment variable that code reads by name, but not as one of all, is ``$NAME`` among the files.
+not see: such files count where code names them (`note_named`). Nor does it see what other processes open, nor checks such as
+``exists``. An environment variable that code reads by name, rather than among all variables, is listed as ``$NAME``.
 
 Each of them has a state, a text:
 
@@ -50,10 +50,10 @@ _PREFIXES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
     str(Path(__file__).parents[2]) + os.sep,
 )
-#: Parts of paths of what compilers keep: it follows from code that counts.
+#: Parts of paths of compilers' caches: these follow from code that counts.
 _COMPILED = ("__pycache__", "torchinductor_", ".triton")
 
-#: Those that collect at the moment.
+#: The collectors that are active now.
 _active: list[OpenedFiles] = []
 #: The last state of every file that was collected in this process.
 _last: dict[str, str] = {}
@@ -63,7 +63,7 @@ _thread = threading.local()
 class OpenedFiles:
     """Collects, while it is entered, what code in this process reads; it may be entered many times.
 
-    ``found``: their states, by absolute path. ``changed``: those whose content was another one at a later time.
+    ``found``: their states, by absolute path. ``changed``: the files whose content changed later.
     """
 
     def __init__(self, ignored: Iterable[Path] = ()) -> None:
@@ -113,7 +113,7 @@ def changed_error(labels: Iterable[str]) -> FunctionError:
 def merge(known: dict[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Add states by label, of one process or part, to those of others. Returns what is new.
 
-    Raises FunctionError for files that had other contents in the others.
+    Raises FunctionError for files whose content differs from theirs.
     """
     joined = {label: _joined(known.get(label, state), state) for label, state in found.items()}
     changed = [label for label, state in joined.items() if state is None]
@@ -190,7 +190,7 @@ def state_of(path: str) -> str:
     if path[:1] == _VARIABLE:
         value = os.environ.get(path[1:])
         return ABSENT if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
-    was_busy, _thread.is_busy = getattr(_thread, "is_busy", False), True  # what is opened here is not the code's
+    was_busy, _thread.is_busy = getattr(_thread, "is_busy", False), True  # files that are opened here do not count
     try:
         info = Path(path).stat()
         if stat.S_ISDIR(info.st_mode):
@@ -209,7 +209,7 @@ def state_of(path: str) -> str:
 
 @functools.lru_cache(maxsize=16384)
 def _hash(path: str, *_: int) -> str:
-    """sha256 (hex) of a file; the numbers tell its content from another one."""
+    """sha256 (hex) of a file; the numbers distinguish versions of its content."""
     return hash_file(Path(path), hashlib.sha256()).hexdigest()
 
 
@@ -218,7 +218,7 @@ def _hash(path: str, *_: int) -> str:
 
 @functools.cache
 def _install() -> None:
-    """Python has no way to take a hook off again: it does nothing while nothing is collected."""
+    """Python cannot remove a hook: it does nothing while nothing is collected."""
     sys.addaudithook(_hook)
     if type(os.environ) is _Environment.__base__:
         os.environ.__class__ = _Environment
@@ -230,7 +230,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     _thread.is_busy = True
     try:
         _EVENTS[event](*args)
-    except (OSError, ValueError, TypeError, RuntimeError):  # it must not change what the code meets
+    except (OSError, ValueError, TypeError, RuntimeError):  # the hook must not change what the code sees
         pass
     finally:
         _thread.is_busy = False
@@ -335,7 +335,7 @@ def _counts(path: str) -> bool:
 
 
 class _Environment(type(os.environ)):  # type: ignore[misc]
-    """``os.environ`` with its readers told: code asks for a variable in many ways, and all of them end here."""
+    """``os.environ`` that notes reads: code reads a variable in many ways, and all of them end here."""
 
     def __getitem__(self, key: str) -> str:
         if _active and key != getattr(_thread, "listed", None):
@@ -356,7 +356,7 @@ class _Environment(type(os.environ)):  # type: ignore[misc]
             note(_VARIABLE + key, WRITTEN)
 
     def __iter__(self) -> Iterator[str]:
-        """A copy of all is nothing that results follow from."""
+        """Results do not depend on a copy of all variables."""
         _thread.lister = _asker() if _active else None
         for key in super().__iter__():
             _thread.listed = key

@@ -195,7 +195,7 @@ def nested_codes(code: CodeType) -> list[CodeType]:
 
 
 def code_digest(code: CodeType) -> bytes:
-    """What a code object does, wherever it stands in its file."""
+    """A digest of what a code object does, wherever it stands in its file."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -215,7 +215,7 @@ def code_digest(code: CodeType) -> bytes:
 
 
 def code_parts(code: CodeType) -> tuple[Any, ...]:
-    """What a code object consists of, but for names of files and numbers of lines."""
+    """The parts of a code object, without file names and line numbers."""
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     return (code.co_code, counts, names, getattr(code, "co_exceptiontable", b""), code.co_consts)
@@ -271,8 +271,8 @@ def local_file(name: str) -> Path | None:
 def reached_modules(start: Iterable[tuple[str, Path]], *, loaded: bool = True) -> dict[str, Path]:
     """The local modules that files import, directly or by way of others: their files by name, the files themselves included.
 
-    ``start``: modules by name and file. With ``loaded`` a module that this process has loaded is the one that is meant;
-    without it, the one that would be imported now.
+    ``start``: modules by name and file. With ``loaded``, modules are those that this process has loaded; without it, those that
+    would be imported now.
     """
     found: dict[str, Path] = {}
     left = list(start)
@@ -353,14 +353,14 @@ def _find(name: str, path: Any, loaded: bool) -> ModuleSpec | None:
 
 
 def _spec_of(name: str, module: ModuleType) -> ModuleSpec:
-    """What a loaded module says of itself; found in ways of their own, such as editable installs."""
+    """The spec of a loaded module that was found in a special way, such as an editable install."""
     spec = ModuleSpec(name, None, origin=getattr(module, "__file__", None))
     spec.submodule_search_locations = getattr(module, "__path__", None)
     return spec
 
 
 def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The modules that a function of no file imports when it runs, as ``(module, names)``."""
+    """The modules that a function without a file imports when it runs, as ``(module, names)``."""
     import dis
 
     for one in nested_codes(code):

@@ -1,4 +1,4 @@
-"""Arrays of a user's own as a dataset: a recording (`ingest.recording`) of the episodes that are in their tables (`rows`).
+"""Users' own arrays as a dataset: a recording (`ingest.recording`) of the episodes in their tables (`rows`).
 
 Everything is read in this process: arrays in memory cannot be sent to others cheaply, and one file is read by one.
 """
@@ -53,16 +53,16 @@ _COUNTED = {
 class ArraysJob(RecordedJob):
     """The dataset of tables.
 
-    ``tables`` are read in order, once; where there are several, each is one episode or more, never a part of one. ``given``
-    is the map (`roles`), which the first table must fit, and all others as the first. ``made_from`` says what they are, and
-    identifies them in ``content``: None where nothing does. ``begin`` gives the tables from an episode on, where they can
-    be begun there: tables then have ``episode_lengths``, and what an interrupted run recorded is kept.
+    ``tables`` are read in order, once; if there are several, each holds one or more whole episodes. ``given`` is the map
+    (`roles`), which the first table must fit, and all others as the first. ``made_from`` says what they are, and identifies
+    them in ``content``: None where nothing does. ``begin`` gives the tables from an episode on, if they can begin there: tables
+    then have ``episode_lengths``, and the recording of an interrupted run is kept.
     """
 
     source, converter, staging = "arrays", "arrays 1", "reading the arrays"
-    #: Seconds between two times that what is recorded is kept.
+    #: Seconds between two calls of `RecordingWriter.keep`.
     keep_seconds = 1.0
-    #: What keeps files open, and temporary folders there, as long as the job.
+    #: Holds open files and temporary folders as long as the job lives.
     opened: ExitStack
 
     def __init__(

@@ -32,7 +32,7 @@ from ..source import FoundFile, Source, only_file
 
 HOME = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 COPY = "hf://datasets/zhouzypaul/ogbench_datasets"
-#: What a set has of validation: a tenth of the episodes.
+#: Episodes of a training set for each episode of its validation set.
 _VALIDATION = 10
 _MAZES, _SIZES = ("medium", "large", "giant", "teleport"), ("medium", "large", "giant")
 _CUBES, _PUZZLES = ("single", "double", "triple", "quadruple"), ("3x3", "4x4", "4x5", "4x6")
@@ -117,7 +117,7 @@ def known() -> frozenset[SetName]:
 
 
 def parse(text: str) -> SetName | None:
-    """The dataset of a name; None for a name of none. Powderworld has no single tasks."""
+    """The dataset of a name; None if no dataset has the name. Powderworld has no single tasks."""
     match = _NAME.fullmatch(text)
     if match is None:
         return None
@@ -165,7 +165,7 @@ class OgbenchSource(Source):
         return entry and replace(entry, id=f"{self.name}/{name}", notes=entry.notes[1:])
 
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
-        """The one that ogbench registers: of a single task with its rewards, else without a goal until it is reset."""
+        """The environment that ogbench registers: for a single task with its rewards, else without a goal until it is reset."""
         name = parse(str(record.get("set") or record.get("dataset")))
         if name is None:
             return None
@@ -234,7 +234,7 @@ def _job(
 
     units = []
     for place, (path, item) in enumerate(files):
-        # Of a set of 100M steps a file has a number, of any other its place.
+        # The unit's number is that of the file in a set of 100M steps, and the file's place in any other set.
         match = re.fullmatch(r".*-v0-(\d{3})(?:-val)?\.npz", item.name)
         units.append(Unit(item.name, int(match[1]) if match else place, (raw_object(location, item, path),)))
     task = single_task(known.environment, known.task) if known else None
