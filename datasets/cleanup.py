@@ -70,7 +70,7 @@ def leftovers_of(place: DatasetPlace) -> list[Leftover]:
 
 
 def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str] | None = None) -> list[Leftover]:
-    """Remove left-overs, holding the lock of their dataset; returns those that were kept because a process uses them by now.
+    """Remove left-overs, holding the lock of their dataset; returns those that were kept because a process now uses them.
 
     If a process was killed while it replaced a dataset, the replacement is completed first, so that the only copy of a dataset
     is never removed.

@@ -453,7 +453,7 @@ _LEROBOT_TOPS = {"observation", "action", "next", "info", "task"}
 _TASK_NAMES = ("task", "language_instruction", "natural_language_instruction", "instruction")
 #: The steps per second that are assumed if nothing states them.
 _FPS = 30
-#: Rows of uint8 with sides of at least this many pixels are taken for pictures; smaller ones may be grids of codes.
+#: Rows of uint8 with sides of at least this many pixels count as pictures; smaller ones may be grids of codes.
 _LEAST_SIDE = 32
 
 

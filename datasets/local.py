@@ -269,11 +269,11 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | Non
         with pinned(path) as pin:
             try:
                 return _read(dataset_id, path, complete)
-            except Exception as error:  # whatever one folder holds, the others are listed
+            except Exception as error:  # a faulty folder must not hide the others
                 if not os.path.lexists(path):
                     return None
                 if tries_left and not pin.is_unchanged():
-                    continue  # another dataset is there by now
+                    continue  # another dataset is there now
                 problem = f"cannot be read: {error!r}"
                 if isinstance(error, RbdataError):
                     problem = error.message

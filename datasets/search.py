@@ -105,7 +105,8 @@ def parse_size(text: str | int) -> int:
 
 
 def _words(entry: CatalogueEntry) -> tuple[set[str], set[str]]:
-    """The words of the id, whole and in parts (``CartPole-v1``: cartpole, cart, pole, v1), and those of all else."""
+    """The words of the id, whole and in parts (``CartPole-v1``: cartpole, cart, pole, v1), and the words of all other
+    fields."""
     own = {*_split(entry.id), *(part.lower() for part in _CAPITALISED.findall(entry.id))}
     texts = (entry.environment, *entry.tags, entry.observations, entry.actions)
     return own, {word for text in texts if text for word in _split(text)}

@@ -25,7 +25,8 @@ _ENOUGH = 6
 _EXPLAINED, _UNEXPLAINED, _SMALLER = 0.75, 0.3, 4.0
 #: Or the step itself explains more, at most this share, and the shift's residual is this many times smaller.
 _WELL, _MUCH_SMALLER = 0.95, 20.0
-#: Actions that their own state explains so well are no evidence: the policy may follow the state that they would have caused.
+#: Actions that their own state explains this well are not evidence: the policy may follow the state that they would have
+#: caused.
 _POLICY = 0.5
 
 _WORDS = {-1: "the step before", 1: "the step after"}

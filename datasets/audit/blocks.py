@@ -149,7 +149,7 @@ class Reader:
 @dataclass(frozen=True)
 class Usual:
     """What is usual in the sample of a leaf of columns: ``low`` and ``high`` are the quantiles 0.01 and 0.99, ``mean`` and
-    ``std``, all float64 ``[elements]``. Of observations, ``step`` is the 0.95 quantile of the absolute difference between a
+    ``std``, all float64 ``[elements]``. For observations, ``step`` is the 0.95 quantile of the absolute difference between a
     state and its successor, 0 for columns that are mostly constant; the first and last steps of episodes are left out.
     ``measured``: the values are not all whole numbers, as counts, choices and pixels are."""
 

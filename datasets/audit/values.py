@@ -26,7 +26,7 @@ def outlier_limits(usual: Usual, far: float) -> tuple[Array, Array]:
     """The smallest and largest value of each column that is not an outlier, float64 ``[elements]``.
 
     A column whose usual range is much narrower than those of the others of its leaf (contact forces that are mostly zero) is
-    measured by a tenth of theirs; one without any range has no outliers.
+    measured by a tenth of theirs; a column without any range has no outliers.
     """
     width = usual.high - usual.low
     some = width[width > 0]

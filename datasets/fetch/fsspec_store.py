@@ -259,7 +259,7 @@ def _name(entry: dict[str, Any]) -> str:
 def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
     tag = str(entry.get("ETag") or "").strip('"')
     stamp = tag or entry.get("generation") or entry.get("mtime") or entry.get("LastModified") or entry.get("modified")
-    # S3's tag of an object uploaded in one piece is its MD5, unless the object is encrypted with a key of its own.
+    # S3's tag of an object uploaded in one piece is its MD5, unless the object is encrypted with a separate key.
     plain = bool(_MD5.fullmatch(tag)) and url.partition("://")[0] in _S3 and "SSEKMSKeyId" not in entry
     return RemoteObject(
         url=url,

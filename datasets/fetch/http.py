@@ -47,9 +47,9 @@ _TITLES = ("index of", "directory listing", "directory index", "listing of")
 #: A start tag of a link up to its end or the next tag, and what it links to. Neither pattern backtracks: pages have megabytes.
 _LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
 _TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
-#: A name as most are, which needs no parsing: a page may have half a million.
+#: A typical name, which needs no parsing: a page may have half a million.
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-#: Longer ones are not names of files.
+#: Longer texts are not names of files.
 _LONGEST_LINK = 4096
 
 
@@ -282,7 +282,7 @@ def parse_index(page: str, url: str) -> Index:
     """The children that the index page at `url` links to.
 
     Only links one level below the page count. Sort links (``?C=N;O=D``), parents, other servers and names that are not
-    plain (``..%2f``) are omitted. Takes time in proportion to the page, whatever is in it.
+    plain (``..%2f``) are omitted. Takes time in proportion to the size of the page, for any content.
     """
     page = _without_comments(page)
     files: set[str] = set()

@@ -2,7 +2,7 @@
 
 https://waikato.github.io/weka-wiki/formats_and_processing/arff_stable/
 
-    % a comment: a line of its own; '%' inside a row is an ordinary character
+    % a comment: a separate line; '%' inside a row is an ordinary character
     @relation name
     @attribute 'a name' numeric          also real, integer
     @attribute b {red, 'dark blue', 3}   nominal: codes follow this order

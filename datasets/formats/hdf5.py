@@ -299,7 +299,7 @@ def _cell_bytes(array: Any) -> int:
 
 
 def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
-    """The ``size`` bytes of a chunk. Raises CorruptSourceError where there are more or fewer."""
+    """The ``size`` bytes of a chunk. Raises CorruptSourceError if there are more or fewer."""
     from isal import isal_zlib
     from isal.igzip_lib import IsalError
 
@@ -320,8 +320,8 @@ def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
 def _lzf_size(data: bytes) -> int:
     """What LZF data unpack to; 0 where they end in the middle.
 
-    A byte below 32 is followed by as many bytes and one more that stand for themselves. Others begin a repetition: its length
-    less 2 is in the upper three bits, and where those are all set, in the next byte as well; one more byte says of what.
+    A byte below 32 is followed by literal bytes, one more than its value. Other bytes begin a repetition: its length less 2 is
+    in the upper three bits, and where those are all set, in the next byte as well; one more byte says of what.
     http://oldhome.schmorp.de/marc/liblzf.html
     """
     at = size = 0

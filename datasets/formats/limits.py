@@ -1,9 +1,9 @@
-"""What the bytes of a file can justify: readers check it before they allocate.
+"""Limits on what the bytes of a file can hold: readers check them before they allocate.
 
 A packed file may declare a thousand times what it holds, and real ones do: black frames shrink 250-fold, flags that are never
 set a thousandfold. So most readers work in pieces, whatever the ratio; what must be in memory as a whole is compared with
 the size of the file. A conversion then stays below 600 MB for any input below 10 MB, which `benchmarks/campaign/inputs.py`
-measures. What C libraries take in their sandbox has a limit of its own (`workers/sandbox.py`).
+measures. The memory of C libraries in their sandbox has a separate limit (`workers/sandbox.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGEST_ROW = 32 << 20
 
 
 def check_rows(rows: int, size: int, name: str) -> int:
-    """The number of steps of a file of ``size`` bytes, if it can have as many. Raises CorruptSourceError.
+    """The number of steps of a file of ``size`` bytes. Raises CorruptSourceError if the file cannot hold that many.
 
     Every step keeps a few numbers in memory, whatever its values: up to 4 M need no justification, more need two bytes each.
     """

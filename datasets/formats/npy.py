@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError
 
-#: More rows than this in one array are taken for nonsense (the public shards have 1 M).
+#: An array with more rows than this is invalid (the public shards have 1 M).
 MAX_ROWS = 1 << 26
 #: numpy writes 128 bytes; long ones are made to overwhelm the parser.
 _MAX_HEADER = 1 << 12
@@ -38,7 +38,7 @@ class NpyStream:
     """An array arriving as a stream of bytes: the header is read on construction, the rows on demand.
 
     ``expected`` None: any array is accepted. ``name`` is what errors call it; more than ``most_rows`` rows are refused. Raises
-    CorruptSourceError when the bytes are no ``.npy``, ask for pickle, or are not of the expected dtype and shape.
+    CorruptSourceError if the bytes are not an ``.npy``, ask for pickle, or do not have the expected dtype and shape.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Frames from PNGs, many at a time.
 
-Every frame of the dataset is a PNG of its own: 84x84, 8-bit grey, not interlaced, some 500 to 1500 bytes. Opening each with
-a picture library costs more than decoding it. Here the chunks are walked and checked, and unpacked with ``isal``, one by
-one; the filters of a whole block of frames are then undone by a single call of Pillow, on one tall picture made of all
-their rows, with a row of zeros before each frame, from which the first row of a PNG is predicted:
+Every frame of the dataset is a separate PNG: 84x84, 8-bit grey, not interlaced, some 500 to 1500 bytes. Opening each with a
+picture library costs more than decoding it. Here the chunks are walked and checked, and unpacked with ``isal``, one by one; the
+filters of a whole block of frames are then undone by a single call of Pillow, on one tall picture made of all their rows, with
+a row of zeros before each frame, from which the first row of a PNG is predicted:
 
     0 000...000         filter byte and row of zeros
     f row 0 of frame 0

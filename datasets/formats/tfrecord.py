@@ -93,7 +93,7 @@ def read_records(pieces: Iterable[bytes], name: str) -> Iterator[Record]:
 def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
     """Yield the records of a file; each is a view of the file, mapped, until the next one is asked for.
 
-    So a record may be as long as the file, and takes no memory of its own. What is kept of it must be copied. Raises as
+    So a record may be as long as the file, and needs no extra memory. Anything kept of it must be copied. Raises as
     `read_records` does, after the record was read once to check it.
     """
     with path.open("rb") as file:

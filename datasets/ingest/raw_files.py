@@ -119,7 +119,7 @@ _KIND = "kept"
 
 
 def remember_kept(writer: DatasetWriter) -> None:
-    """Record what is complete by now and not recorded yet."""
+    """Record the files that are complete and not recorded yet."""
     known = writer.remembered(_KIND)
     for path in _complete(writer.folder / RAW):
         if path.name not in known:

@@ -74,11 +74,10 @@ def make_request(
 class Estimate:
     """What a run is about to do; the result of a dry run. Bytes are those still to be fetched and written.
 
-    ``disk_bytes`` are needed while it runs: finished parts, and what is staged, lie beside the dataset for a while. Of them
-    ``stored_bytes`` stay, at least and at most (None: all of them).
-    ``unread``: steps and episodes (0 here) are known only when the raw files have been fetched. ``estimated``: steps,
-    episodes and bytes are guesses. ``at_most``: they are upper bounds. ``fetched``: whole raw files were fetched already,
-    as an earlier estimate stated.
+    ``disk_bytes`` are needed while it runs: finished parts, and what is staged, lie beside the dataset for a while.
+    ``stored_bytes`` of them stay, at least and at most (None: all of them). ``unread``: steps and episodes (0 here) are known
+    only when the raw files have been fetched. ``estimated``: steps, episodes and bytes are guesses. ``at_most``: they are upper
+    bounds. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
     """
 
     id: str
@@ -210,8 +209,8 @@ def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
 
 
 def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> Request:
-    """The request that makes the dataset at its place larger: with the shards that are there and the options they were
-    converted with (``declared``: those of the source). Without ``force``, no existing data are discarded."""
+    """The request that makes the dataset at its place larger: with its present shards, and the options they were converted with
+    (``declared``: those of the source). Without ``force``, no existing data are discarded."""
     if request.force or not place.exists():
         return request
     options, have = request.options, read_manifest(place.path).source

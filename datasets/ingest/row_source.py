@@ -46,7 +46,7 @@ class Block:
     done: int
     fetched: int = 0
     retries: int = 0
-    #: Of all bytes of the object; in the last block, where it was computed.
+    #: The crc32c of all bytes of the object; only in the last block, if it was computed.
     crc32c: str | None = None
 
 
@@ -89,7 +89,7 @@ class CountedStream:
 
     @property
     def crc32c(self) -> str:
-        """Of all bytes fetched so far."""
+        """The crc32c of all bytes fetched so far."""
         return self._crc32c.hex
 
     def _count_retry(self, _: object) -> None:

@@ -151,7 +151,7 @@ class TrajectoryWriter:
         self._columns = columns
         self._small = [column for column in small if not column.large]
         self._episodes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # lengths, returns, outcomes
-        self._open = (0, 0.0)  # steps and rewards so far of the episode that goes on
+        self._open = (0, 0.0)  # steps and rewards so far of the open episode
         self.counts: dict[str, int] = {}
 
     def append(
@@ -354,7 +354,7 @@ def to_rewards(values: Any, where: str, unit: str = "step", first: int = 0) -> n
 
 
 def to_flags(values: Any, where: str, unit: str = "row") -> np.ndarray:
-    """Flags as bool ``[n]``, whatever numbers they are; ``where`` says which.
+    """Flags of any numeric dtype as bool ``[n]``; ``where`` names them in errors.
 
     Raises CorruptSourceError for other values than 0 and 1.
     """

@@ -147,7 +147,7 @@ class Source:
         return stated_environment(record)
 
     def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterable[RemoteDataset]:
-        """Ask a remote what it holds; ``on_progress`` receives how many datasets are known by now, and of how many.
+        """Ask a remote what it holds; ``on_progress`` receives how many datasets are known so far, and of how many.
 
         Only a provider that can be asked defines it; what it says is cached (`refresh_listing`). Raises FetchErrors.
         """
@@ -239,7 +239,7 @@ Found = TypeVar("Found")
 def first_found(paths: Sequence[str], find: Callable[[str], Found], missing: str, hint: str) -> tuple[str, Found]:
     """The first of some paths at which ``find`` finds anything, with that: mirrors are copied from one level up or down.
 
-    Raises ObjectNotFoundError ``missing`` where there is nothing at any of them; ``{paths}`` in the ``hint`` are those.
+    Raises ObjectNotFoundError ``missing`` if none of them holds anything; ``{paths}`` in the ``hint`` are those.
     """
     for path in paths:
         with suppress(ObjectNotFoundError):

@@ -614,7 +614,7 @@ def _global_name(value: Any) -> str | None:
     """``module:name`` of a function or class by which an installed module has it."""
     try:
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    except Exception:  # an object with a __getattr__ of its own
+    except Exception:  # an object with its own __getattr__
         return None
     if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules or is_local_module(module):
         return None

@@ -11,7 +11,7 @@ Each of them has a state, a text:
     sha256 of its content (hex) or value; of a file beyond LARGEST bytes ``SIZE bytes, MTIME``, with the time in nanoseconds
     ``open SHA256``   it was opened to be read and perhaps changed (``r+``)
     ``names SHA256``  of a folder that was listed, by the names in it
-    ``absent``        it was asked for, and is not there
+    ``absent``        it was requested, and does not exist
     ``written``       the code writes or sets it as well: a log, a cache; its content says nothing
 
 Files of Python, of installed packages and of the system, caches of compilers, and those in folders that are ``ignored`` do not

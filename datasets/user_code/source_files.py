@@ -239,7 +239,7 @@ def is_installed_path(path: str) -> bool:
 
 
 def is_local_module(name: str) -> bool:
-    """Whether a module is the user's: a file of theirs, a notebook, or code that no file holds."""
+    """Whether a module is the user's: a user's file, a notebook, or code without a file."""
     if name.partition(".")[0] == _PACKAGE:
         return False
     module = sys.modules.get(name)

@@ -1,10 +1,10 @@
 """A server process that has imported the modules workers need, so that forking a worker from it takes a millisecond.
 
 A fresh interpreter takes three seconds to import torch and tensordict. Forking the calling program would copy its locks,
-threads and devices in whatever state they are. So one fresh process imports the modules, does nothing else, and is forked:
-Python's own fork server (`multiprocessing.forkserver`), with two differences. Each `ForkServer` is a process of its own
-that ends with its owner; the server that the program may use itself is not touched. And the program's main module is not
-run again in workers, so that scripts need no ``if __name__ == "__main__"``.
+threads and devices in any state. So one fresh process imports the modules, does nothing else, and is forked: Python's own fork
+server (`multiprocessing.forkserver`), with two differences. Each `ForkServer` is a separate process that ends with its owner;
+the server that the program may use itself is not touched. And the program's main module is not run again in workers, so that
+scripts need no ``if __name__ == "__main__"``.
 
 On Windows this module cannot be imported; see `worker_process.fork_server_is_available`.
 """

@@ -35,7 +35,7 @@ class Block:
 
 
 def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo], apart: Collection[str] = ()) -> list[Column]:
-    """The columns of a dataset: observations per state, all else per step.
+    """The columns of a dataset: observations per state, all other columns per step.
 
     Observations that are ``apart`` are two columns per step, with the stated successors as they are.
     """

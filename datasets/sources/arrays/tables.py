@@ -549,7 +549,7 @@ class _Columns:
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
         self._rows = 0
-        #: Of each array: the columns that it is made of, and dtype and shape of a row.
+        #: By array: the columns that it is made of, and dtype and shape of a row.
         self._made_of: dict[str, list[str]] | None = None
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self.unreadable: dict[str, str] = {}

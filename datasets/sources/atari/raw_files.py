@@ -1,6 +1,6 @@
 """The raw files of a run at either upstream: found by listing, never assumed.
 
-Of the DQN Replay bucket, a shard N is six objects in ``<Game>/<run>/replay_logs/`` (four of them per-row arrays), each one
+In the DQN Replay bucket, shard N is six objects in ``<Game>/<run>/replay_logs/`` (four of them per-row arrays), each one
 ``.npy`` in gzip:
 
     $store$_observation_ckpt.N.gz   uint8   [capacity, 84, 84]

@@ -6,8 +6,8 @@ each other both in that order and in a file are a *run*; usually a file is one.
 
 Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
 checkpoint's end, and then the first one of the next checkpoint is its continuation, as far as can be known (sources say
-so, none shows it): it stands as an episode of its own, marked ``midway``. So does the first one of a checkpoint whose
-predecessor is not among the files.
+so, none shows it): it becomes a separate episode, marked ``midway``. So does the first one of a checkpoint whose predecessor is
+not among the files.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         self._folder: Path | None = None
 
     def _check_complete(self) -> None:
-        """Raise CorruptSourceError where all files are wanted and a server lists fewer than their names state: a listing that
-        was cut short looks like that. A folder on this machine is accepted as it is, with a note."""
+        """Raise CorruptSourceError if all files are requested and a server lists fewer than their names state, as in a
+        truncated listing. A folder on this machine is accepted as it is, with a note."""
         absent = self._absent()
         if absent and self.options.parts is None and "://" in self.location.url:
             message = f"{self.title} has {self.available[0].total} files, and {absent} are not at {self.location.url}"

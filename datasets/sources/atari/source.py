@@ -111,7 +111,7 @@ class AtariSource(Source):
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Lists the run's raw files: at a public place one upstream's, at a mirror either's.
 
-        Raises ObjectNotFoundError if they are not there.
+        Raises ObjectNotFoundError if they are missing.
         """
         game, _, run = name.partition("/")
         wanted = options.extra["upstream"]

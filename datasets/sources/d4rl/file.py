@@ -130,7 +130,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
 
 
 def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
-    """One flag a row, bool ``[N]``, whatever it was stored as. Raises CorruptSourceError for other values than 0 and 1."""
+    """One flag per row, bool ``[N]``, from any stored dtype. Raises CorruptSourceError for other values than 0 and 1."""
     return to_flags(ChunkedRows(file[key], None, 0, name).read(0, len(file[key])), f"{name}: {key}")
 
 

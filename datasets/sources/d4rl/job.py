@@ -304,7 +304,7 @@ def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
 
     Time-outs where they are flagged, together with terminals where these end a trajectory; where time-outs are missing
     (or never flagged in a file with trajectories beyond the horizon), the horizon, counted from the last boundary.
-    Raises UsageError when what is asked for is not there.
+    Raises UsageError if the requested ends are not available.
     """
     terminals, timeouts, horizon = flags.terminals, flags.timeouts, flags.horizon
     if asked in ("timeouts", "both") and timeouts is None:

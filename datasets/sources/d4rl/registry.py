@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def sha256(self) -> str | None:
-        """Of the file, where a copy states it."""
+        """The sha256 of the file, if a copy states it."""
         return PINNED.get(self.file.removesuffix(".hdf5"))
 
 

@@ -1,10 +1,10 @@
-"""Environments: making them by id with errors that say what to do, and telling one from another.
+"""Environments: makes them by id, with errors that say what to do, and tells different environments apart.
 
-A recording must not be taken for that of another environment. An environment is its wrappers and itself, each with its class,
-what it was made with, and what it holds before the first step: attributes that `reset` and `step` change may be settings as
-well (a level that rises). Those that only Gymnasium's own classes change are left out, as `reset` sets them. A value that
-cannot be identified (a handle of a simulator) counts by its class in installed classes; in the user's own classes, it makes the
-whole environment unidentifiable.
+A recording must not be confused with that of another environment. An environment is identified by its wrappers and itself, each
+with its class, what it was made with, and what it holds before the first step: attributes that `reset` and `step` change may be
+settings as well (a level that rises). Those that only Gymnasium's own classes change are left out, as `reset` sets them. A
+value that cannot be identified (a handle of a simulator) counts by its class in installed classes; in the user's own classes,
+it makes the whole environment unidentifiable.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def changes_of_environment(before: Any, now: Any, *, same_versions: bool, again:
     """How an environment differs from the recorded one, in words. Without ``same_versions`` of Python and Gymnasium only the
     arguments of the user's own classes can be compared.
 
-    ``again``: the environment made once more, if it can be: numbers and arrays that it draws are then no difference.
+    ``again``: the environment made again, if it can be: numbers and arrays that it draws then do not count as differences.
     """
     if not same_versions:
         before, now = ([layer for layer in layers if "code" in layer] for layers in (before, now))

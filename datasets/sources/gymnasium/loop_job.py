@@ -1,5 +1,5 @@
-"""What a loop records: a log of its episodes (`EpisodeLog`), and from that a dataset (`LoopJob`), which has the same files as
-a recording by a policy.
+"""The recording of a loop: a log of its episodes (`EpisodeLog`), and a dataset made from the log (`LoopJob`), which has the
+same files as a recording by a policy.
 
 The log is one file that grows; what is in it survives the death of the process. A record is a run of steps of one
 environment, from the beginning of an episode or from the end of the record before:
@@ -9,7 +9,7 @@ environment, from the beginning of an episode or from the end of the record befo
     rows      of each column, one more row of a per-state column where an episode begins; then rewards, float64. Compressed
               where that is shorter
 
-A record that a kill cut short is the last one, and is dropped, and so are the records of an episode without an end.
+Only the last record can be cut short by a kill; it is dropped, and so are the records of an episode without an end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEAD = struct.Struct("<8sIQQIBB")
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of steps: ``rows`` of each column, and rewards float64 ``[steps]``. ``end`` is 0 where the episode goes on."""
+    """A run of steps: ``rows`` of each column, and rewards float64 ``[steps]``. ``end`` is 0 if the episode continues."""
 
     env: int
     begins: bool

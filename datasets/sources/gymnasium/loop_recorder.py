@@ -171,7 +171,7 @@ class _OpenEpisode:
 
 
 class Tape:
-    """What a loop records: one lane for each environment, the log they write to, the lock of the dataset."""
+    """The recording of a loop: one lane for each environment, the log they write to, the lock of the dataset."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class Tape:
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
 
-    Of an environment without an id the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
+    For an environment without an id, the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
     an episode that has not ended is cut there, and also if ``step`` or ``reset`` of the environment raises. ``reset`` before
     the end of an episode truncates it. Infos are not recorded.
 

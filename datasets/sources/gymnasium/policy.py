@@ -43,7 +43,8 @@ def load_policy(text: str, *, fresh: bool = False) -> tuple[Any, ModuleType]:
     """What ``module:name``, ``file.py:name`` or ``file.py`` names (a function, class or object), and its module.
 
     With ``fresh`` a file is run again, so that its variables are as it sets them. Call it inside `environments.importable`.
-    Raises UsageError for what is not there, cannot be imported or called, or was edited since the program imported it.
+    Raises UsageError for a policy that does not exist, cannot be imported or called, or was edited since the program imported
+    it.
     """
     where, _, name = (text, "", "act") if text.endswith(".py") else text.rpartition(":")
     if not where or not name.isidentifier():

@@ -113,7 +113,7 @@ def to_reward(value: Any) -> float:
 
 
 def to_end(terminated: Any, truncated: Any) -> int:
-    """How an episode ends with these flags, 0 where it goes on. Raises RbdataError for flags that are not true or false."""
+    """How an episode ends with these flags, 0 if it continues. Raises RbdataError for flags that are not true or false."""
     return END_TERMINATED * _flag(terminated, "terminated") + END_TRUNCATED * _flag(truncated, "truncated")
 
 

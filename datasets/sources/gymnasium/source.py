@@ -61,7 +61,7 @@ def split_name(text: str) -> tuple[str, str | None]:
 def join_name(text: str, recording: str | None) -> str:
     """``CartPole-v1`` (or the same with its name already) and ``expert`` as ``CartPole-v1@expert``.
 
-    Raises UsageError for another name than the one that is there, and for one that cannot be part of an id.
+    Raises UsageError for a name that differs from the one already given, and for one that cannot be part of an id.
     """
     environment, given = split_name(text)
     if recording is None or recording == given:
@@ -156,7 +156,7 @@ class GymnasiumSource(Source):
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
-        """Of Atari games the human's."""
+        """The human scores for Atari games."""
         return human_scores(game_of(split_name(str(record.get("dataset")))[0]))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:

@@ -2,7 +2,7 @@
 
 The columns follow from the spaces, from what the episodes hold, and from which infos can be kept. Infos come with as many rows
 as observations (the first one from the reset), or with one for each step; they may be missing from some episodes, or differ
-in shape or kind. A name is kept when what is there fits into rows of one dtype and shape:
+in shape or kind. A name is kept if its values fit into rows of one dtype and shape:
 
     n + 1 rows in every episode that has it    ``info/<name>`` and ``next/info/<name>``, as observations
     else                                       ``next/info/<name>`` alone: what the step brought; a row of the reset is dropped
@@ -266,10 +266,10 @@ def _notes(found: Survey, metadata: Metadata, infos: _InfoColumns) -> list[str]:
     return notes
 
 
-#: Runs that a file may have beyond its episodes whatever its size; larger ones have one in 32 bytes.
+#: Runs that a file of any size may have beyond its episodes; larger files may have one per 32 bytes.
 _FEW_RUNS = 1 << 16
 #: Bytes of pixels that any file may have as JPEG, which are decoded at 0.3 GB/s, and that larger ones have for a byte: a
-#: picture of one colour has 400. Rows of one picture, packed once more, have a hundred thousand.
+#: picture of one colour has 400. Rows of one picture that are compressed again have a hundred thousand.
 _FEW_PIXELS, _LARGEST_RATIO = 1 << 30, 512
 #: Decoded bytes of a part.
 PART_BYTES = 256 << 20

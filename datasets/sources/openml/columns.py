@@ -39,7 +39,7 @@ def roles(attributes: Sequence[Attribute], about: Description, options: TableOpt
     """Decide what every column is.
 
     Labels are those asked for, else the dataset's own. Row identifiers, columns that the dataset says to ignore, text, and
-    what is excluded are left out. Raises UsageError where there is no label, no feature, or no such column.
+    what is excluded are left out. Raises UsageError if there is no label, no feature, or no such column.
     """
     index = {attribute.name: at for at, attribute in enumerate(attributes)}
     flagged = {feature.name: feature for feature in about.features}

@@ -29,7 +29,7 @@ class TableFile:
 class TableOptions:
     """``target``, ``exclude``: column names (none: the dataset's own); the others are those of `columns`.
 
-    ``format``: which of the provider's files is read; auto takes ARFF, and Parquet where there is no ARFF.
+    ``format``: which of the provider's files is read; auto takes ARFF, or Parquet if there is no ARFF.
     """
 
     target: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def _columns(name: str, value: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Preset:
-    """A table that TorchRL offers under a name of its own: its number, and options that are not given otherwise.
+    """A table that TorchRL offers under its own name: its number, and options that are not given otherwise.
 
     The same dataset, version, label and scaling as `torchrl.data.datasets.OpenMLExperienceReplay`; codes and labels follow
     the declared order of their values, not the alphabetical one.

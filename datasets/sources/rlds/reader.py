@@ -94,7 +94,7 @@ class RldsJob(EpisodeFilesJob):
         self.licence, self.citation = self.info.licence or None, self.info.citation or None
 
     def _splits(self, asked: str | None) -> list[Split]:
-        """The splits that are asked for. Raises UsageError for one that is not there, and where it must be said which."""
+        """The requested splits. Raises UsageError for a missing split, and if a split must be named."""
         there = self.info.splits
         names = asked.split("+") if asked else ["train"] if "train" in there else list(there)
         absent = [name for name in names if name not in there]
@@ -112,7 +112,7 @@ class RldsJob(EpisodeFilesJob):
     ) -> tuple[list[Unit], dict[str, int]]:
         """The files of the splits (those of the numbers ``chosen``), and the episodes in each.
 
-        Raises ObjectNotFoundError for files that are not there, CorruptSourceError where none are stated.
+        Raises ObjectNotFoundError for missing files, CorruptSourceError if no files are stated.
         """
         listed = {item.name: item for item in location.list(folder)}
         stated = [(file, length) for split in self.splits for file, length in zip(split.files, split.lengths)]
@@ -381,7 +381,7 @@ def _is_in(name: str, folder: str) -> bool:
 
 
 def _flags(values: Values | None, rows: int, default: bool) -> np.ndarray:
-    """A flag of each row; where it is not there, False but (``default``) in the last row."""
+    """A flag of each row; if it is missing, False, but ``default`` in the last row."""
     if values is not None:
         return np.asarray(values.elements().reshape(rows, -1).any(1))
     flags = np.zeros(rows, bool)

@@ -147,7 +147,7 @@ def split_name(name: str, options: ConvertOptions) -> str:
 
 
 def builder_folder(location: Location, folder: str) -> str | None:
-    """The folder itself, or its newest version; None where it is not there. Raises ObjectNotFoundError, UsageError."""
+    """The folder itself, or its newest version; None if it does not exist. Raises ObjectNotFoundError, UsageError."""
     try:
         location.stat(join_path(folder, INFO))
         return folder

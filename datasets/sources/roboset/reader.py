@@ -81,7 +81,7 @@ class TrialReader(EpisodeReader):
 
 
 class _Trial:
-    """An open trial: rows of 1 KiB and more are read block by block, all else when it is used."""
+    """An open trial: rows of 1 KiB and more are read block by block, all other arrays when they are used."""
 
     def __init__(self, file: h5py.File, name: str, raw: RawInput, numbers: Mapping[str, int]) -> None:
         import h5py

@@ -114,7 +114,7 @@ class ShardReader(EpisodeReader):
 
 
 class _Shard:
-    """An open shard: its frames are read block by block, all else at once."""
+    """An open shard: its frames are read block by block, all other arrays at once."""
 
     def __init__(self, file: h5py.File, name: str, path: Path) -> None:
         self._name = name
