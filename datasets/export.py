@@ -49,7 +49,7 @@ _BLOCK_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written where; ``notes`` say what the format does not hold."""
+    """The result of an export; ``notes`` say what the format does not hold."""
 
     id: str
     path: Path

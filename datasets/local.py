@@ -264,7 +264,7 @@ def delete(place: DatasetPlace) -> None:
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | None:
-    """What a folder holds; None where it was removed since it was found."""
+    """The dataset in a folder; None if the folder was removed since it was found."""
     for tries_left in range(10, -1, -1):
         with pinned(path) as pin:
             try:

@@ -223,7 +223,7 @@ def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[T
             size = 0
         together.append(arrays)
         size += sum(array.nbytes for array in arrays.values())
-        # What a dictionary for frames is trained on must not depend on time.
+        # The frames that a dictionary is trained on must not depend on time.
         is_late = time.monotonic() - since > _TOGETHER_SECONDS and not _has_frames(arrays)
         # The first episode alone: a continued run inspects it again, and no other episode.
         is_late |= number == 0

@@ -131,7 +131,7 @@ def repeats(hashes: Array) -> tuple[Array, Array]:
 
 
 def compare(first: Duplicates, second: Duplicates) -> Iterator[Finding]:
-    """What two datasets share; the numbers are of the second. Nothing where their leaves have other names."""
+    """What two datasets share; the numbers are of the second. Nothing if their leaves have different names."""
     if first.names != second.names or first.blind != second.blind:
         return
     if first.by_episode and second.by_episode:

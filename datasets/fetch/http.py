@@ -327,7 +327,7 @@ def _without_comments(page: str) -> str:
 
 
 def _content(page: str, tag: str) -> str:
-    """What the first element of a name holds, its tag's attributes included; no more than a title may have."""
+    """The content of the first element of a name, with its tag's attributes; cut at the longest length of a title."""
     start = page.find(f"<{tag}")
     return page[start : start + _LONGEST_LINK].partition(f"</{tag}")[0] if start >= 0 else ""
 

@@ -318,7 +318,7 @@ def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
 
 
 def _lzf_size(data: bytes) -> int:
-    """What LZF data unpack to; 0 where they end in the middle.
+    """The unpacked size of LZF data; 0 if they are incomplete.
 
     A byte below 32 is followed by literal bytes, one more than its value. Other bytes begin a repetition: its length less 2 is
     in the upper three bits, and where those are all set, in the next byte as well; one more byte says of what.

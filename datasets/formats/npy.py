@@ -28,7 +28,7 @@ _PARSING = Lock()
 
 @dataclass(frozen=True)
 class Expected:
-    """What an array must be: dtype, and shape with -1 where any size will do."""
+    """What an array must be: dtype, and shape, in which -1 allows any size."""
 
     dtype: str
     shape: tuple[int, ...]

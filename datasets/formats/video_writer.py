@@ -49,7 +49,7 @@ class VideoWriter:
         import av
 
         self.frames = self.bytes = 0
-        #: PyAV gets an open file, whose errors name what is wrong: FFmpeg does not tell a full disk from other faults.
+        #: PyAV gets an open file, whose errors name what is wrong: FFmpeg does not distinguish a full disk from other faults.
         self._file = OutputFile(path)
         self._container: Any = av.open(self._file, "w", format="mp4")
         rate = Fraction(fps).limit_denominator(1001)

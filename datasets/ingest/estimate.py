@@ -1,4 +1,4 @@
-"""Estimates of what a run is about to do, from what is known so far. Nothing is fetched or written here.
+"""Estimates of the work of a run, from the facts known so far. Nothing is fetched or written here.
 
 A job whose counts are known before its large rows are read has a plan (`estimate_plan`). If raw files must be fetched first,
 only their sizes are known (`estimate_fetch`); a staged job makes a guess (`expect`).

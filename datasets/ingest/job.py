@@ -182,8 +182,8 @@ class Job:
         return {"converter": self.converter, "dataset": self.name, **how, **options.extra}
 
     def differences(self, manifest: Manifest) -> list[str]:
-        """What an existing dataset was made with, and this job would not make it with, in words; but for options, which are
-        compared without a job."""
+        """The inputs of an existing dataset that this job would not use, in words; without the options, which are compared
+        without a job."""
         return []
 
     def shards(self) -> Sequence[int]:

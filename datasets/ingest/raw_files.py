@@ -56,7 +56,7 @@ def fetch_all(
     for raw in objects:
         if raw not in missing:
             discard_part(folder / raw.path)
-    #: What exists of files that were begun; the rest is fetched.
+    #: The existing bytes of unfinished files; the rest is fetched.
     begun = {raw.path: 0 if (folder / raw.path).is_file() else bytes_there(folder / raw.path) for raw in missing}
     total = sum(max(0, (raw.item.size or 0) - begun[raw.path]) for raw in missing)
     check_space(folder, total, "the raw data")
@@ -129,7 +129,7 @@ def remember_kept(writer: DatasetWriter) -> None:
 
 
 def remember_fetched(writer: DatasetWriter, path: Path, found: RemoteObject) -> None:
-    """Record a file that was just fetched, with the size and checksum of what was received."""
+    """Record a file that was just fetched, with the size and checksum of the received bytes."""
     summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
     writer.remember(_KIND, {"files": {".": [found.size, summed] if summed else _size_and_checksum(path)}}, path.name)
 

@@ -46,7 +46,8 @@ from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps,
 RECORDING = "recording"
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
-#: What frames are guessed to shrink to where no environment can be tried; it ranges from 1/200 (Pong) to 1/2 (noise).
+#: The guessed share of their size that compressed frames take if no environment can be tried; it ranges from 1/200 (Pong) to
+#: 1/2 (noise).
 GUESSED_RATIO = 0.1
 
 REWARD, END, DICTIONARY, ABOUT, KEPT = "reward", "end", "dictionary", "about.json", "kept.json"
@@ -118,7 +119,7 @@ class RecordingWriter:
         self._about = about
 
     def keep(self) -> None:
-        """Make durable what was written up to the last mark."""
+        """Make everything up to the last mark durable."""
         if self._about is not None:
             sync_files(self._folder, self._ranges)
             content = {"files": self._ranges, "about": self._about}

@@ -1,6 +1,6 @@
 """The records that go into a download and come out of it: `Request`, `Estimate`, `Outcome`, and the `Listener`.
 
-`find_existing` says whether what is at a dataset's place already is what a request asks for.
+`find_existing` says whether an existing dataset already is what a request asks for.
 
 Shards are selected by number, as users write it: ``0-4,7`` (`parse_numbers`).
 """

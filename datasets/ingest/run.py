@@ -223,7 +223,7 @@ def write_dataset(
 ) -> Outcome:
     """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then.
 
-    ``check`` raises if what that process made is not what is asked for.
+    ``check`` raises if the dataset that process made is not the requested one.
     """
     began = time.monotonic()
     make_writable(place.root)
@@ -401,7 +401,7 @@ class _Run:
         return dictionary
 
     def _check_same_objects(self, plan: Plan) -> None:
-        """What an earlier run converted must be what the source states now; it may have come from another mirror."""
+        """The objects that an earlier run converted must be those that the source states now; the mirror may have changed."""
         if self.writer.remembered("part"):
             self.listener.on_stage("checking what is finished")
         for index, record in self.writer.parts_done().items():

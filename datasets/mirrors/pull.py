@@ -201,7 +201,8 @@ def _copy_mark(manifest: Manifest) -> str:
 
 
 def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
-    """What `copy_converted` would fetch. Raises DamagedDatasetError for a manifest that names files outside its dataset."""
+    """The estimate of what `copy_converted` would fetch. Raises DamagedDatasetError for a manifest that names files outside its
+    dataset."""
     location, manifest = copy.location, copy.manifest
     names = [check_name(name, location) for name in sorted(manifest.files)]
     begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None

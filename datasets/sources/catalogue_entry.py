@@ -1,4 +1,4 @@
-"""What is known of a dataset before it is downloaded: from files of the package, and from what a remote stated.
+"""The facts about a dataset before it is downloaded: from files of the package, and from remotes.
 
 A source may have a file ``catalogue.json`` beside its module:
 

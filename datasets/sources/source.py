@@ -155,7 +155,7 @@ class Source:
 
     @property
     def remote(self) -> str:
-        """What is asked for a listing: the mirror that is configured, else the home."""
+        """The place that is asked for a listing: the configured mirror, else the home."""
         return settings.mirror(self.name) or self.home
 
     # -- the same for all sources --------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Source:
         return type(self).list_remote is not Source.list_remote
 
     def cached_listing(self, root: Path | None = None) -> RemoteListing | None:
-        """What the remote held when it was last asked, as cached below a root; None where it never was."""
+        """What the remote held when it was last asked, as cached below a root; None if it was never asked."""
         return read_listing(self.name, without_login(self.remote), root) if self.lists_remotely else None
 
     def refresh_listing(

@@ -38,7 +38,7 @@ _HDF5 = (".h5", ".hdf5")
 _COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 _COPY_BYTES = 1 << 20
-#: What an empty cell of a text table is. NaN is a number.
+#: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
 _NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
 

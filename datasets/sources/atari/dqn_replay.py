@@ -114,7 +114,7 @@ def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int,
 
 
 class _Frames:
-    """An observation object as a stream of blocks; ``source`` has what was fetched for it so far."""
+    """An observation object as a stream of blocks; ``source`` counts what was fetched for it so far."""
 
     def __init__(self, location: Location, obj: RemoteObject) -> None:
         self.source = CountedStream(location, obj)

@@ -13,7 +13,7 @@ In the DQN Replay bucket, shard N is six objects in ``<Game>/<run>/replay_logs/`
 Runs usually have N = 0..50, but short runs and gaps are known, so nothing is built from a count.
 
 Below ``gs://rl_unplugged`` lie ``atari_episodes_ordered/<Game>/run_<R>-<XXXXX>-of-<NNNNN>``, R = 1..5; usually 50 files a
-run, but 49 for Carnival, Gravitar and StarGunner. The number in the name says nothing of what is inside. Source:
+run, but 49 for Carnival, Gravitar and StarGunner. The number in the name says nothing about the contents. Source:
 google-deepmind/deepmind-research, rl_unplugged/atari.py, and the TFDS builder ``rlu_atari_checkpoints_ordered``.
 """
 

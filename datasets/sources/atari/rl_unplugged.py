@@ -318,7 +318,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     @property
     def _codec(self) -> type[CompressedCodec]:
-        """What decoded rows are compressed with until they are put in place."""
+        """The codec of decoded rows until they are put in place."""
         return compressed_codec(self.schema[self.bulk[0]].codec)
 
     def _train(self) -> bytes:

@@ -87,7 +87,7 @@ def open_file(path: Path, name: str) -> Iterator[h5py.File]:
 def survey(file: h5py.File, name: str) -> FileContents:
     """Look through a file without reading its rows.
 
-    Raises CorruptSourceError for what is missing, has the wrong length, dtype or shape, or points outside the file.
+    Raises CorruptSourceError for arrays that are missing, have the wrong length, dtype or shape, or point outside the file.
     """
     found = dict(arrays_below(file, name))
     missing = [key for key in REQUIRED if key not in found]

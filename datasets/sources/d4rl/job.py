@@ -300,11 +300,11 @@ class EndFlags:
 
 
 def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
-    """What ends trajectories in a file: as asked, or, asked ``auto``, what the file has.
+    """What ends trajectories in a file: the requested flags, or for ``auto``, those that the file has.
 
-    Time-outs where they are flagged, together with terminals where these end a trajectory; where time-outs are missing
-    (or never flagged in a file with trajectories beyond the horizon), the horizon, counted from the last boundary.
-    Raises UsageError if the requested ends are not available.
+    Time-outs if they are flagged, together with terminals if these end a trajectory; if time-outs are missing (or never flagged
+    in a file with trajectories beyond the horizon), the horizon, counted from the last boundary. Raises UsageError if the
+    requested ends are not available.
     """
     terminals, timeouts, horizon = flags.terminals, flags.timeouts, flags.horizon
     if asked in ("timeouts", "both") and timeouts is None:

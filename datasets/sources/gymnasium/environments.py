@@ -235,7 +235,7 @@ def importable() -> Iterator[None]:
 
 @contextmanager
 def heard(notes: list[str]) -> Iterator[None]:
-    """What Gymnasium warns of (an old version, a deprecated argument) becomes notes."""
+    """Gymnasium's warnings (an old version, a deprecated argument) become notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -1,8 +1,8 @@
 """The recording of a loop: a log of its episodes (`EpisodeLog`), and a dataset made from the log (`LoopJob`), which has the
 same files as a recording by a policy.
 
-The log is one file that grows; what is in it survives the death of the process. A record is a run of steps of one
-environment, from the beginning of an episode or from the end of the record before:
+The log is one file that grows; its records survive the death of the process. A record is a run of steps of one environment,
+from the beginning of an episode or from the end of the record before:
 
     head      crc32c of the rest (8 hex digits), uint32 environment, uint64 bytes stored, uint64 bytes, uint32 steps,
               uint8 whether an episode begins, uint8 how it ends (`recording`)
@@ -64,7 +64,7 @@ class _RecordPlace:
 
 
 class EpisodeLog:
-    """The log at ``path``; ``columns`` are those of the recording. Opening it drops what was cut short."""
+    """The log at ``path``; ``columns`` are those of the recording. Opening it drops an incomplete record."""
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self.path, self._columns = path, columns
@@ -272,7 +272,7 @@ class _Blocks:
         self._states += states.stop - states.start
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered rows."""
         for number, parts in enumerate(self._parts):
             rows = np.concatenate(parts) if parts else np.zeros((0,))
             if len(rows):

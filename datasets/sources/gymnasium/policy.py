@@ -74,7 +74,7 @@ def name_policy(policy: Any) -> str:
 
 
 def describe_policy_content(policy: Any) -> dict[str, Any]:
-    """What a policy is: ``{content, file, files, python}``; of a module (a policy given by name) only its files.
+    """The identity of a policy: ``{content, file, files, python}``; for a module (a policy given by name) only its files.
 
     ``content`` is None if the policy cannot be identified; ``why`` then says which part of it. Raises UsageError for code whose
     file was edited since it was imported.

@@ -425,7 +425,7 @@ class RecordingJob(EnvironmentJob):
 
 
 def policy_content(policy: Any) -> dict[str, Any]:
-    """What a policy is (`policy`), nothing of a random one; call it inside `environments.importable`."""
+    """The identity of a policy (`policy`), empty for a random policy; call it inside `environments.importable`."""
     if isinstance(policy, str) and policy == RANDOM:
         return {}
     return describe_policy_content(load_policy(policy)[1] if isinstance(policy, str) else policy)

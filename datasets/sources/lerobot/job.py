@@ -261,7 +261,7 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
 
 
 def _key(name: str) -> str:
-    """The key of a leaf: levels at the dots; below ``info`` what is neither observation nor action nor the task's number."""
+    """The key of a leaf: levels at the dots; below ``info`` unless it is an observation, an action or the task's number."""
     parts = ["".join(c if c.isascii() and c.isalnum() else "_" for c in part) or "_" for part in name.split(".")]
     parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
     return "/".join(parts if parts[0] in ("observation", "action", "task_index", "info") else ["info", *parts])

@@ -158,7 +158,7 @@ class _SpaceColumn:
         per: Any = "state" if self.place[0] == "observations" else "step"
         dtype = leaf.dtype
         if not leaf.is_text and self._dtypes:
-            # What is stored is what counts: a float32 space often holds what the environment gave as float64.
+            # The stored dtype counts: a float32 space often holds values that the environment gave as float64.
             dtype = stored_dtype(_common(list(self._dtypes)), f"{name}: {leaf.key}")
         return ColumnSource(Column(leaf.key, dtype, leaf.shape, per), self.place, self._kind or "numbers")
 

@@ -245,7 +245,7 @@ class Hdf5Reader:
 
 
 def _numbers(array: Any) -> Field:
-    """What an array of numbers holds; one of anything else cannot be used."""
+    """The field of an array of numbers; an array of anything else cannot be used."""
     dtype = array.dtype.newbyteorder("=")
     if dtype.kind in "biuf":
         return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))

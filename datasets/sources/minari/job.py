@@ -21,7 +21,7 @@ from .reader import DataFiles, Metadata
 
 
 class MinariJob(Job):
-    """What is in the files decides the leaves, so they are known only then (``inspect_files``).
+    """The contents of the files decide the leaves, so these are known only after ``inspect_files``.
 
     ``objects`` are pairs of the path below ``data/`` and the object; ``metadata`` None where they are in the HDF5 file.
     """

@@ -191,7 +191,7 @@ class MinariSource(Source):
         return [_root_url() if (local_root() / name / "data").is_dir() else self.home]
 
     def names(self) -> Sequence[str]:
-        """What is in the local root, what the remote held when it was last asked, and what is known to be published."""
+        """The datasets in the local root, those of the remote when it was last asked, and those known to be published."""
         known = KNOWN if self.home == HOME else ()
         listing = self.cached_listing()
         listed = [one.name for one in listing.datasets] if listing else []
@@ -302,7 +302,7 @@ def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:
 
 
 def _other_names(name: str, location: Location) -> str:
-    """What else there is: other versions and neighbours at the same place, or the nearest names known."""
+    """Names to suggest: other versions and neighbours at the same place, or the nearest known names."""
     parent, _, last = name.rpartition("/")
     try:
         there = [join_path(parent, folder) for folder in location.folders(parent)]

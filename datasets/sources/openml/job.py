@@ -285,7 +285,7 @@ _MISSING = {
 
 
 def schema(width: int, label_dtype: str, labels: int) -> Schema:
-    """The leaves of a table; what is the same in every row is a constant."""
+    """The leaves of a table; a leaf with the same value in every row is a constant."""
     return Schema(
         (
             Leaf("observation", "step", "float32", (width,)),

@@ -356,7 +356,7 @@ class RldsReader(EpisodeReader):
             raise CorruptSourceError(str(error), hint=_LONGER.format(self.most)) from error
 
 
-#: What is read whether or not it becomes a leaf.
+#: Features that are read even if they do not become leaves.
 _READ = (_REWARD, _DISCOUNT, *(f"{STEPS}/{name}" for name in _ENDS))
 _LONGER = (
     "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave the feature out "
