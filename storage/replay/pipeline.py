@@ -4,11 +4,11 @@
     read       small leaves of several batches, then the large ones      a reader of `batches`, see `Pipeline.read`
     finish     collation, transforms, pinned memory, device              `Pipeline._make`, without the lock
 
-Without prefetching all of it happens in `sample`; with it, reading and finishing happen in threads (`prefetch`). Functions of
-the user (``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they use again for the next
-batch: they are called for one batch at a time, and what waits to be delivered is a copy.
+Without prefetching all steps run in `sample`; with it, reading and finishing run in threads (`prefetch`). User functions
+(``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they reuse for the next batch: they
+are called for one batch at a time, and batches that wait for delivery are copies.
 
-`BatchOrder` is the order of batches, and where in it the caller stands.
+`BatchOrder` is the order of batches, and the caller's position in it.
 
 Batches may be drawn ahead of time, to read the small leaves of several together or to prefetch. This does not change the
 batches: before every draw the state of the generator and the position of the sampler are kept, so that all draws that the
@@ -67,17 +67,17 @@ def check_count(batches: Any) -> int:
 
 
 class Relabeling(Protocol):
-    """What gives records of a batch other goals and rewards, see `hindsight` and `goals`."""
+    """Replaces goals and rewards of records in a batch, see `hindsight` and `goals`."""
 
     @property
     def is_own_code(self) -> bool:
-        """Whether a function of the user computes rewards."""
+        """Whether a user function computes rewards."""
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
-        """Set ``draw.goals``, the rows that goals are taken from; from the generator that drew the batch."""
+        """Set ``draw.goals``, the rows that goals are taken from, with the generator that drew the batch."""
 
     def read(self, storage: Storage, rows: torch.Tensor) -> Any:
-        """What was achieved at these rows, for `apply`."""
+        """The achieved goals at these rows, for `apply`."""
 
     def apply(self, batch: Any, achieved: Any) -> Any:
         """The batch with its new goals and rewards."""
@@ -85,11 +85,11 @@ class Relabeling(Protocol):
 
 @dataclass(frozen=True)
 class BatchSpec(WindowSpec):
-    """What batches are to be: what is read around each step, and what is done with it then.
+    """The specification of batches: the rows to read around each step, and how they are processed.
 
-    ``info_in_batch`` puts what the sampler knows into the batch; ``prefetch`` batches are made ahead; ``relabeling``
-    replaces goals; ``expand`` makes other records of those drawn (see `online.sample_units`), ``expands_ahead`` says whether
-    it makes the same ones when it is called again.
+    ``info_in_batch`` puts the sampler's information into the batch; ``prefetch`` batches are made ahead; ``relabeling``
+    replaces goals; ``expand`` maps the drawn records to the records to read (see `online.sample_units`), ``expands_ahead``
+    says whether a second call returns the same records.
     """
 
     info_in_batch: bool = False
@@ -103,12 +103,12 @@ class BatchSpec(WindowSpec):
 
     @property
     def reads_windows(self) -> bool:
-        """Whether a record comes with others around it, rather than alone."""
+        """Whether other records around each drawn record are read."""
         return any(one is not None for one in (self.frame_stack, self.n_step, self.key_windows, self.expand))
 
 
 class BatchOrder:
-    """Draws in order from one sampler with one generator; look-ahead grows while batches of one size are taken."""
+    """Draws in order from one sampler with one generator; the look-ahead grows while batches of one size are taken."""
 
     def __init__(
         self,
@@ -120,14 +120,14 @@ class BatchOrder:
         watched: bool = False,
     ) -> None:
         self.sampler, self.storage, self.generator, self.spec = sampler, storage, generator, spec
-        #: Whether others may set the generator: they then get batches from its new state, not those drawn ahead before.
+        #: Whether other code may set the generator: batches then follow from its new state, and draws made ahead are dropped.
         self._watched, self._left_at = watched, None if not watched else generator.get_state()
         self._drawn: deque[Prepared] = deque()
         self._drawn_from: Any = None  # see `_source`
         self.batches = 0  # drawn so far
-        self.version = 0  # that of the storage when the last batch taken was drawn
+        self.version = 0  # version of the storage when the last batch taken was drawn
         self._ahead = 1
-        #: Whether draws can be taken back: keeping the states costs time, and is for what is drawn ahead.
+        #: Whether draws can be taken back: keeping states costs time, and is needed only for draws made ahead.
         self._keeps_states = sampler.ahead or spec.prefetch > 0
 
     def take(self, batch_size: int, prepare: Prepare, limit: int) -> Prepared:
@@ -140,7 +140,7 @@ class BatchOrder:
         return self._drawn.popleft()
 
     def _source(self, batch_size: int) -> Any:
-        """What draws made ahead are of: the size, the contents of the storage, and the sampler's arguments and own methods."""
+        """The inputs of draws made ahead: the size, the storage's contents, and the sampler's arguments and own methods."""
         sampler = self.sampler
         return batch_size, self.storage.contents_version, sampler.changes, "sample" in sampler.__dict__
 
@@ -169,7 +169,7 @@ class BatchOrder:
 
     @property
     def _may_look_ahead(self) -> bool:
-        sampler = self.sampler  # whether a method that was set on it gives the same again is not known
+        sampler = self.sampler  # a method set on it may return something else when called again
         own_method = "sample" in sampler.__dict__ or "draw" in sampler.__dict__
         return sampler.ahead and self.spec.expands_ahead and not own_method
 
@@ -185,7 +185,7 @@ class BatchOrder:
                 draw = draw_batch(self.sampler, self.storage, batch_size, self.generator)
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
-                if self.spec.relabeling is not None:  # by the generator, so before anything else is drawn
+                if self.spec.relabeling is not None:  # uses the generator, so it comes before the next draw
                     draw = self._expanded([draw])[0]
                     self.spec.relabeling.choose(draw, self.storage, self.generator)
                 draws.append(draw)
@@ -205,7 +205,7 @@ class BatchOrder:
         return draws if self.spec.expand is None else self.spec.expand(draws, self.storage)
 
     def _current(self) -> OrderState:
-        """The state after all that was drawn."""
+        """The state after all draws."""
         return OrderState(self.generator.get_state(), self.sampler.position(), self.batches)
 
     def _was_set(self) -> bool:
@@ -213,7 +213,7 @@ class BatchOrder:
         return self._left_at is not None and not torch.equal(self.generator.get_state(), self._left_at)
 
     def state(self, oldest: OrderState | None = None) -> OrderState:
-        """The state after all that was taken, or that before ``oldest``, the first undelivered batch."""
+        """The state after the last batch taken, or the state ``oldest``, before the first undelivered batch."""
         before = oldest or (self._drawn[0].before if self._drawn else None)
         if before is None:
             return self._current()
@@ -229,7 +229,7 @@ class BatchOrder:
             self._left_at = self.generator.get_state()
 
     def rewind(self, oldest: OrderState | None = None) -> None:
-        """Take back the draws made ahead of time, those from ``oldest`` on included."""
+        """Take back the draws made ahead of time, and the draws from ``oldest`` on."""
         if self._drawn or oldest is not None:
             self.go_to(self.state(oldest))
         self._ahead = 1
@@ -251,7 +251,7 @@ class BatchOrder:
 
 #: Makes the info dictionary of a batch.
 Info = Callable[[], dict[Any, Any]]
-#: A batch, what makes its info, and whether it ends a pass.
+#: A batch, the function that makes its info, and whether the batch ends a pass.
 Sample = tuple[Any, Info, bool]
 
 
@@ -284,13 +284,13 @@ class Pipeline:
         self._queue: Prefetcher[Prepared] | None = None
         self._pace = Pace(spec.prefetch)
         self._known: tuple[Any, int, BatchReader | RecordReader] | None = None
-        self._get: Any = None  # that of the storage's class then, if it is not a user's
+        self._get: Any = None  # ``get`` of the storage's class at that time, unless a user defined it
         self._own_get = threading.RLock()
 
     def begin(self, size: int, ahead: bool) -> Callable[[], Sample]:
-        """Draw a batch and copy its rows; returns what makes the batch of them. ``ahead``: it may have been prefetched.
+        """Draw a batch and copy its rows; returns a function that makes the batch. ``ahead``: the batch may be prefetched.
 
-        Both raise RowsChangedError where another process has written rows of a prefetched batch meanwhile.
+        Both raise RowsChangedError if another process has meanwhile written rows of a prefetched batch.
         """
         if ahead and self.spec.prefetch > 0:
             queue, job = self._next_job(size)
@@ -306,7 +306,7 @@ class Pipeline:
 
     @property
     def gives_columns(self) -> bool:
-        """Whether a batch is nothing but rows that are read leaf by leaf, so that `sample_columns` can give it."""
+        """Whether batches consist only of rows that are read leaf by leaf, as `sample_columns` requires."""
         spec, storage = self.spec, self.storage
         as_read = (
             spec.collate is None and spec.relabeling is None and spec.expand is None and is_known(self.order.sampler)
@@ -321,9 +321,10 @@ class Pipeline:
         )
 
     def sample_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """The next ``count`` batches, one after the other in columns by path ``[steps, ...]``, and the steps of each.
+        """The next ``count`` batches, concatenated in columns by path ``[steps, ...]``, and the number of steps of each.
 
-        Where `gives_columns`; with ``index`` and what the sampler says. A batch that ends a pass is filled up from the next.
+        Requires `gives_columns`. Includes ``index`` and the sampler's information. A batch that ends a pass is filled up from
+        the next pass.
         """
         reader = self._reader()
         assert isinstance(reader, BatchReader)
@@ -338,7 +339,7 @@ class Pipeline:
 
     @property
     def runs_own_code(self) -> bool:
-        """Whether functions from outside of this package make the batches, which may use the memory of one for the next."""
+        """Whether functions from outside of this package make the batches: they may reuse a batch's memory for the next."""
         return self._collates_by_own_code or self.transforms.are_own_code or reads_by_get(self.storage)
 
     @property
@@ -347,7 +348,7 @@ class Pipeline:
         return self.spec.collate is not None or (relabeling is not None and relabeling.is_own_code)
 
     def at(self, rows: torch.Tensor) -> Any:
-        """The batch of these rows, int64 ``[n]``, with nothing drawn. Raises SamplingError for rows that are not there."""
+        """The batch of these rows, int64 ``[n]``, without a draw. Raises SamplingError for rows that do not exist."""
         count = len(self.storage)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
             raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
@@ -368,7 +369,7 @@ class Pipeline:
         return self.order.take(size, lambda draws: [*map(self._stamped, reader.prepare(draws))], reader.ahead(size))
 
     def _stamped(self, prepared: Prepared) -> Prepared:
-        """With the stamps of the rows drawn, where the storage has them."""
+        """Add the stamps of the drawn rows, if the storage has stamps."""
         stamps = self.storage.generations
         if stamps is not None:
             generation = stamps.of(prepared.index // self.storage.width)
@@ -378,7 +379,7 @@ class Pipeline:
         return prepared
 
     def _take_and_read(self, size: int) -> tuple[Prepared, Any]:
-        """The next batch and its rows; where another process writes them, drawn and read again."""
+        """The next batch and its rows; drawn and read again if another process writes the rows meanwhile."""
         before = self.order.state() if self.storage.is_shared else None
         attempts = count()
 
@@ -391,7 +392,7 @@ class Pipeline:
         return self.storage.read_whole(attempt)
 
     def _reader(self) -> BatchReader | RecordReader:
-        """What reads leaf by leaf, or else whole records; made again where the storage has other leaves."""
+        """The reader, by leaves if possible, otherwise by whole records; replaced when the leaves of the storage change."""
         storage, spec = self.storage, self.spec
         if self._known is not None and type(storage).get is self._get and "get" not in storage.__dict__:
             same_rows = storage.immutable and self._known[1] == storage.version
@@ -401,7 +402,7 @@ class Pipeline:
         if own_get and spec.has_windows:
             message = f"frame_stack, n_step and windows read leaf by leaf, and {type(storage).__name__}.get is your own"
             raise UsageError(message, hint="leave them out, or do in a transform what get() does")
-        # A collate_fn gets the records of a storage as the storage has them.
+        # A collate_fn gets the records as the storage returns them.
         by_leaf = spec.has_windows or (fields is not None and (spec.collate is None or storage.immutable))
         reader: BatchReader | RecordReader = RecordReader(storage)
         if by_leaf and not own_get:
@@ -421,10 +422,10 @@ class Pipeline:
     def _collate(self, prepared: Prepared, rows: Any) -> Any:
         batch, collate = rows, self.spec.collate
         if collate is not None:
-            # A function of the user's may change the records of a list, or return one of them.
+            # A user function may change the records of a list, or return one of them.
             batch = collate(copy_of(batch) if isinstance(batch, list) else batch)
             if isinstance(batch, LazyStackedTensorDict):
-                batch = batch.copy()  # what is set in it would be set in the records
+                batch = batch.copy()  # otherwise writes to it would reach the records
         elif isinstance(self.storage, ListStorage):
             batch = stack_records(batch)
         if self.spec.info_in_batch and isinstance(batch, TensorDictBase):
@@ -468,9 +469,9 @@ class Pipeline:
         return queue, queue.pop()
 
     def _deliver(self, queue: Prefetcher[Prepared], job: Job[Prepared], size: int) -> Sample:
-        """The batch of a job: made in a thread meanwhile, or now where that is quicker.
+        """The batch of a job: made in a thread meanwhile, or made now if that is quicker.
 
-        After it the queue is as full as before, so that draws are always as far ahead.
+        Afterwards the queue is as full as before, so that draws are always equally far ahead.
         """
         try:
             batch, info = job.result()
@@ -488,7 +489,7 @@ class Pipeline:
         return record_stream(batch, self.spec.device), info, job.item.ran_out
 
     def _fill(self, queue: Prefetcher[Prepared], size: int, last: Prepared) -> None:
-        """Draw up to the depth of the queue; one pass at a time: what comes after its end is the next iteration's."""
+        """Draw up to the depth of the queue, but not beyond the end of a pass: later draws belong to the next iteration."""
         while len(queue) < queue.depth and (self.order.sampler.endless or not last.ran_out):
             last = self._submit(queue, size)
 
@@ -508,7 +509,7 @@ class Pipeline:
         return prepared
 
     def _read_alone(self, read: Callable[[Prepared], Any], prepared: Prepared) -> Any:
-        """What ``read`` returns by a user's ``get``, for one batch at a time, and copied."""
+        """A copy of the result of ``read``, which calls a user's ``get``; one batch at a time."""
         with self._own_get:
             return copy_of(read(prepared))
 
@@ -517,7 +518,7 @@ class Pipeline:
 
     @property
     def queued(self) -> int:
-        """How many batches wait to be delivered."""
+        """The number of batches that wait to be delivered."""
         return 0 if self._queue is None else len(self._queue)
 
     def _oldest(self) -> OrderState | None:
@@ -525,7 +526,7 @@ class Pipeline:
         return self._queue.first.before if self._queue is not None and self.queued else None
 
     def _read_unchanged(self, version: int, prepared: Prepared) -> Any:
-        """`read`, of rows drawn at this version of the storage. Raises RowsChangedError when it is another one by now."""
+        """`read` for rows drawn at this version of the storage. Raises RowsChangedError if the version has changed."""
         with self._changes_noticed(version):
             rows = self.read(prepared)
         if version % 2 or self.storage.version != version:
@@ -534,7 +535,7 @@ class Pipeline:
 
     @contextmanager
     def _changes_noticed(self, version: int) -> Iterator[None]:
-        """Errors become RowsChangedError where rows were written meanwhile."""
+        """Raise RowsChangedError in place of errors if rows were written meanwhile."""
         try:
             yield
         except Exception as error:
@@ -543,7 +544,7 @@ class Pipeline:
             raise
 
     def state(self) -> OrderState:
-        """The state of the order after all that was delivered."""
+        """The state of the order after the last delivered batch."""
         return self.order.state(self._oldest())
 
     def go_to(self, state: OrderState) -> None:
@@ -552,26 +553,26 @@ class Pipeline:
         self.order.go_to(state)
 
     def rewind(self) -> list[Job[Prepared]]:
-        """Take back all that was drawn ahead; returns the jobs that still run, see `wait_for`."""
+        """Take back all draws made ahead; returns the jobs that still run, see `wait_for`."""
         oldest = self._oldest()
         running = [] if self._queue is None else self._queue.withdraw()
         self.order.rewind(oldest)
         return running
 
     def prepare_write(self) -> None:
-        """Have everything read that was drawn, so that the storage may be written."""
+        """Complete the reads of all draws, so that the storage may be written."""
         if self._queue is not None:
             self._queue.complete_reads()
 
     def close(self) -> None:
-        """Take back what was drawn ahead, and stop the threads."""
+        """Take back the draws made ahead, and stop the threads."""
         self.rewind()
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.close()
 
     def after_fork(self, lock: threading.RLock) -> None:
-        """In a child process: its parent's threads are not there, nor the one that may have held the lock."""
+        """In a child process, forget the parent's threads, including one that may have held the lock."""
         self.lock = lock
         queue, self._queue = self._queue, None
         if queue is not None and len(queue):

@@ -1,4 +1,4 @@
-"""Batches made in threads while the caller uses the last one.
+"""Batches made in threads while the caller uses the previous one.
 
     draw      1 2 3 4 ->         in the caller's thread, in order, under the buffer's lock
     read        1 ======         in the threads, side by side: rows copied out of the storage
@@ -6,27 +6,27 @@
     collate               1      in the threads, side by side, unless the user's own function does it
     finish                1 2    in the threads, in order: the user's functions, pinned memory, device; 2 waits for 1
 
-Who waits for whom. Every buffer has one lock (``ReplayBuffer._lock``). It is held to draw, to write and to exchange parts.
+Locking: every buffer has one lock (``ReplayBuffer._lock``). A thread holds it to draw, to write and to exchange parts.
 
-- A read takes no lock but that of its job, and waits for nothing.
-- A writer holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for those that
-  run, and performs itself those that have not begun. So a batch holds whole rows, as they were when it was drawn.
-- Finishing runs functions of the user, which may call the buffer. No thread waits for it while holding the buffer's lock. It
-  waits for the batch before, never for a later one, and happens for one batch at a time.
-- A caller whose batch no thread has begun makes it in its own thread. Where that is quicker (see `Pace`), no thread is given
-  any; batches are drawn just as many ahead, so that which rows they have does not depend on measured time.
-- Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): a batch during
-  whose reading it changed is dropped, and made in the caller's thread under the lock of the writers.
-- A thread that exchanges transforms or loads states first withdraws what is in the making, waits for it without any lock (not
-  from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
+- A read takes only the lock of its job, and waits for nothing.
+- A writer holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for running reads,
+and performs the others itself. So a batch holds whole rows, with their values at the time of the draw.
+- Finishing runs user functions, which may call the buffer. No thread waits for it while holding the buffer's lock. It waits
+for the previous batch, never for a later one, and runs for one batch at a time.
+- If no thread has begun a batch, its caller makes it in its own thread. If that is quicker (see `Pace`), threads get no
+batches; equally many batches are drawn ahead, so that their rows do not depend on measured time.
+- Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): if the number
+changes while a batch is read, the batch is dropped, and made in the caller's thread under the lock of the writers.
+- A thread that exchanges transforms or loads states first withdraws all unfinished batches, waits for running jobs without
+any lock (not from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 
-`Pace` decides by measurement whether batches are made ahead of time in threads, or when they are asked for.
+`Pace` decides by measurement whether batches are made ahead of time in threads, or on request in the caller's thread.
 
-Handing a batch to a thread and back costs time, and threads take turns with the caller's own Python code; reading in threads
-saves what the caller would wait for. Which counts for more depends on the batch, the machine and what the caller does with a
-batch. The rows of a batch are drawn at the same moment either way: only the work is done elsewhere. Measured is the time from
-one delivered batch to the next, the caller's own work included, once each way; from then on the better way is taken, and the
-other one is tried again at long intervals, as both may change.
+Handing a batch to a thread and back costs time, and threads share the interpreter with the caller's Python code; reading in
+threads saves the caller's waiting time. The balance depends on the batch, the machine and the caller's work per batch. The
+draw happens at the same moment in both modes: only the work moves. `Pace` measures the time from one delivered batch to the
+next, including the caller's work, once in each mode, and chooses the faster one; it tries the other mode again at long
+intervals, because both times may change.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-#: Batches after a change of the way that are not measured, besides the depth of the queue that is filled: warming up.
+#: Batches that are not measured after a change of mode (warm-up), in addition to the depth of the queue.
 SETTLING = 2
-#: Intervals of one measurement, and those after which a far slower way is given up.
+#: Number of intervals of a measurement, and the number after which a far slower mode is abandoned.
 TRIAL, SHORT_TRIAL = 16, 4
-#: Times as slow is far slower.
+#: A mode is far slower if it takes this many times as long.
 FAR = 1.5
-#: Batches until the next trial of the other way, doubled by every trial that changes nothing: one that is twice as slow costs
-#: 2 % at first. The fewest, where the way that is taken has become far slower or quicker than it was.
+#: Batches until the next trial of the other mode, doubled after every trial that changes nothing: trials of a mode that is
+#: twice as slow cost 2 % at first. The minimum, used if the chosen mode has become far slower or quicker than it was.
 PERIOD, SHORT_PERIOD = 1000, 100
 
 
 class Pace:
-    """Counts delivered batches; ``ahead`` is the way that the next ones are to be made. Safe to call from several threads."""
+    """Counts delivered batches; ``ahead``: whether the next batches are made ahead. Safe to call from several threads."""
 
     def __init__(self, depth: int) -> None:
         self.ahead = True
@@ -61,8 +61,8 @@ class Pace:
         self._intervals: list[float] = []
         self._settling = SETTLING + depth
         self._since = self._period = PERIOD  # batches since the last trial, and until the next
-        self._level = 0.0  # seconds from batch to batch when the way was chosen
-        self._other: float | None = None  # during a trial: seconds of the way that was left for it
+        self._level = 0.0  # seconds from batch to batch when the mode was chosen
+        self._other: float | None = None  # during a trial: seconds from batch to batch in the previous mode
 
     def note(self, ahead: bool, now: float) -> None:
         """A batch that was made ``ahead`` or not was delivered at ``now``, in seconds."""
@@ -80,7 +80,7 @@ class Pace:
                 self._judge(self._other)
 
     def _watch(self) -> None:
-        """Begin a trial of the other way when it is time."""
+        """Begin a trial of the other mode when it is due."""
         if len(self._intervals) < TRIAL:
             return
         measured, self._intervals = median(self._intervals), []
@@ -93,7 +93,7 @@ class Pace:
             self._turn()
 
     def _judge(self, other: float) -> None:
-        """End the trial once it has shown which way is quicker."""
+        """End the trial once it has shown which mode is quicker."""
         given_up = len(self._intervals) == SHORT_TRIAL and min(self._intervals) > FAR * other
         if len(self._intervals) < TRIAL and not given_up:
             return
@@ -161,10 +161,10 @@ class Job(Generic[Item]):
             self.is_read = True
 
     def withdraw(self) -> None:
-        """Have nothing of the job done that has not begun; on return nothing reads any more.
+        """Cancel the steps of the job that have not begun; on return no thread reads for it.
 
-        One that has not begun ends here: it need not be taken out of the pool's queue, which may be emptied, for the job after
-        it to end.
+        A job that has not begun ends here: the next job then does not depend on this one leaving the pool's queue, which may be
+        emptied.
         """
         with self._reading:
             self.withdrawn = self.is_read = True
@@ -181,7 +181,7 @@ class Job(Generic[Item]):
             if self._collate is not None and self._error is None and not self.withdrawn:
                 self._value = self._collate(self._value)
             if self._previous is not None:
-                # The caller may never ask for it: a process could not end while this waits.
+                # The caller may never request the result: a process could not exit while this waits.
                 self._previous.run()
                 self._previous.wait()
             if self._error is None and not self.withdrawn:
@@ -207,7 +207,7 @@ class Job(Generic[Item]):
                 pass
 
     def result(self) -> Any:
-        """The finished batch, made in this thread if no other has begun; what was raised on the way is raised here."""
+        """The finished batch, made in this thread if no other thread has begun it. Exceptions of the job are raised here."""
         self.run()
         self.wait()
         if self._error is not None:
@@ -225,7 +225,7 @@ class Prefetcher(Generic[Item]):
         self._queue: deque[Job[Item]] = deque()
         self._unfinished: deque[Job[Item]] = deque()
         self._last: Job[Item] | None = None
-        self.popped: Job[Item] | None = None  # what was delivered last
+        self.popped: Job[Item] | None = None  # the job delivered last
         self._finishing = threading.Lock()
         self._finalizer = weakref.finalize(self, _shut_down, self._pool)
 
@@ -253,8 +253,8 @@ class Prefetcher(Generic[Item]):
     ) -> None:
         """Queue a job: ``read`` and ``collate``, then ``finish`` with what they returned, in order.
 
-        It is begun at once ``in_thread``; otherwise the caller that needs its result does it, or the thread of the next job;
-        the reading may also be done by a writer.
+        With ``in_thread`` a thread begins the job at once; otherwise the caller that needs the result does the job, or the
+        thread of the next job; a writer may do the reading.
         """
         job = self._last = Job(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)
@@ -265,41 +265,41 @@ class Prefetcher(Generic[Item]):
             self._pool.submit(job.run)
 
     def pop(self) -> Job[Item]:
-        """The job that is delivered next; ask for its ``result`` without the lock."""
+        """The job that is delivered next; request its ``result`` without holding the lock."""
         self.popped = self._queue.popleft()
         return self.popped
 
     @property
     def is_entered(self) -> bool:
-        """Whether this very thread is inside of a job of the queue."""
+        """Whether the current thread is running a job of the queue."""
         return self._finishing in _thread.running
 
     def complete_reads(self) -> None:
-        """Have all rows read that were drawn, so that the storage may be written."""
+        """Complete the reads of all drawn rows, so that the storage may be written."""
         for job in self._unfinished:
             job.complete_read()
 
     def withdraw(self) -> list[Job[Item]]:
-        """Discard what was not delivered; returns the jobs that may be in the middle of finishing, to be waited for."""
+        """Discard undelivered jobs; returns the jobs that may be finishing, for which the caller must wait."""
         for job in self._queue:
             job.withdraw()
-        self.complete_reads()  # what is left to read are batches that callers wait for
+        self.complete_reads()  # the remaining reads belong to batches that callers wait for
         delivered = [job for job in self._unfinished if not job.withdrawn]
         self._last = delivered[-1] if delivered else None
         self._queue.clear()
         return [job for job in self._unfinished if job.is_running]
 
     def close(self) -> None:
-        """Stop the threads, once they have done what they have begun."""
+        """Stop the threads after their current jobs."""
         self._finalizer()
 
 
 def _nothing(*_: Any) -> None:
-    """In the place of functions that are not needed any more."""
+    """Replaces functions that are no longer needed."""
 
 
 def wait_for(jobs: Iterable[Job[Any]]) -> None:
-    """Wait for jobs, without any lock held; from inside a job nothing is waited for."""
+    """Wait for jobs without holding any lock; from inside a job, return at once."""
     if not _thread.running:
         for job in jobs:
             job.wait()

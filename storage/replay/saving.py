@@ -7,7 +7,7 @@
 
 Version 2 has further types among the values, each as an object {"rbdata:type": name of the type, ...}: tensors, TensorDicts
 and values that are not tensors inside them, NumPy arrays and scalars, tuples, sets, bytes, complex numbers, dicts whose keys
-are not text. What is read has the types of what was written; what has none of them is refused when it is written.
+are not text. Values are read back with the types that they had; other types are refused when a state is written.
 
 **Trees of tensors**: a file for each leaf, mapped.
 
@@ -66,7 +66,7 @@ from ..tensordict_folder import (
 )
 from ..untrusted_json import parse_json
 
-#: Version 1 is written where it is enough.
+#: Version 1 is written if it suffices.
 FORMAT_VERSION, FORMAT_VERSION_OF_TYPES = 1, 2
 #: A list storage's state holds an entry for each record.
 STATE_BYTES = 1 << 30
@@ -79,7 +79,7 @@ _NUMPY_KINDS = "biufcSUmM"
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """What goes wrong while files are read and taken over is a DamagedDatasetError, unless it says what else it is."""
+    """Turn errors while files are read and loaded into DamagedDatasetError, except errors that state another cause."""
     try:
         yield
     except (RbdataError, MemoryError):
@@ -95,14 +95,14 @@ class Saved:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict``, or that of TorchRL's class, gave."""
+        """Load a state from ``state_dict`` of this class or of TorchRL's class."""
 
     def dumps(self, path: Any) -> None:
-        """Write the state to a folder: what `loads` reads, without pickle. Raises UsageError for what that cannot hold."""
+        """Write the state to a folder for `loads`, without pickle. Raises UsageError for values that cannot be written."""
         write_state(Path(path), self.state_dict())
 
     def loads(self, path: Any) -> None:
-        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError when it is not whole, UsageError for others'."""
+        """Read what `dumps`, or TorchRL's, wrote. Raises DamagedDatasetError if incomplete, UsageError for another kind."""
         with reading(Path(path)):
             self.load_state_dict(self._state_in(Path(path)))
 
@@ -121,7 +121,7 @@ class Saved:
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Write a state. Raises UsageError, which names the place, for values of other types than those above."""
+    """Write a state. Raises UsageError, naming the place, for values of types not listed above."""
     folder.mkdir(parents=True, exist_ok=True)
     writer, top = _StateWriter(folder), (folder.name,)
     named = all(type(name) is str for name in state)
@@ -137,14 +137,14 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     try:
         if len(text) > STATE_BYTES:
             raise ValueError(f"it has {len(text)} bytes, and may have {STATE_BYTES}")
-        parse_json(text)  # as it will be read
+        parse_json(text)  # as `read_state` will parse it
     except ValueError as error:
         raise UsageError(f"the state is too large to be read again: {reason(error)}") from error
     (folder / "state.json").write_text(text)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote. Raises DamagedDatasetError when it is not all there."""
+    """Read what `write_state` wrote. Raises DamagedDatasetError if it is incomplete."""
     with reading(f"the state in {folder}"):
         record = read_json(folder / "state.json", STATE_BYTES)
         version, values = record["format_version"], record["values"]
@@ -159,14 +159,14 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 class _StateWriter:
-    """Makes JSON of values; what is large goes to files of its own."""
+    """Converts values to JSON; tensors and arrays go to separate files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, 0
         self.has_types = False
 
     def encode(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """A value as JSON; ``place`` are the keys that lead to it. Raises UsageError where that cannot be."""
+        """A value as JSON; ``place`` is the path of keys to it. Raises UsageError for a value without a JSON form."""
         if len(place) > DEPTH:
             raise UsageError(f"{_path(place)} is nested deeper than {DEPTH} levels, or in itself")
         kind = type(value)
@@ -224,7 +224,7 @@ class _StateWriter:
         return None
 
     def tensor(self, value: torch.Tensor, place: tuple[Any, ...]) -> dict[str, Any]:
-        """Write a tensor to a file; returns what there is to say of it. Raises UsageError for one that no file can hold."""
+        """Write a tensor to a file; returns its description. Raises UsageError for a tensor that no file can hold."""
         if value.layout != torch.strided or value.is_nested or value.is_meta or not is_known_dtype(value.dtype):
             what = "without data" if value.is_meta else f"of {value.dtype}, {value.layout}"
             raise UsageError(f"{_path(place)} is a tensor {what}, which no file can hold")
@@ -324,7 +324,7 @@ _SINGLE = "_-single-tensor-_"
 def create_files(folder: Path, like: Any, taken: Iterable[str] = ()) -> Any:
     """Files for data like these, without their contents; returns the data that are mapped from them.
 
-    ``taken`` are names of other files in the folder. Raises UsageError or SchemaError for what could not be opened again.
+    ``taken`` are names of other files in the folder. Raises UsageError or SchemaError for data that could not be reopened.
     """
     if is_tensor_collection(like):
         if isinstance(like, TensorDictBase):  # a tensorclass cannot be opened again
@@ -340,9 +340,9 @@ def create_files(folder: Path, like: Any, taken: Iterable[str] = ()) -> Any:
 
 
 def open_files(folder: Path, tree: Any) -> Any:
-    """Map the files in a folder; ``tree`` is what `describe_tree` said of the data.
+    """Map the files in a folder; ``tree`` is the description of the data by `describe_tree`.
 
-    Raises DamagedDatasetError when they are not there, or the description is malformed.
+    Raises DamagedDatasetError for missing files or a malformed description.
     """
     if tree is None:
         return read_memmap(folder)
@@ -353,8 +353,8 @@ def open_files(folder: Path, tree: Any) -> Any:
 def write_files(folder: Path, data: Any, rows: Any = ...) -> Any:
     """Create files for data and write these rows of them; returns the mapped data.
 
-    The disk is asked for their space before they are written through maps. Raises OSError where it has none, UsageError or
-    SchemaError for what could not be opened again.
+    Disk space is reserved before rows are written through maps. Raises OSError if the disk is full, UsageError or SchemaError
+    for data that could not be reopened.
     """
     mapped = create_files(folder, data)
     if is_tensor_collection(data):
@@ -375,7 +375,7 @@ def write_files(folder: Path, data: Any, rows: Any = ...) -> Any:
 
 
 def _leaf_paths(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its path, in the order of the tree. Raises SchemaError for what has no path in files."""
+    """Every tensor with its path, in the order of the tree. Raises SchemaError for values that cannot have a path in files."""
     if isinstance(tree, torch.Tensor):
         yield "/".join(path) or _SINGLE, tree
         return
@@ -399,7 +399,7 @@ def _file_name(key: Any) -> str:
 
 
 def describe_tree(data: Any) -> Any:
-    """Dtypes and shapes in the place of tensors, as JSON can hold them; None for TensorDicts, whose files say it."""
+    """The tree as JSON, with dtypes and shapes in place of tensors; None for TensorDicts, whose files state them."""
     if is_tensor_collection(data):
         return None
     if isinstance(data, torch.Tensor):
@@ -457,8 +457,8 @@ def write_metadata(folder: Path, data: Any, newest: int, length: int) -> None:
 def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple[Any, int, int | None]:
     """The data in a folder, mapped: ``(data, rows filled over all dimensions, newest row)``; data None where there are none.
 
-    ``stored`` is what the storage that is to take them holds: it gives trees their structure where the folder does not, and
-    its class to tensorclasses. ``newest`` is None where the folder does not say. Raises DamagedDatasetError, UsageError.
+    ``stored`` is the present content of the receiving storage: it determines the structure of trees if the folder does not,
+    and the class of tensorclasses. ``newest`` is None if the folder does not state it. Raises DamagedDatasetError, UsageError.
     """
     if not (folder / METADATA).exists():
         if read_state(folder).get("leaves") != 0:

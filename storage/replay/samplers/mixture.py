@@ -19,7 +19,7 @@ Shares = Literal["random", "exact"]
 class MixtureSampler(Sampler):
     """Rows of a storage that holds ``sizes[0]`` rows of one dataset, then ``sizes[1]`` of another, ...; with replacement.
 
-    ``weights``: the share of each, positive or 0, of any sum. ``shares``: how many rows of a batch are of each dataset.
+    ``weights``: the share of each, positive or 0, of any sum. ``shares``: how the number of rows per dataset is chosen.
 
     - "random": the dataset of each row is drawn by the weights, so the counts are multinomial.
     - "exact": the share times the size of the batch, rounded up or down at random, so that the mean over batches is the share
@@ -49,7 +49,7 @@ class MixtureSampler(Sampler):
             shares,
         )
         self._upto = np.cumsum(self.weights)
-        self._upto[self._last_drawn :] = 1.0  # whatever rounding made of the sum
+        self._upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
         self._from = np.append(0.0, self._upto[:-1])
         self._scale = 1.0 / np.maximum(self._upto - self._from, np.finfo(float).tiny)
         self._size = np.array(self.sizes, np.float64)

@@ -1,13 +1,13 @@
 """Prioritized experience replay (Schaul, Quan, Antonoglou, Silver, ICLR 2016), proportional variant.
 
 A record with priority p is drawn with probability P = (p + eps)^alpha / sum, and comes with the importance weight
-(N P)^-beta, divided by the largest weight there is: ((p + eps)^alpha / least (p + eps)^alpha)^-beta. The least is that of
-the whole buffer, not of the batch. New records get the largest priority seen so far, so that each is drawn soon.
+(N P)^-beta, divided by the largest weight: ((p + eps)^alpha / min (p + eps)^alpha)^-beta. The minimum is over the whole
+buffer, not the batch. New records get the largest priority seen so far, so that each is drawn soon.
 
 `PrioritizedSliceSampler` draws the starts of slices by priority.
 
-A slice must fit into its episode, so none begins at the last steps of an episode. They keep their priority in the tree
-of all records (the weights are relative to its least), and count nothing in a second tree that starts are drawn from:
+A slice must fit into its episode, so none begins at the last steps of an episode. These steps keep their priority in the tree
+of all records (weights are relative to its minimum), but are zero in a second tree from which starts are drawn:
 
     priorities   3 1 2 4 | 2 5        slices of 3
     starts       3 1 0 0 | 0 0        of an episode of 4 two starts, of one of 2 none
@@ -41,7 +41,7 @@ from .sum_tree import SumTree, full
 class PrioritizedSampler(Sampler):
     """Draws in proportion to priorities, with replacement; the weights come as ``priority_weight`` (and ``_weight``).
 
-    - ``max_capacity``: how many priorities there is room for, the storage's ``max_size``; more is made as rows beyond it come.
+    - ``max_capacity``: the number of priorities to make room for, the storage's ``max_size``; it grows when later rows come.
     - ``alpha``, ``beta``: the exponents above, numbers or tensors of one; setting ``alpha`` later transforms what is stored.
     - ``eps``: added to every priority. ``dtype``: of the weights.
     - ``reduction``: how a priority of several values becomes one: max, min, mean, median or sum.
@@ -75,7 +75,7 @@ class PrioritizedSampler(Sampler):
         # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
         self._priorities = full(max_capacity, torch.nan)
         self._largest: float | None = None
-        self._checked_rows = 0  # rows that were seen to have a priority
+        self._checked_rows = 0  # rows known to have a priority
         self.tree = SumTree(max_capacity)
 
     # -- priorities --------------------------------------------------------------------------------------------------
@@ -100,29 +100,29 @@ class PrioritizedSampler(Sampler):
 
     @property
     def room(self) -> int:
-        """How many priorities there is room for now."""
+        """The current capacity in priorities."""
         return len(self._priorities)
 
     def _refill(self) -> None:
         self.tree.fill(torch.where(self._priorities.isnan(), 0.0, self._raised(self._priorities)))
 
     def _raised(self, priorities: Any) -> Any:
-        """What is stored in the tree for priorities: (p + eps)^alpha."""
+        """The values of the tree for priorities: (p + eps)^alpha."""
         return (priorities + self.eps) ** float(self._alpha)
 
     @property
     def default_priority(self) -> float:
-        """The priority of new records: the largest there was, 1 at first."""
+        """The priority of new records: the largest so far, initially 1."""
         if self.max_priority_within_buffer:
             known = self._priorities[~self._priorities.isnan()]
             return float(known.max()) if len(known) else 1.0
         return 1.0 if self._largest is None else self._largest
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Set the priorities of rows: one for each, or one for all; rows of -1 are passed over.
+        """Set the priorities of rows: one per row, or one for all; rows of -1 are skipped.
 
         ``index`` is ``[N]``, or ``[N, ndim]`` with the ``storage`` given. Raises SamplingError for priorities that are
-        negative, infinite or not numbers, and for rows that are not there.
+        negative, infinite or not numbers, and for rows that do not exist.
         """
         rows, values = _flat(index, storage), _numbers(priority)
         if len(values) not in (1, len(rows)):
@@ -134,7 +134,7 @@ class PrioritizedSampler(Sampler):
         if len(values) != len(rows):
             values = np.broadcast_to(values, rows.shape)
         words = rows.view(np.uint64)
-        if words[words.argmax()] >= known:  # negative numbers are huge ones as well
+        if words[words.argmax()] >= known:  # as unsigned words, negative numbers are huge
             self._check_rows(rows, known)
             rows, values = rows[rows >= 0], values[rows >= 0]
             if not len(rows):
@@ -144,13 +144,13 @@ class PrioritizedSampler(Sampler):
         self._set(rows, values)
 
     def _check_priorities(self, priority: Any) -> None:
-        """Raise SamplingError where `update_priority` would, whichever the rows are; what a class overrides is not asked."""
+        """Raise SamplingError for priorities that `update_priority` refuses for any rows; not if a class overrides it."""
         if not is_overridden(self, "update_priority") and len(values := _numbers(priority)):
             _largest(values)
 
     @staticmethod
     def _check_rows(rows: np.ndarray, known: int) -> None:
-        """Raise SamplingError where a row is none of ``known`` ones, nor -1."""
+        """Raise SamplingError for a row that is neither below ``known`` nor -1."""
         outside = rows[(rows < -1) | (rows >= known)]
         if len(outside):
             raise SamplingError(f"row {outside[0]} has no priority: there are {known}")
@@ -161,9 +161,9 @@ class PrioritizedSampler(Sampler):
         self.tree.update(rows, self._raised(values))
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give rows the priority of new records; rows of -1 are passed over.
+        """Give rows the priority of new records; rows of -1 are skipped.
 
-        Raises SamplingError for rows that the ``storage`` does not have; without one the sampler grows.
+        Raises SamplingError for rows that the ``storage`` does not have; without a storage the sampler grows.
         """
         if storage is not None:
             rows = _flat(index, storage)
@@ -178,14 +178,14 @@ class PrioritizedSampler(Sampler):
         if rows.max() >= self.room:
             self.reserve(max(int(rows.max()) + 1, 2 * self.room))
         if self.max_priority_within_buffer:
-            self._priorities.numpy()[rows] = np.nan  # what was overwritten does not count
+            self._priorities.numpy()[rows] = np.nan  # priorities of overwritten records do not count
         if is_overridden(self, "update_priority"):
             self.update_priority(index, self.default_priority, storage=storage)
         else:
             self._set_default(rows)
 
     def _set_default(self, rows: np.ndarray) -> None:
-        self._largest = self.default_priority  # which counts as seen, also the 1 of the very first records
+        self._largest = self.default_priority  # counts as seen, including the initial 1
         self._set(rows, np.full(len(rows), self._largest))
 
     def reserve(self, rows: int) -> None:
@@ -223,12 +223,12 @@ class PrioritizedSampler(Sampler):
         return self.tree.draw(batch_size, generator)
 
     def _forget(self, size: int) -> None:
-        """Take the priorities of all rows but the first ``size`` away."""
+        """Remove the priorities of all rows except the first ``size``."""
         self._priorities[size:] = torch.nan
         self._refill()
 
     def add_missing_priorities(self, storage: Storage) -> None:
-        """Give records that were there before the sampler was the priority of new ones, and rows that are gone none."""
+        """Give records older than the sampler the priority of new records, and remove priorities of missing rows."""
         size = require_records(storage)
         if size == self._checked_rows:
             return
@@ -242,7 +242,7 @@ class PrioritizedSampler(Sampler):
         self._checked_rows = size
 
     def _info(self, values: np.ndarray) -> dict[str, torch.Tensor]:
-        """The weights of what was drawn, from its values in the tree."""
+        """The weights of drawn rows, from their values in the tree."""
         weights = (values / self.tree.smallest) ** -float(self.beta)
         if self.dtype == torch.float32:
             weights = weights.astype(np.float32)  # rounds as torch does, in an eighth of its time
@@ -262,7 +262,7 @@ class PrioritizedSampler(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave, here or in TorchRL. Raises UsageError for a state of another size."""
+        """Load a state from ``state_dict``, of this package or of TorchRL. Raises UsageError for a state of another size."""
         if "_sum_tree" in state:
             state = _torchrl_priorities(state, self.max_capacity, within_buffer=self.max_priority_within_buffer)
         if "priorities" not in state:
@@ -302,11 +302,11 @@ class PrioritizedSampler(Sampler):
 def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: bool) -> dict[str, Any]:
     """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records.
 
-    TorchRL keeps (p + eps)^alpha in a tree of sums, and not the priorities themselves, which are worked out from it:
-    p = tree^(1 / alpha) - eps.  With alpha = 0 every record is 1 there, and gets the largest priority.
+    TorchRL keeps (p + eps)^alpha in a tree of sums instead of the priorities, which are computed from it:
+    p = tree^(1 / alpha) - eps.  With alpha = 0 every value in the tree is 1, and every record gets the largest priority.
 
-    States without ``_schema_version`` are of a time when the largest priority within the buffer was kept as it is in the
-    tree; it is then that of the priorities. Raises UsageError for another state.
+    States without ``_schema_version`` come from versions that stored the largest priority within the buffer as a value of the
+    tree; the largest of the computed priorities is used instead. Raises UsageError for any other state.
     """
     try:
         alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
@@ -324,25 +324,25 @@ def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: 
 
 
 def _check_exponent(name: str, value: Any) -> None:
-    """Raise UsageError unless it is a number from zero on."""
+    """Raise UsageError unless the value is a number >= 0."""
     if not value >= 0:
         raise UsageError(f"{name} must be greater or equal to 0, and is {value!r}")
 
 
 def _numbers(priority: Any) -> np.ndarray:
-    """Priorities as float64 ``[n]``. Raises SamplingError for other values than numbers."""
+    """Priorities as float64 ``[n]``. Raises SamplingError for values that are not numbers."""
     try:
         tensor = torch.as_tensor(priority).detach().cpu()
         try:
             return tensor.numpy().astype(np.float64).reshape(-1)
-        except (TypeError, RuntimeError):  # what NumPy cannot see: bfloat16, a negation that torch puts off
+        except (TypeError, RuntimeError):  # NumPy cannot view bfloat16, or a negation that torch defers
             return tensor.to(torch.float64).resolve_neg().numpy().reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SamplingError(f"priorities are numbers, not {priority!r}") from error
 
 
 def _largest(values: np.ndarray) -> np.float64:
-    """The largest priority. Raises SamplingError for ones that are negative, infinite or not numbers."""
+    """The largest priority. Raises SamplingError for priorities that are negative, infinite or not numbers."""
     largest: np.float64 = values[values.argmax()]  # four times as fast as max(); NaN comes first in both
     if not (values[values.argmin()] >= 0 and largest < np.inf):
         bad = values[~((values >= 0) & (values < np.inf))][0]
@@ -363,7 +363,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """`SliceSampler` and `PrioritizedSampler` in one; the weight of a slice's start comes with all its steps.
 
     Slices may end after their episode (right ``span``, which a single value sets), but not begin before it: a left span is
-    turned off with a warning. With a right span episodes that lack no more steps than it allows are drawn from as well.
+    turned off with a warning. With a right span, episodes that are too short by at most the span are drawn from as well.
     Positional arguments and ``device`` are those of `PrioritizedSampler`, all others those of
     `SliceSampler`.
     """

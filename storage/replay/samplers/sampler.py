@@ -1,12 +1,12 @@
-"""What a sampler is, and the two calls that draw a batch.
+"""The base class of samplers, and its two methods that draw a batch.
 
-Ours is ``draw``, TorchRL's ``sample(storage, batch_size) -> (index, info)``. A class of samplers defines one of them, and
-`_link_calls` makes the other one from it, in every class of its own:
+Ours is ``draw``, TorchRL's is ``sample(storage, batch_size) -> (index, info)``. A sampler class defines one of them, and
+`_link_calls` derives the other one from it, separately in each class:
 
     class A(RandomSampler): sample        A.draw calls A.sample, in which super().sample() calls RandomSampler.draw
     class B(A): draw                      B.sample calls B.draw, in which super().draw() calls A.sample
 
-So the most derived definition is what draws, whichever name it has, and ``super()`` reaches the next one.
+So the most derived definition draws, under either name, and ``super()`` calls the next definition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..timeline import Key, as_key, entry_key
 
 @dataclass(frozen=True)
 class Use:
-    """What a buffer does with its sampler: batches prefetched, windows around the records drawn, processes."""
+    """How a buffer uses its sampler: prefetched batches, windows around the drawn records, number of processes."""
 
     prefetch: int = 0
     windows: bool = False
@@ -46,7 +46,7 @@ class _Replacement(ABCMeta):
 
     if (
         not TYPE_CHECKING
-    ):  # which would take every sampler for an Any, with any arguments, instead of reading ``__init__``
+    ):  # type checkers would treat every sampler as Any, with any arguments, instead of reading ``__init__``
 
         def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
             variant = cls if replacement else vars(cls).get("without_replacement")
@@ -63,47 +63,47 @@ class _Replacement(ABCMeta):
 
     @property
     def __signature__(cls) -> Signature:
-        """That of ``__init__``, where `inspect.signature` would find the above."""
+        """The signature of ``__init__``; `inspect.signature` would find ``__call__`` of this metaclass."""
         own = cls.__init__  # type: ignore[misc]
         parameters = () if own is object.__init__ else tuple(signature(own).parameters.values())[1:]
         return Signature(parameters)
 
 
-#: The storages that samplers draw from; not attributes, which copies and checkpoints would have.
+#: The storages that samplers draw from; stored here because copies and checkpoints would include attributes.
 _claimed: WeakKeyDictionary[Sampler, ref[Storage]] = WeakKeyDictionary()
 
 
 class Sampler(metaclass=_Replacement):
     """Base of all samplers; one of your own needs ``draw``, or TorchRL's ``sample(storage, batch_size)``.
 
-    What a subclass overrides acts as in TorchRL; where it defines a method of TorchRL's that is never called here, the buffer
-    refuses it. Batches of a subclass are drawn when they are asked for (or prefetched), not before, unless it sets ``ahead``.
+    Overridden methods act as in TorchRL; a subclass that defines a method of TorchRL's that is never called here is refused
+    by the buffer. Batches of a subclass are drawn on request (or prefetched), not earlier, unless it sets ``ahead``.
 
-    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False where there are passes. ``replacement=False``
-    is taken by the constructors of samplers that have a variant without replacement, and makes that one.
+    ``ran_out`` is True after the draw that ended a pass. ``endless`` is False for samplers with passes. The constructors of
+    samplers that have a variant without replacement accept ``replacement=False``, and then make that variant.
     """
 
-    #: The variant without replacement; only of the very class that names it, not of those derived from it.
+    #: The variant without replacement; derived classes do not inherit it.
     without_replacement: ClassVar[type[Sampler] | None] = None
-    #: Whether a record may come again before all others have come; False in the variants without replacement.
+    #: Whether a record may be drawn again before all other records were drawn; False in the variants without replacement.
     replaces: ClassVar[bool] = True
 
     ran_out = False
     endless = True
-    #: Whether the sampler keeps a value of every row; rows that another process writes have none here.
+    #: Whether the sampler keeps a value for every row; it has no values for rows that another process writes.
     values_per_row = False
     #: Whether a draw depends on nothing but the storage and the generator, so that it may be made ahead of time.
     ahead = True
     #: Arguments of the constructor that may be assigned while the sampler is in use: they act from the next draw on.
     arguments: ClassVar[frozenset[str]] = frozenset()
-    #: How often one of them was assigned; what was drawn ahead before is drawn again.
+    #: How often one of these arguments was assigned; batches drawn ahead before an assignment are drawn again.
     changes = 0
-    #: The part of the data that is this process's own, in data-parallel training: (rank, world size).
+    #: The share of the data of this process in data-parallel training: (rank, world size).
     share: tuple[int, int] = (0, 1)
     drop_last = False
 
     _rng: torch.Generator | None = None
-    #: Where the rows lie that a user's ``add`` or ``extend`` is told of: [n, ndim] of a storage of several dimensions.
+    #: The coordinates of the rows passed to a user's ``add`` or ``extend``: [n, ndim], for storages of several dimensions.
     _written: Storage | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -115,7 +115,7 @@ class Sampler(metaclass=_Replacement):
         if cls.__module__.partition(".")[0] == ROOT:
             return
         if "ahead" not in own and any(callable(value) for name, value in own.items() if name not in _HARMLESS):
-            cls.ahead = False  # what the draws of a user's class depend on is not known
+            cls.ahead = False  # the draws of a user's class may depend on anything
         if "ran_out" in own and "endless" not in own:
             cls.endless = False
 
@@ -134,7 +134,7 @@ class Sampler(metaclass=_Replacement):
         self.__dict__["changes"] = self.changes + 1
 
     def _configure(self) -> None:
-        """Work out what follows from the arguments. Raises UsageError where they do not go together."""
+        """Compute attributes from the arguments. Raises UsageError for arguments that contradict each other."""
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         """The next batch. Raises SamplingError when it cannot be drawn."""
@@ -149,18 +149,18 @@ class Sampler(metaclass=_Replacement):
         return int(self.sampleable(storage, batch_size)) > 0
 
     def sampleable(self, storage: Storage, batch_size: int) -> int:
-        """How many records (or starts of slices) a batch of this size can be drawn from now, 0 when it cannot be drawn."""
+        """The number of records (or starts of slices) to draw a batch of this size from; 0 if it cannot be drawn now."""
         return len(storage)
 
     def live(self, storage: Storage) -> int:
-        """How many records the buffer has for its sampler: ``len(buffer)``."""
+        """The number of records that the sampler can draw: ``len(buffer)``."""
         return len(storage)
 
     def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
-        """Raise UsageError where the sampler cannot work with these parts of a buffer, or with its use."""
+        """Raise UsageError if the sampler does not work with these parts of a buffer, or with this use."""
 
     def _writer_for(self, writer: Any, storage: Storage) -> Any:
-        """What writes new records: ``writer`` itself, or one that chooses their rows."""
+        """The writer of new records: ``writer`` itself, or a writer that chooses other rows."""
         return writer
 
     def reserve(self, rows: int) -> None:
@@ -175,10 +175,10 @@ class Sampler(metaclass=_Replacement):
         """Records were written to these rows, ``[n]``; a user's method gets ``[n, ndim]`` for a storage of more dimensions."""
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> Any:
-        """Set the priorities of rows, where the sampler has any."""
+        """Set the priorities of rows, if the sampler has priorities."""
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> Any:
-        """Give rows the priority of new records, where the sampler has priorities."""
+        """Give rows the priority of new records, if the sampler has priorities."""
 
     def empty(self) -> None:
         """The storage was emptied."""
@@ -187,11 +187,11 @@ class Sampler(metaclass=_Replacement):
 
     @property
     def keeps_of_records(self) -> bool:
-        """Whether it keeps what is true of one storage's records alone: values of rows, or a pass under way."""
+        """Whether the sampler holds state about the records of one storage: values of rows, or an unfinished pass."""
         return self.values_per_row
 
     def _claim(self, storage: Storage) -> None:
-        """Note whose records are drawn. Raises SamplingError while it keeps something of another storage's."""
+        """Note the storage of the drawn records. Raises SamplingError while the sampler holds state about another storage."""
         before = _claimed.get(self)
         if before is not None and before() is storage:
             return
@@ -204,29 +204,29 @@ class Sampler(metaclass=_Replacement):
         _claimed[self] = ref(storage)
 
     def _leave(self) -> None:
-        """Its buffer has another storage, or another sampler, from now on."""
+        """Called when the buffer gets another storage or another sampler."""
         _claimed.pop(self, None)
 
     def position(self) -> Any:
-        """What drawing changes, besides the generator."""
+        """The state that drawing changes, besides the generator."""
         return None
 
     def set_position(self, position: Any) -> None:
-        """Go back (or on) to a position."""
+        """Go back (or forward) to a position."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: JSON values and tensors, by name."""
+        """The whole state: JSON values and tensors, by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave. Raises UsageError when it belongs to another kind of sampler."""
+        """Load a state from ``state_dict``. Raises UsageError for the state of another kind of sampler."""
 
     def dumps(self, path: Any) -> None:
         """Write the state to the folder ``path`` (see `saving`)."""
         write_state(Path(path), self.state_dict())
 
     def loads(self, path: Any) -> None:
-        """Read what `dumps` of this sampler wrote, or that of TorchRL's sampler of the same name."""
+        """Read a folder written by `dumps` of this sampler, or of TorchRL's sampler of the same name."""
         state = _read_torchrl_state(Path(path))
         self.load_state_dict(read_state(Path(path)) if state is None else state)
 
@@ -238,7 +238,7 @@ class Sampler(metaclass=_Replacement):
         return f"{type(self).__name__}()"
 
 
-#: What a subclass may define without changing what is drawn.
+#: The names that a subclass may define without changing the draws.
 _HARMLESS = frozenset(("__init__", "__repr__", "__str__"))
 
 
@@ -246,7 +246,7 @@ _METADATA_BYTES = 1 << 20
 
 
 def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
-    """What a sampler of TorchRL wrote to a folder, as its ``state_dict`` has it; None where none did.
+    """The state that a sampler of TorchRL wrote to a folder, in the form of its ``state_dict``; None if there is none.
 
     Raises DamagedDatasetError when it is not whole, UsageError for a pickle, which is not read.
     """
@@ -270,12 +270,12 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _link_calls(cls: type) -> None:
-    """Give a class of samplers the one of the two methods that it does not define."""
+    """Add to a sampler class whichever of the two methods it does not define."""
     link(cls, "draw", "sample", _other)
 
 
 def _relink(cls: type, name: str, value: Any) -> None:
-    """The class was given a ``draw`` or ``sample`` after it was made: the other one follows."""
+    """Update the other method after ``draw`` or ``sample`` was assigned to an existing class."""
     other = "sample" if name == "draw" else "draw"
     type.__setattr__(cls, other, getattr(value, MADE, None) or _other(name, value))
 
@@ -308,7 +308,7 @@ def _bound(function: Any, sampler: Sampler) -> Any:
 
 
 def draw_batch(sampler: Sampler, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-    """The next draw; by the ``sample`` that was set on this very sampler, if one was."""
+    """The next draw; by ``sample`` of the instance, if it was set there."""
     sampler._claim(storage)
     own = sampler.__dict__.get("sample")
     if own is not None and "draw" not in sampler.__dict__:
@@ -318,21 +318,21 @@ def draw_batch(sampler: Sampler, storage: Storage, batch_size: int, generator: t
 
 
 def _copied(draw: Draw) -> Draw:
-    """The same, in memory that the user's sampler does not use again for the next batch."""
+    """The same draw in new memory, because the user's sampler may reuse its own for the next batch."""
     start, lengths, goals, info = copy_of([draw.start, draw.lengths, draw.goals, draw.info])
     return replace(draw, start=start, lengths=lengths, goals=goals, info=info, notes=copy_of(draw.notes))
 
 
 def fills_up(sampler: Sampler, ran_out: bool) -> bool:
-    """Whether a part of a batch that ``ran_out`` of its pass is filled up from the next one.
+    """Whether a part of a batch that ``ran_out`` of its pass is filled up from the next pass.
 
-    With ``num_slices`` it is not: what is missing would be cut into shorter slices.
+    With ``num_slices`` it is not filled up: the missing steps would be cut into shorter slices.
     """
     return ran_out and not getattr(sampler, "num_slices", None)
 
 
 def is_known(sampler: Sampler) -> bool:
-    """Whether nothing of how the sampler draws was overridden, so that its draws can be taken back by `Sampler.position`."""
+    """Whether no method that draws is overridden, so that draws can be taken back by `Sampler.position`."""
     return not (is_overridden(sampler, "draw") or is_overridden(sampler, "sample"))
 
 
@@ -340,7 +340,7 @@ def is_known(sampler: Sampler) -> bool:
 
 
 def _by_row(draw: Draw, storage: Storage) -> tuple[Any, dict[Any, Any]]:
-    """What `sample` returns of a draw: rows, and what is known of them, slice flags included."""
+    """A draw as `sample` returns it: rows, and their info, including slice flags."""
     rows = draw.rows()
 
     def column(key: Key) -> torch.Tensor | None:
@@ -352,10 +352,10 @@ def _by_row(draw: Draw, storage: Storage) -> tuple[Any, dict[Any, Any]]:
 
 
 def _to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
-    """The draw that a user's ``sample`` stands for. Raises SamplingError for what is not ``(index, info)`` of this storage.
+    """The draw for the result of a user's ``sample``. Raises SamplingError unless it is ``(index, info)`` of this storage.
 
-    ``index``: rows as a tensor, an array or a list, ``[N]`` (negative ones count from the end), or a tuple of one of these for
-    each dimension of the storage. ``info``: values ``[N, ...]``, or single ones, which are repeated for each record.
+    ``index``: rows as a tensor, an array or a list, ``[N]`` (negative numbers count from the end), or a tuple of one of these
+    for each dimension of the storage. ``info``: values ``[N, ...]``, or single values, which are repeated for each record.
     """
     name = f"{type(sampler).__name__}.sample"
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):

@@ -4,8 +4,8 @@
                                   [1 2 3]           the last step is marked truncated (and done)
 
 An episode is chosen, then a start in it (``uniform_over="trajectories"``, as TorchRL does: the steps of short episodes
-come more often), or every possible start is alike (``"transitions"``). What may be chosen from is worked out once for
-each state of the storage's contents, so a draw costs the same however many episodes there are.
+come more often), or every possible start is equally likely (``"transitions"``). The candidates are computed once for each
+state of the storage's contents, so the cost of a draw does not depend on the number of episodes.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class SliceSampler(Sampler):
     - ``end_key``, ``end_keys`` or ``traj_key`` (also ``trajectory_key``): where the data say that episodes end (see `Edges`);
       by default the usual keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the
       rows there are.
-    - ``strict_length``: only episodes that are long enough are drawn from; without it short ones give the slices they
-      have, and batches come out shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")``
-      says which are real, where there are episodes shorter than a slice).
+    - ``strict_length``: only episodes that are long enough are drawn from. If False, shorter episodes give shorter slices,
+    and batches are shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")`` is then True for
+    real steps, if there are episodes shorter than a slice).
     - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
       one step remains, a number for at most this many steps; one value, or (left, right).
     - ``truncated_key``, ``init_key``: see `SliceMarks`; the ``done`` beside the former is set as well.
@@ -88,7 +88,7 @@ class SliceSampler(Sampler):
             "step_key",
         )
     )
-    #: What follows from the arguments, see `_configure`.
+    #: Attributes computed from the arguments, see `_configure`.
     edges: Edges
     marks: SliceMarks
     #: Whether short episodes are long enough with a right span.
@@ -125,9 +125,9 @@ class SliceSampler(Sampler):
         self.slice_len, self.num_slices = slice_len, num_slices
         self.strict_length, self.pad_output, self.uniform_over = strict_length, pad_output, uniform_over
         self.stride, self.burn_in = stride, burn_in
-        self.span: Any = span  # by `_configure` (left, right)
+        self.span: Any = span  # `_configure` makes it (left, right)
         self.end_key, self.end_keys, self.ends, self.trajectories = end_key, end_keys, ends, trajectories
-        #: As given, or what the first draw has found.
+        #: As given, or as found by the first draw.
         self.traj_key = self._given_traj_key = trajectory_key if traj_key is None else traj_key
         self.truncated_key, self.init_key = truncated_key, init_key
         self.fragmented, self.step_key = fragmented, step_key
@@ -311,7 +311,7 @@ class EpisodePool:
         self.before, self.total = ends - self.places, int(ends[-1])
 
     def draw(self, chosen: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A start in each of the episodes chosen, and the lengths where some are short."""
+        """A start in each of the chosen episodes, and the lengths if some are short."""
         # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
         offset = (torch.rand(len(chosen), dtype=torch.float64, generator=generator) * self.places[chosen]).long()
         if self.stride > 1:
@@ -324,7 +324,7 @@ class EpisodePool:
         return self.first[chosen] + begin, lengths
 
     def cut(self, chosen: torch.Tensor, offset: torch.Tensor | int = 0) -> torch.Tensor | None:
-        """How long the slices are, None where all have the full length."""
+        """The lengths of the slices; None if all have the full length."""
         if self.strict:
             return None
         lengths = (self.lengths[chosen] - offset).clamp(max=self.length)
@@ -354,7 +354,7 @@ def _both_sides(span: Span) -> tuple[bool | int, bool | int]:
 
 
 def _reach(span: bool | int, length: int) -> int:
-    """How many steps of a slice may lie outside its episode."""
+    """The number of steps of a slice that may lie outside its episode."""
     if span is True:
         return length - 1
     if span >= length:

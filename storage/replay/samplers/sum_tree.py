@@ -1,4 +1,4 @@
-"""Priorities in a tree of sums, so that drawing by priority and changing priorities cost little however many there are.
+"""Priorities in a tree of sums, so that drawing by priority and changing priorities are cheap for any number of priorities.
 
 Every node has 16 children instead of two, and a level of at most 4,096 sums is the top: a million priorities are two
 steps below it, four billion five, and each step is a handful of tensor operations on the whole batch at once (a binary
@@ -8,19 +8,19 @@ tree has twenty steps).
     level 1             [ s s s s ... s s ] x 3,907
     level 0           [ p p p p p ... p p p ] x 62,500       a million priorities
 
-    draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with what is left of m
+    draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with the rest of m
 
 Sums are kept in float64: a row is summed again, from left to right, when one of its children changes, so errors do not
-build up and the sums do not depend on the order of the changes. The least
-positive value is remembered with its place; only when that very place gets a larger one is it looked for again.
+build up and the sums do not depend on the order of the changes. The smallest
+positive value is remembered with its place; it is searched for again only if that place gets a larger value.
 
 Where numba is installed (the extra ``fast``), a process that draws often compiles these steps. The compiled loops do the
-same operations on the same numbers in the same order as the NumPy code: draws, sums and the least value are equal to the
-last bit, so that a tree may change over between any two calls. (Powers stay with NumPy, whose last bit depends on the
-processor.) Importing numba and compiling take 2 s, once in a process, in the draw after which it pays: a draw and an
-update of a million priorities are about 0.1 ms faster with the loops. numba could keep the compiled code in files, and does
-not: they are pickles in a folder that environment variables choose, and of two kinds of processors that compile at the same
-moment one might load the code of the other.
+same operations on the same numbers in the same order as the NumPy code: draws, sums and the smallest value are equal to the
+last bit, so that a tree may switch between any two calls. (Powers stay with NumPy, whose last bit depends on the
+processor.) Importing numba and compiling take 2 s, once in a process, in the draw after which it pays off: a draw and an
+update of a million priorities are about 0.1 ms faster with the loops. numba's cache of compiled code in files is not used:
+the files are pickles in a folder that environment variables choose, and if two kinds of processors compile at the same time,
+one might load the code of the other.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from ....errors import SamplingError
 
 FANOUT_BITS = 4
 FANOUT = 1 << FANOUT_BITS
-#: A level of at most this many rows is the top: its running sum is worked out at the first draw after a change.
+#: A level of at most this many rows is the top: its running sum is computed at the first draw after a change.
 TOP = 256
-#: A tree of fewer values has too little to gain from compiled loops.
+#: Trees with fewer values gain too little from compiled loops.
 LARGE = 10_000
-#: After this many draws of the process by NumPy the search is compiled: they would have saved the time that compiling takes.
+#: After this many draws by NumPy in this process the loops are compiled: they would have saved the time of compiling.
 OFTEN = 20_000
 _AT_ONCE = 1 << 12  # rows that are added up in the processor's cache
 _EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
@@ -70,7 +70,7 @@ class SumTree:
         self._top_values = torch.from_numpy(self._arrays[-1])
         self._top_sums = torch.from_numpy(self._running[1 : self._top + 1])
         self._current = True
-        self._smallest: tuple[float, int] | None = (np.inf, -1)  # and where it is; None when not known
+        self._smallest: tuple[float, int] | None = (np.inf, -1)  # and its place; None if unknown
         self._loops: Loops | None = None
 
     @property
@@ -84,7 +84,7 @@ class SumTree:
 
     @property
     def smallest(self) -> float:
-        """The least positive value, infinity where there is none."""
+        """The smallest positive value, infinity if there is none."""
         if self._smallest is None:
             values = self._arrays[0][: self.size]
             place = int(values.argmin())
@@ -97,7 +97,7 @@ class SumTree:
         return self._arrays[0][index]
 
     def update(self, index: np.ndarray, values: np.ndarray) -> None:
-        """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); where an index comes twice, its last value stays."""
+        """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); for a repeated index, the last value stays."""
         self._current = False
         if self._loops is not None and len(index) <= len(self._rows[0]) // 4:
             arrays = np.ascontiguousarray(index), np.ascontiguousarray(values)
@@ -124,7 +124,7 @@ class SumTree:
         if 0 < value <= self._smallest[0]:
             # Unless the same index came again with another value.
             self._smallest = (value, where) if self._arrays[0][where] == value else None
-        elif self._arrays[0][self._smallest[1]] != self._smallest[0]:  # it was replaced by a larger one, or by zero
+        elif self._arrays[0][self._smallest[1]] != self._smallest[0]:  # it was replaced by a larger value, or by zero
             self._smallest = None
 
     def fill(self, values: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ class SumTree:
             sums[first : min(first + _AT_ONCE, len(rows))] = _add_up(rows[first : first + _AT_ONCE])
 
     def _sums(self) -> np.ndarray:
-        """The running sum of the top level, with a zero before it, and infinity behind it."""
+        """The running sum of the top level, preceded by zero and followed by infinity."""
         if not self._current:
             torch.cumsum(self._top_values, 0, out=self._top_sums)  # a third of the time of NumPy
             self._current = True
@@ -164,11 +164,11 @@ class SumTree:
         return found, values
 
     def find(self, mass: np.ndarray) -> np.ndarray:
-        """For each ``mass`` in ``[0, total)`` the index whose stretch of the running sum it falls in."""
+        """For each ``mass`` in ``[0, total)`` the index whose interval of the running sum contains it."""
         return self._find(mass)[0]
 
     def _find(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """`find`, the values of what is found, and the least of those."""
+        """The indices as `find` returns them, their values, and the smallest of these values."""
         running = self._sums()
         if self._loops is not None:
             found, values = np.empty(len(mass), np.int64), np.empty(len(mass))
@@ -182,14 +182,14 @@ class SumTree:
         rest -= running[child]
         each = np.arange(-1, len(mass) * FANOUT - 1, FANOUT)
         for level in range(len(self._rows) - 2, -1, -1):
-            np.minimum(child, len(self._rows[level]) - 1, out=child)  # by rounding it may be behind the last one
+            np.minimum(child, len(self._rows[level]) - 1, out=child)  # rounding may lead past the last child
             inner = torch.from_numpy(self._rows[level].take(child, 0)).cumsum_(1).numpy()
             inside = _count(inner <= rest[:, None])
             np.minimum(inside, FANOUT - 1, out=inside)
             child *= FANOUT
             child += inside
             if level:
-                # What the children before the chosen one hold; nothing before the first.
+                # The sum of the children before the chosen one; zero for the first.
                 before = inner.reshape(-1)[each + inside]
                 before *= inside > 0
                 rest -= before
@@ -202,13 +202,13 @@ class SumTree:
 def _add_up(rows: np.ndarray) -> np.ndarray:
     """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` and the compiled loops do."""
     columns = np.ascontiguousarray(rows.T)
-    # Column by column, but for a single row, of which NumPy would add up every eighth first.
+    # Column by column, except for a single row, in which NumPy would first add every eighth element.
     sums: np.ndarray = np.add.reduce(columns, 0) if len(rows) > 1 else columns.cumsum(0)[-1]
     return sums
 
 
 def _count(flags: np.ndarray) -> np.ndarray:
-    """How many flags are set in each row, bool ``[n, 16]`` to int64 ``[n]``: bytes of 0 and 1, added up as words."""
+    """The number of flags set in each row, bool ``[n, 16]`` to int64 ``[n]``: bytes of 0 and 1, added as words."""
     words = flags.view(np.uint64)
     words = words[:, 0] + words[:, 1]
     words *= _EVERY_BYTE  # the top byte is now the sum of all
@@ -217,7 +217,7 @@ def _count(flags: np.ndarray) -> np.ndarray:
 
 
 def full(size: int, value: float) -> torch.Tensor:
-    """A float64 tensor ``[size]``. NumPy asks the kernel for huge pages, torch does not: random reads miss less."""
+    """A float64 tensor ``[size]``. NumPy requests huge pages from the kernel, torch does not: random reads miss less often."""
     array = np.empty(size)
     array.fill(value)
     return torch.from_numpy(array)
@@ -236,9 +236,9 @@ class Loops(NamedTuple):
 def _find_loop(
     nodes: np.ndarray, begins: np.ndarray, running: np.ndarray, mass: np.ndarray, found: np.ndarray, values: np.ndarray
 ) -> float:
-    """For each ``mass`` the leaf whose stretch of the running sum it falls in, and its value; returns the least value.
+    """For each ``mass``, find the leaf whose interval of the running sum contains it, and its value; returns the least value.
 
-    ``running``: float64 ``[4097]``, the running sum of the top level with a zero before it, and infinity behind it.
+    ``running``: float64 ``[4097]``, the running sum of the top level, preceded by zero and followed by infinity.
     """
     blocks = np.empty(_BLOCK)
     for place in range(_BLOCK):
@@ -258,7 +258,7 @@ def _find_loop(
         child = min(child, top - 1)
         found[number] = child
         values[number] = rest - running[_U(child)]
-    # Level by level, not mass by mass: the processor then waits for the memory of many of them at once.
+    # Level by level, not mass by mass: the processor then waits for many memory reads at once.
     for level in range(last - 1, -1, -1):
         begin = begins[level]
         highest = (begins[level + 1] - begin) // FANOUT - 1
@@ -286,9 +286,9 @@ def _find_loop(
 def _update_loop(
     nodes: np.ndarray, begins: np.ndarray, index: np.ndarray, values: np.ndarray, least: float, where: int
 ) -> tuple[float, int]:
-    """Set leaves and the sums above them; returns the least positive leaf and its place, 0 and -1 where not known.
+    """Set leaves and the sums above them; returns the smallest positive leaf and its place, 0 and -1 if unknown.
 
-    ``least`` and ``where`` are the same, before the change. Raises IndexError, before anything is set.
+    ``least`` and ``where`` are these values before the change. Raises IndexError, before anything is set.
     """
     leaves = begins[1] if len(begins) > 1 else len(nodes)
     for place in range(len(index)):
@@ -321,23 +321,23 @@ def _update_loop(
 
 
 _draws = 0
-_loaded: list[Loops | None] = []  # one, once it is known
+_loaded: list[Loops | None] = []  # one entry, once it is known
 _loading = threading.RLock()
 
 if hasattr(os, "register_at_fork"):
-    # A fork waits for the compiler: in the child its locks, numba's own among them, would be held for ever.
+    # A fork waits for the compiler: in the child its locks, including numba's, would never be released.
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 def _count_draw() -> Loops | None:
-    """The loops, once this process has called it often; None before, and without a numba that works here."""
+    """The loops, once this process has drawn often enough; None before, and without a working numba."""
     global _draws
     _draws += 1
     return load_loops() if _draws >= OFTEN else None
 
 
 def load_loops() -> Loops | None:
-    """The loops; None without a numba that works here, or while another thread compiles."""
+    """The loops; None without a working numba, or while another thread compiles."""
     if not _loaded and _loading.acquire(blocking=False):
         try:
             if not _loaded:

@@ -1,8 +1,8 @@
-"""Uniform samplers: with replacement, pass after pass, and pass after pass in an order that suits data still on their way.
+"""Uniform samplers: with replacement, in passes without replacement, and in passes whose order suits data being fetched.
 
-A sampler looks at the length of a storage and at its episodes, never at its data, so a draw costs the same however
-large it is. It draws from the one generator it is given: the same seed gives the same batches. Draws that are made
-ahead of time can be taken back (`Sampler.position`), so that reading ahead changes nothing.
+A sampler uses the length of a storage and its episodes, never its data, so the cost of a draw does not depend on the size
+of the data. It draws only from the given generator: the same seed gives the same batches. Draws made ahead of time can be
+taken back (`Sampler.position`), so that reading ahead does not change the batches.
 
 `Permutation` is a random permutation of 0..n-1 that is computed, not stored.
 
@@ -11,20 +11,20 @@ Feistel network on the bits of the position is a permutation of [0, 2^2b); posit
 through again until they land inside ("cycle walking"), which keeps it one to one. Black and Rogaway, "Ciphers with
 Arbitrary Finite Domains", CT-RSA 2002.
 
-On a handful of bits such a network is far from random: of 5 elements some orders come twice as often as others. Up to
-``SMALL`` elements are sorted by random numbers instead, one for each.
+On a few bits such a network is far from random: for 5 elements, some orders are twice as frequent as others. Up to
+``SMALL`` elements are sorted by random numbers instead.
 
-`BlockOrder` is a random order that stays for a while in few places.
+`BlockOrder` is a random order that reads a few groups of consecutive steps at a time.
 
     groups    consecutive steps, each the same number (but for the last group)       0 1 2 3 | 4 5 6 7 | 8 9 ...
     pools     a few groups at a time, in an order by the seed                        {4..7, 12..15} {0..3, 8..9} ...
     order     all steps of a pool, shuffled, then all of the next one                13 5 4 14 7 ... | 2 8 0 ...
 
-Every step comes once. Inside a pool the order is uniformly random. What it costs beside a shuffle of everything: a batch has
-steps of one pool only, so two batches near each other in time share their groups. With no more groups than make a pool there is
-no difference. Where a step stands is computed, as in `Permutation`, so nothing is stored and any place can be begun at.
+Every step comes once. Inside a pool the order is uniformly random. The drawback compared with a full shuffle: a batch has
+steps of one pool only, so batches near each other in time share their groups. If all groups fit into one pool, there is no
+difference. The order is computed, as in `Permutation`: nothing is stored, and a walk can begin at any place.
 
-`Passes` walks such an order, pass after pass, and is where a sampler without replacement stands.
+`Passes` walks such an order, pass after pass, and holds the position of a sampler without replacement.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ..storages.storage import Storage, require_records
 from .sampler import Sampler
 
 ROUNDS = 6
-#: The most elements that are sorted. Beyond it pairs of places, fixed points and neighbours are distributed as they should be
-#: in samples of 40,000 orders; of 64 elements successors still stay together too often.
+#: Maximum number of elements that are sorted. Beyond it, pairs of places, fixed points and neighbours are distributed as
+#: expected in samples of 40,000 orders; with 64 elements, successors still stay together too often.
 SMALL = 64
 #: Groups in a pool.
 POOL = 8
@@ -93,10 +93,10 @@ class BlockOrder:
         self.size, self.group, self.pool = size, max(1, group), pool
         self._seed = seed
         self._groups = -(-size // self.group)
-        self._missing = self._groups * self.group - size  # what the last group lacks
+        self._missing = self._groups * self.group - size  # steps missing from the last group
         self._order = Permutation(self._groups, seed)
         everywhere = self._order(np.arange(self._groups))
-        #: The pool of the last group: those after it begin earlier than whole groups would.
+        #: The pool of the last group: later pools begin earlier than they would with whole groups only.
         self._short = int(np.flatnonzero(everywhere == self._groups - 1)[0]) // pool if size else 0
         self.pools = -(-self._groups // pool)
         self._within: tuple[int, np.ndarray, Permutation] | None = None
@@ -145,32 +145,32 @@ class BlockOrder:
 class Passes:
     """Walks ``0..size-1`` pass after pass, each in a new order if shuffled; the last batch of a pass may be short.
 
-    The order of a pass is computed from one seed and the number of the pass, so where it stands is three numbers. With a
-    ``share`` (r, w) it takes the places r, r + w, r + 2w ... of the one order that all w processes have:
+    The order of a pass is computed from one seed and the number of the pass, so a position is three numbers. With a
+    ``share`` (r, w) it takes the places r, r + w, r + 2w ... of the order that all w processes share:
 
         order        4 1 7 0 6 2 5 3
         share 0 of 2 4   7   6   5
         share 1 of 2   1   0   2   3
 
-    All w are taken to be equally far, so that any other number of processes can divide what is left of a pass: those that
-    go on from a position take of the places behind it what is theirs, together every place once.
+    All w processes are assumed to have advanced equally, so that any other number of processes can divide the rest of a pass:
+    processes that continue from a position take their shares of the remaining places, together every place once.
     """
 
     def __init__(self, *, shuffle: bool, drop_last: bool, order: Callable[[int, int], Any] = Permutation) -> None:
         self.shuffle, self.drop_last, self._make_order = shuffle, drop_last, order
         self.ran_out = False
-        #: Passes that were begun and not ended, since the storage had another size.
+        #: Number of passes that a change of the storage's size ended early.
         self.restarts = 0
         self._seed: int | None = None
         self._pass = self._next = self._size = 0
-        self._world = 1  # of which _next places each are behind
+        self._world = 1  # processes that have each taken _next places
         self._order: Callable[[np.ndarray], np.ndarray] | None = None
-        self._given: torch.Tensor | None = None  # what was left of the first pass, where that was given as a list
+        self._given: torch.Tensor | None = None  # the rest of the first pass, if given as a list
 
     def take(self, size: int, count: int, generator: torch.Generator, share: tuple[int, int] = (0, 1)) -> torch.Tensor:
-        """The next ``count`` of them, or what is left of the pass."""
+        """The next ``count`` numbers, or the rest of the pass."""
         rank, world = share
-        if size != self._size:  # the storage has grown or shrunk: what was walked means nothing now
+        if size != self._size:  # the storage has grown or shrunk: the old position is meaningless
             self.restarts += self._next > 0
             self._size, self._next, self._order, self._given = size, 0, None, None
         # With drop_last all processes take the same number of batches, else together they take everything.
@@ -180,7 +180,7 @@ class Passes:
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
         if world != self._world:
             self._next, self._world = -(-max(0, self._next * self._world - rank) // world), world
-            if self._next >= own:  # others take the last places
+            if self._next >= own:  # other processes take the last places
                 self._next, self._pass, self._order = 0, self._pass + 1, None
         if self.shuffle and self._seed is None:
             self._seed = int(torch.randint(1 << 62, (), generator=generator))
@@ -197,7 +197,7 @@ class Passes:
         return taken
 
     def _current_order(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What the places of the pass under way hold; None where they hold themselves."""
+        """The order of the current pass, as a function of places; None for the identity."""
         if self._order is None and self._given is not None and self._pass == 0:
             self._order = partial(_listed, self._given, self._size - len(self._given))
         elif self._order is None and self.shuffle:
@@ -207,28 +207,28 @@ class Passes:
         return self._order
 
     def ahead(self) -> tuple[Callable[[np.ndarray], np.ndarray] | None, int]:
-        """The order of the pass under way (or next), and how many of this process's places are behind."""
+        """The order of the current (or next) pass, and the number of places that this process has taken."""
         return self._current_order() if self._size else None, self._next
 
     @property
     def under_way(self) -> bool:
-        """Whether a part of a pass was taken."""
+        """Whether a pass has begun and not ended."""
         return self._next > 0
 
     def rest(self) -> torch.Tensor | None:
-        """What is left of the pass under way, in order, int64 ``[n]``; None before the first draw."""
+        """The rest of the current pass, in order, int64 ``[n]``; None before the first draw."""
         if not self._size or (self.shuffle and self._seed is None and self._given is None):
             return None
         places, order = np.arange(self._next, self._size), self._current_order()
         return torch.from_numpy(places if order is None else order(places).copy())
 
     def state(self) -> dict[str, Any]:
-        """The position, and the list that the first pass goes by if it was given one; JSON and tensors, by name."""
+        """The position, and the list of the first pass if one was given; JSON and tensors, by name."""
         given = {} if self._given is None else {"rest": self._given.clone()}
         return {"passes": list(self.position()), **given}
 
     def load_state(self, state: dict[str, Any], world: int = 1) -> None:
-        """Continue from what ``state`` gave; ``rest`` (int64 ``[n]``) is what the first pass ends with."""
+        """Continue from a result of ``state``; ``rest`` (int64 ``[n]``) is the rest of the first pass."""
         before, rest = self.position(), state.get("rest")
         if rest is not None:
             rest = torch.as_tensor(rest).reshape(-1).long().clone()
@@ -247,11 +247,11 @@ class Passes:
         self.__dict__.update(_seed=seed, _pass=0, _next=0, _order=None, _given=None)
 
     def skip(self, count: int) -> None:
-        """Go to the beginning of the pass that is ``count`` after the one under way (or next)."""
+        """Go to the beginning of the pass ``count`` passes after the current (or next) one."""
         self._pass, self._next, self._order, self._given, self.ran_out = self._pass + count, 0, None, None, False
 
     def restart(self) -> None:
-        """Forget the pass under way."""
+        """Forget the current pass."""
         self._next, self._size, self._order, self._given, self.ran_out = 0, 0, None, None, False
 
     def position(self) -> tuple[int, int, int, int, bool, int]:
@@ -259,12 +259,12 @@ class Passes:
         return (seed, self._pass, self._next, self._size, self.ran_out, self._world)
 
     def set_position(self, position: Any, world: int = 1) -> None:
-        """Continue from what ``position`` gave; ``world``: of how many processes, where it does not say that.
+        """Continue from a result of ``position``; ``world``: the number of processes, if the position does not state it.
 
         Raises UsageError for anything else.
         """
         given = list(position) if isinstance(position, (list, tuple)) else []
-        if len(given) == 5:  # of TorchRL, and before the position had it
+        if len(given) == 5:  # from TorchRL, and from versions without this number
             given.append(world)
         if len(given) != 6 or not all(type(value) in (int, bool) and -1 <= value < 1 << 63 for value in given):
             raise UsageError(f"{position!r} is not the position of a sampler without replacement")
@@ -276,7 +276,7 @@ class Passes:
 
 
 def _listed(values: torch.Tensor, first: int, places: np.ndarray) -> np.ndarray:
-    """What a list holds that begins at the place ``first``."""
+    """The values at ``places`` of a list that begins at the place ``first``."""
     found: np.ndarray = values.numpy()[places - first]
     return found
 
@@ -308,7 +308,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def _configure(self) -> None:
         if bool(self.shuffle) != self.passes.shuffle:
-            self.passes.restart()  # the rest of the pass has another order
+            self.passes.restart()  # the rest of the pass changes its order
         self.passes.shuffle, self.passes.drop_last = bool(self.shuffle), bool(self.drop_last)
 
     @property
@@ -366,9 +366,9 @@ RandomSampler.without_replacement = SamplerWithoutReplacement
 
 
 class BlockSampler(SamplerWithoutReplacement):
-    """Every step once a pass; for a while all steps are of ``pool`` groups of ``group`` consecutive steps.
+    """Every step once a pass, from ``pool`` groups of ``group`` consecutive steps at a time.
 
-    The order depends on the seed and on these two numbers alone. The storage is told which steps come next
+    The order depends only on the seed and these two numbers. The storage is told which steps come next
     (`Storage.will_read`), so that they can be fetched.
     """
 
@@ -385,7 +385,7 @@ class BlockSampler(SamplerWithoutReplacement):
         return draw
 
     def _announce(self, storage: Storage) -> None:
-        """Tell the storage what the pool that is drawn from holds, and the next one."""
+        """Tell the storage the steps of the current pool and of the next one."""
         order, place = self.passes.ahead()
         if not isinstance(order, BlockOrder):
             return
