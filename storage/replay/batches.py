@@ -144,7 +144,9 @@ class StateRows:
     def split(self, sizes: list[int]) -> list[StateRows]:
         """The rows of several joined draws as one object per draw; ``sizes``: the number of pieces of each."""
         windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
-        return [StateRows(row, windows[number], self.sliced) for number, row in enumerate(self.row.split(sizes))]
+        return [
+            StateRows(row, windows[number], self.sliced) for number, row in enumerate(self.row.split_with_sizes(sizes))
+        ]
 
 
 @dataclass
@@ -169,7 +171,7 @@ class Places:
     def split(self, sizes: list[int]) -> list[Places]:
         """The places of several joined draws as one object per draw; ``sizes``: the number of steps of each."""
         parts = (self.position, self.episode, self.low, self.high, self.last)
-        columns = ([None] * len(sizes) if part is None else part.split(sizes) for part in parts)
+        columns = ([None] * len(sizes) if part is None else part.split_with_sizes(sizes) for part in parts)
         return [Places(self.timeline, *pieces) for pieces in zip(*columns)]
 
 
@@ -535,8 +537,11 @@ def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
     """The batches that were read together, one by one."""
     sizes = [draw.steps for draw in draws]
     names = list(together.columns)
-    pieces = zip(*(together.columns[name].split(sizes) for name in names)) if names else iter([()] * len(draws))
-    indices = together.index.split(sizes)
+    # `split` would go through Python in torch: this is done for every leaf of small batches.
+    pieces = (
+        zip(*(together.columns[name].split_with_sizes(sizes) for name in names)) if names else iter([()] * len(draws))
+    )
+    indices = together.index.split_with_sizes(sizes)
     places: Sequence[Places | None] = [None] * len(draws) if together.places is None else together.places.split(sizes)
     state_rows: Sequence[StateRows | None] = [None] * len(draws)
     if together.state_rows is not None:

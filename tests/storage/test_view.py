@@ -102,6 +102,20 @@ def test_episodes_of_several_datasets(pair, first, second, seed):
     assert torch.equal(windows["action"], actions.where(inside, torch.tensor(0)))
 
 
+def test_windows_that_all_cross_an_edge(pair):
+    a, b = pair
+    shortest = [int(one.episodes.length.argmin()) for one in pair]
+    both = rbdata.concat([a.select(episodes=shortest[:1]), b.select(episodes=shortest[1:])])
+    longest = int(both.episodes.length.max())
+    windows = both.read(torch.arange(len(both)), before=0, after=longest, keys=["action"])
+    assert torch.equal(
+        windows["mask"].sum(1), torch.cat([torch.arange(n, 0, -1) for n in both.episodes.length.tolist()])
+    )
+    actions = both.to_tensordict()["action"]
+    for row, mask in enumerate(windows["mask"]):
+        assert torch.equal(windows["action"][row][mask], actions[row : row + int(mask.sum())])
+
+
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(low=st.integers(0, 20), count=st.integers(1, 40), by=st.integers(1, 3))
 def test_steps(pair, low, count, by):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ListLike
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -199,10 +198,10 @@ def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> l
     windows = torch.tensor([len(draw.start) for draw in draws])
     sizes = (windows * unit.records).tolist()
     together.info["sequence_id"] -= torch.from_numpy(np.repeat((windows.cumsum(0) - windows).numpy(), sizes))
-    pieces = zip(*(value.split(sizes) for value in together.info.values()))
+    pieces = zip(*(value.split_with_sizes(sizes) for value in together.info.values()))
     return [
-        replace(together, start=start, info=dict(zip(together.info, piece)), notes=dict(together.notes))
-        for start, piece in zip(together.start.split(sizes), pieces)
+        Draw(start, info=dict(zip(together.info, piece)), notes=dict(together.notes), overlapping=True)
+        for start, piece in zip(together.start.split_with_sizes(sizes), pieces)
     ]
 
 

@@ -48,13 +48,14 @@ class MixtureSampler(Sampler):
             tuple((numbers / numbers.sum()).tolist()),
             shares,
         )
-        self._upto = np.cumsum(self.weights)
-        self._upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
-        self._from = np.append(0.0, self._upto[:-1])
-        self._scale = 1.0 / np.maximum(self._upto - self._from, np.finfo(float).tiny)
+        upto = np.cumsum(self.weights)
+        upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
+        self._edges = upto[:-1]
+        self._from = np.append(0.0, self._edges)
+        self._scale = 1.0 / np.maximum(upto - self._from, np.finfo(float).tiny)
         self._size = np.array(self.sizes, np.float64)
-        self._end = np.cumsum(self.sizes)
-        self._first = self._end - self.sizes
+        end = np.cumsum(self.sizes)
+        self._rows, self._first, self._last = int(end[-1]), end - self.sizes, end - 1
 
     @property
     def _last_drawn(self) -> int:
@@ -62,23 +63,22 @@ class MixtureSampler(Sampler):
         return max(number for number, weight in enumerate(self.weights) if weight)
 
     def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
-        if len(storage) != sum(self.sizes):
-            raise UsageError(f"the sampler is for {sum(self.sizes)} rows, the storage has {len(storage)}")
+        if len(storage) != self._rows:
+            raise UsageError(f"the sampler is for {self._rows} rows, the storage has {len(storage)}")
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        if len(storage) != sum(self.sizes):
-            raise SamplingError(f"the sampler is for {sum(self.sizes)} rows, the storage has {len(storage)}")
+        if len(storage) != self._rows:
+            raise SamplingError(f"the sampler is for {self._rows} rows, the storage has {len(storage)}")
         places = torch.rand(batch_size, dtype=torch.float64, generator=generator).numpy()
-        if (
-            self.shares == "random"
-        ):  # where in the share of its dataset a number lies says which row: 53 bits are enough
-            which = np.searchsorted(self._upto[:-1], places, "right")
+        if self.shares == "random":
+            # Where in the share of its dataset a number lies says which row: 53 bits are enough.
+            which = self._edges.searchsorted(places, "right")
             places = (places - self._from.take(which)) * self._scale.take(which)
         else:
             begin = torch.rand(1, dtype=torch.float64, generator=generator).item()
-            which = np.searchsorted(self._upto[:-1], (np.arange(batch_size) + begin) / batch_size, "right")
+            which = self._edges.searchsorted((np.arange(batch_size) + begin) / batch_size, "right")
         rows = self._first.take(which) + (places * self._size.take(which)).astype(np.int64)
-        return Draw(torch.from_numpy(np.minimum(rows, self._end.take(which) - 1)))
+        return Draw(torch.from_numpy(np.minimum(rows, self._last.take(which))))
 
     def __repr__(self) -> str:
         return f"MixtureSampler(sizes={list(self.sizes)}, weights={list(self.weights)}, shares={self.shares!r})"
