@@ -10,13 +10,13 @@ A buffer in a folder: all of it or, when writing fails, the checkpoint that was 
     writer/metadata.json       {"cursor", "write_count", ...}; other writers: a state
     sampler/ position/ transforms/   states
     buffer_metadata.json       {"batch_size", "consume_after_n_samples": null or a number}
-    rbdata_checkpoint.json     format version 1: what the parts are, and size and crc32c of every file; written last
+    rbdata_checkpoint.json     format version 1: the kinds of the parts, and size and crc32c of every file; written last
 
 Storage, writer and buffer_metadata.json are as TorchRL 0.14 writes them, so each reads the other's (with a random
 sampler).
 
-The folder is written beside its place and renamed into it (see `CheckpointWriter`). A storage in files that lie in
-``<path>/storage`` already is not copied: there the data are in_place, and there is no older state of them to keep.
+The folder is written beside its destination and renamed to it (see `CheckpointWriter`). The files of a storage that already
+lie in ``<path>/storage`` are not copied: these data are in_place, and no older state of them is kept.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ FOREIGN = "buffer_metadata.json"
 
 
 class CheckpointWriter:
-    """A checkpoint being written, as a context: on success it takes its place, on failure nothing has changed.
+    """A checkpoint being written, as a context: on success it replaces the old one, on failure nothing has changed.
 
-    ``in_place``: part of it lies in its final place already, so the rest is written there too.
+    ``in_place``: a part already lies at the destination, so the rest is written there too.
     """
 
     def __init__(self, path: Any, *, in_place: bool = False) -> None:
@@ -124,11 +124,11 @@ class CheckpointWriter:
         write_state(self.path / name, state)
 
     def describe(self, kind: str, about: dict[str, Any]) -> None:
-        """Write what the checkpoint is; call it when everything else is there."""
+        """Write the description of the checkpoint; call it last."""
         files = {}
         for path in self._own_files():
             name = path.relative_to(self.path).as_posix()
-            # Data that in_place on in place change after this: only what is written here is summed.
+            # Data in place may change after this: only files written here get a checksum.
             size, is_mapped = path.stat().st_size, self._in_place and name.startswith("storage/")
             files[name] = [size, None if is_mapped else sum_range(path, 0, size)[1]]
         record = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind, "about": about, "files": files}
@@ -136,7 +136,7 @@ class CheckpointWriter:
         write_atomically(self.path / FILENAME, json.dumps(record, indent=1).encode())
 
     def _own_files(self) -> list[Path]:
-        """All files, in order, but the description and those of checkpoints inside this one."""
+        """All files, in order, except the description and the files of checkpoints inside this one."""
         found: list[Path] = []
         for top, folders, names in os.walk(self.path):
             folder = Path(top)
@@ -150,9 +150,9 @@ class CheckpointWriter:
 
 
 class Checkpoint:
-    """A checkpoint, checked: ``path`` and what it says ``about`` itself.
+    """A checked checkpoint: its ``path``, and its description ``about``.
 
-    One that TorchRL wrote says nothing; its storage, writer and batch size are taken.
+    A checkpoint from TorchRL has no description; its storage, writer and batch size are loaded.
     """
 
     def __init__(self, path: Any, kind: str) -> None:
@@ -200,7 +200,7 @@ class Checkpoint:
                 raise DamagedDatasetError(f"the checkpoint is damaged: {path} is not the file that was saved")
 
     def inside(self, name: str) -> Path:
-        """A path in the checkpoint. Raises DamagedDatasetError for one that leads out of it, by its name or by a link."""
+        """A path in the checkpoint. Raises DamagedDatasetError for a path that leads out of it, by its name or by a link."""
         parts = name.split("/")
         path = self.path.joinpath(*parts)
         folders = [self.path.joinpath(*parts[: level + 1]) for level in range(len(parts))]
@@ -224,9 +224,9 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make every file durable before the old checkpoint goes."""
+    """Make every file durable before the old checkpoint is removed."""
     found = list(folder.rglob("*"))
-    # Side by side, as the files of a list of records may be thousands, and each waits for the disk.
+    # In parallel: a list of records may have thousands of files, and each sync waits for the disk.
     with ThreadPoolExecutor(16, "rbdata-sync") as pool:
         list(pool.map(_sync_file, (path for path in found if path.is_file())))
     for path in found:
@@ -250,7 +250,7 @@ def dump(buffer: Any, path: Any) -> None:
     """Write a `ReplayBuffer` to the folder ``path``. Raises UsageError for contents that only pickle could write."""
     storage = buffer.storage
     in_place = isinstance(storage, LazyMemmapStorage) and storage.scratch_dir == Path(path).absolute() / "storage"
-    # The lock is released first: nobody waits while the disk does.
+    # The lock is released first: no thread waits for the disk.
     with CheckpointWriter(path, in_place=in_place) as folder, buffer._lock:
         dump_into(buffer, folder)
 
@@ -258,8 +258,8 @@ def dump(buffer: Any, path: Any) -> None:
 def load(buffer: Any, path: Any) -> None:
     """Read a checkpoint into a buffer made of the same parts.
 
-    Raises NotADatasetError when there is none, DamagedDatasetError when it is not whole, UsageError or SchemaError when it
-    belongs to another buffer; the buffer is then as it was before.
+    Raises NotADatasetError if there is none, DamagedDatasetError if it is incomplete, UsageError or SchemaError if it belongs
+    to another buffer; the buffer then stays unchanged.
     """
     load_from(buffer, Checkpoint(path, type(buffer).__name__))
 
@@ -272,7 +272,7 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     storage, writer = buffer.storage, buffer.writer
     if buffer._save_hooks and not isinstance(storage, TensorStorage):
         raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
-    with storage.read_lock:  # other processes may write: the rows, and where the next one goes, are of one moment
+    with storage.read_lock:  # other processes may write: rows and cursor must be consistent
         storage.dumps(folder.path / "storage", *([buffer._save_hooks] if buffer._save_hooks else []))
         writer.dumps(folder.path / "writer")
         newest = storage.newest
@@ -307,7 +307,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         if part in about and about[part] != have and not (part == "storage" and _alike(about[part], have)):
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
-    own = "sampler" in about  # of TorchRL's there are writer and storage
+    own = "sampler" in about  # checkpoints from TorchRL have only writer and storage
     loading = [name for name in ("sampler", "writer") if own and is_overridden(getattr(buffer, name), "loads")]
     names = [name for name in ("sampler", "position", "transforms") if own and name not in loading]
     states = {name: read_state(checkpoint.inside(name)) for name in names}
@@ -325,7 +325,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
             generator, batches = position["generator"], check_count(position.get("batches", 0))
             order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
         _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, writer))
-    for name in loading:  # by a method of the user's, which reads what the user's ``dumps`` wrote
+    for name in loading:  # by a user's method, which reads what the user's ``dumps`` wrote
         getattr(buffer, name).loads(checkpoint.path / name)
     if not own:
         buffer.sampler.empty()
@@ -341,7 +341,7 @@ def _batch_size(checkpoint: Checkpoint, rows: int) -> int | None:
 
 
 def _alike(there: Any, have: str) -> bool:
-    """Storages of tensors hold each other's contents."""
+    """Whether a storage can load the contents of another kind: all storages of tensors can exchange contents."""
     kin = ("TensorStorage", "LazyTensorStorage", "LazyMemmapStorage")
     return there in kin and have in kin
 
@@ -362,7 +362,7 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
             raise UsageError(f"the checkpoint holds tensors, which a {type(storage).__name__} does not")
         storage.loads(folder)
         return
-    newest = checkpoint.about.get("newest")  # which older versions wrote nowhere else
+    newest = checkpoint.about.get("newest")  # older versions wrote it only here
     storage.loads(folder, buffer._load_hooks, writer.get("_cursor") if newest is None else newest + 1)
 
 
@@ -370,7 +370,7 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
 
 
 def state_of(buffer: Any) -> dict[str, Any]:
-    """`ReplayBuffer.state_dict`, of which the caller holds the lock."""
+    """`ReplayBuffer.state_dict`; the caller holds the buffer's lock."""
     order: OrderState = buffer._pipeline.state()
     return {
         "_storage": buffer.storage.state_dict(),
@@ -391,7 +391,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     if missing:
         raise UsageError(f"the state lacks {', '.join(missing)}: it is not a buffer's")
     storage, cursor = state["storage"], state["writer"].get("_cursor")
-    if "position" not in state and cursor:  # of TorchRL, whose storages do not say which row was written last
+    if "position" not in state and cursor:  # a state from TorchRL, whose storages do not state the newest row
         storage = {"newest": int(cursor) - 1, **storage}
     order = {"batches": check_count(state.get("batches", 0))}
     generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
@@ -410,10 +410,10 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
 
 
 def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:
-    """Load the states of the parts, as far as they are there, go to the ``order`` (what of an `OrderState` is known), and load
-    the storage last: it writes nothing when what it is given does not fit.
+    """Load the available states of the parts, go to the ``order`` (the known fields of an `OrderState`), and load the storage
+    last: it writes nothing if its state does not fit.
 
-    After an error the buffer is as it was.
+    After an error the buffer is unchanged.
     """
     every: dict[str, Any] = {"sampler": buffer.sampler, "transforms": buffer.transform, "writer": buffer.writer}
     parts = {name: part for name, part in every.items() if name in states}

@@ -1,4 +1,4 @@
-"""Devices: which there are, and moving batches to them through pinned memory."""
+"""Devices: checking them, and moving batches to them through pinned memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _streams = threading.local()
 
 
 def check_device(given: Any) -> torch.device:
-    """A device. Raises UsageError for what is not one, and for a GPU that this machine does not have."""
+    """The device. Raises UsageError for values that do not name a device, and for a GPU that this machine does not have."""
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:
@@ -32,8 +32,8 @@ def check_device(given: Any) -> torch.device:
 def to_device(batch: Any, device: torch.device | None, pin: bool) -> Any:
     """The batch in pinned memory if asked for, then on the device.
 
-    A copy to a GPU goes through a stream of the calling thread and is complete on return: from a prefetch thread it runs
-    beside what the caller computes.
+    A copy to a GPU goes through a stream of the calling thread and is complete on return: in a prefetch thread it overlaps
+    with the caller's computations.
     """
     if pin and torch.cuda.is_available():
         batch = batch.pin_memory()

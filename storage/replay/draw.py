@@ -1,15 +1,15 @@
-"""What a sampler hands to the reader: which steps make a batch.
+"""Draws: the steps of a batch, as a sampler passes them to the reader.
 
-A draw is a number of pieces, each some consecutive steps. Single steps are named by the row they are stored in. Pieces
-longer than one step are named by their place in time (`timeline`), since a ring that has wrapped holds consecutive
-steps in rows that are not:
+A draw consists of pieces of consecutive steps. Single steps are identified by their storage row. Longer pieces are identified
+by their position in time (`timeline`), because a ring that has wrapped holds consecutive steps in rows that are not
+consecutive:
 
     transitions      start = rows                      length 1
     slices of 3      start = positions p, q            p p+1 p+2 | q q+1 q+2
     short slices     lengths = 3, 2                    p p+1 p+2 | q q+1
     padded           lengths = 3, 2, padded            p p+1 p+2 | q q+1 q+1      (the last step repeated, masked)
 
-`mark_slices` sets the flags of slices: one ends for the learner where its last step does, whatever the episode did there.
+`mark_slices` sets the flags of slices: for the learner a slice ends with its last step, even if the episode continues.
 
 slice [s2 s3 s4] of an episode that goes on        truncated  F F T       done = done | truncated
 """
@@ -27,7 +27,7 @@ from .timeline import Key, Timeline
 
 @dataclass(frozen=True)
 class SliceMarks:
-    """Which flags a slice gets: ``truncated`` on its last step (and done), ``init`` on its first; None switches off."""
+    """The keys of the flags of a slice: ``truncated`` on its last step (and done), ``init`` on its first; None: no flag."""
 
     truncated: Key | None = ("next", "truncated")
     init: Key | None = ("is_init",)
@@ -37,11 +37,10 @@ class SliceMarks:
 class Draw:
     """Pieces of ``length`` steps from each of ``start`` (int64 ``[n]``).
 
-    ``lengths`` (int64 ``[n]``) is set where pieces may be shorter. With a ``timeline`` starts are positions in time,
-    without one they are storage rows. ``info`` holds what the sampler knows of each step drawn (importance weights),
-    ``notes`` what it says of the draw as a whole. ``overlapping``: single steps that follow each other, so that the same
-    rows are wanted several times. ``goals`` (int64): the rows that goals are taken from, as a `pipeline.Relabeling`
-    chose them.
+    ``lengths`` (int64 ``[n]``) is set if pieces may be shorter. With a ``timeline``, starts are positions in time, otherwise
+    storage rows. ``info``: the sampler's values for each drawn step (importance weights); ``notes``: its values for the whole
+    draw. ``overlapping``: single steps that follow each other, so that the same rows are read several times. ``goals``
+    (int64): the rows from which goals are taken, chosen by a `pipeline.Relabeling`.
     """
 
     start: torch.Tensor
@@ -69,7 +68,7 @@ class Draw:
 
     @property
     def steps(self) -> int:
-        """How many steps were drawn, padding included."""
+        """The number of drawn steps, including padding."""
         if self.lengths is None or self.padded:
             return len(self.start) * self.length
         return int(self.lengths.sum())
@@ -79,7 +78,7 @@ class Draw:
         return torch.full((len(self.start),), self.length) if self.lengths is None else self.lengths
 
     def indices(self) -> torch.Tensor:
-        """All steps drawn, in order: rows, or positions where there is a timeline; int64 ``[steps]``."""
+        """All drawn steps in order: positions with a timeline, otherwise rows; int64 ``[steps]``."""
         if self.length == 1:
             return self.start
         offsets = torch.arange(self.length)
@@ -94,7 +93,7 @@ class Draw:
         return self.indices() if self.timeline is None else self.timeline.rows(self.indices())
 
     def ends(self) -> torch.Tensor:
-        """Where in ``indices`` the last step of every piece is, int64 ``[n]``."""
+        """The place in ``indices`` of the last step of every piece, int64 ``[n]``."""
         if self.lengths is None:
             return torch.arange(self.length - 1, len(self.start) * self.length, self.length)
         if self.padded:
@@ -102,7 +101,7 @@ class Draw:
         return self.lengths.cumsum(0) - 1
 
     def beginnings(self) -> torch.Tensor:
-        """Where in ``indices`` the first step of every piece is, int64 ``[n]``."""
+        """The place in ``indices`` of the first step of every piece, int64 ``[n]``."""
         return self.ends() - self.each_length() + 1
 
     def mask(self) -> torch.Tensor:
@@ -127,13 +126,13 @@ def expand_to_records(value: torch.Tensor, tail: tuple[int, ...]) -> torch.Tenso
 
 
 def mark_slices(draw: Draw, columns: dict[str, torch.Tensor], tail: tuple[int, ...] = ()) -> None:
-    """Put the flags into columns (by path, ``[steps, ...]``) that belong to nobody else."""
+    """Put the flags into columns (by path, ``[steps, ...]``), whose memory must not be shared."""
     flags = slice_flags(draw, lambda key: columns.get("/".join(key)), tail)
     columns.update({"/".join(key): value for key, value in flags.items()})
 
 
 def flag_keys(draw: Draw) -> list[Key]:
-    """The keys of what `slice_flags` may say of a draw."""
+    """The keys that `slice_flags` may return for a draw."""
     marks = draw.marks
     if marks is None:
         return []
@@ -166,7 +165,7 @@ def slice_flags(
             flags[key] = flag
     if marks.init is not None:
         flag = column(marks.init)
-        if flag is not None:  # data that do not say where episodes begin are not told either
+        if flag is not None:  # only if the data have this flag
             flags[marks.init] = flag.index_fill_(0, draw.beginnings(), True)
     if draw.padded:
         flags["collector", "mask"] = expand_to_records(draw.mask(), tail)

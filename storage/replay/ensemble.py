@@ -35,7 +35,7 @@ from .writers import Writer
 
 
 def _pick_members(index: Any, count: int) -> int | list[int]:
-    """A member's number for a number, a list of them for anything else. Raises IndexError when there is no such member."""
+    """A member's number for an int index, a list of numbers for any other. Raises IndexError if there is no such member."""
     if index is Ellipsis or isinstance(index, slice):
         return list(range(count))[slice(None) if index is Ellipsis else index]
     numbers = torch.as_tensor(index)
@@ -50,7 +50,7 @@ def _pick_members(index: Any, count: int) -> int | list[int]:
 
 
 class _EnsemblePart:
-    """What storages, samplers and writers of ensembles have in common: the ``parts``, one of each member."""
+    """Base of the storages, samplers and writers of ensembles; ``parts`` has the part of each member."""
 
     parts: tuple[Any, ...]
 
@@ -73,14 +73,14 @@ class _EnsemblePart:
         return iter(self.parts)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empty every one of them."""
+        """Empty all parts."""
         for part in self.parts:
             part.empty()
 
     _empty = empty
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, by the number of the member."""
+        """The states of all parts, by member number."""
         return {str(member): part.state_dict() for member, part in enumerate(self.parts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,10 +167,11 @@ class WriterEnsemble(_EnsemblePart, Writer):
 class SamplerEnsemble(_EnsemblePart, Sampler):
     """The samplers of an ensemble's members, and which members a batch comes from.
 
-    - ``p``: probabilities of the members, any numbers that are not negative; None: all alike. ``"sampleable"``: in proportion
-      to what can be drawn from each at that moment (records, or starts of slices); members too small for their part have none.
+    - ``p``: probabilities of the members, as weights >= 0 of any sum; None: equal. ``"sampleable"``: in proportion to the
+    number of records (or starts of slices) that can be drawn from each at that moment; 0 for members too small for their
+    part.
     - ``sample_from_all``: a part from every member, in order; excludes ``p``.
-    - ``num_buffer_sampled``: how many parts a batch has; the default is the number of members.
+    - ``num_buffer_sampled``: the number of parts of a batch; the default is the number of members.
 
     ``p`` may be assigned at any time.
     """
@@ -242,7 +243,7 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
         return torch.multinomial(p, self.num_buffer_sampled, replacement=True, generator=generator)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, Any]:
-        """``(index, infos)``: a TensorDict of ``buffer_ids`` ``[k]`` and ``index`` ``[k, n]``, and what each sampler says."""
+        """``(index, infos)``: a TensorDict of ``buffer_ids`` ``[k]`` and ``index`` ``[k, n]``, and the info of each sampler."""
         if not isinstance(storage, StorageEnsemble):
             raise UsageError(f"a SamplerEnsemble samples from a StorageEnsemble, not from a {type(storage).__name__}")
         part = self.part_size(batch_size)
@@ -254,7 +255,7 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
 
 
 def _check_members(buffers: Sequence[Any]) -> None:
-    """Raise UsageError if an element is not a buffer, or draws by a method that is not called here, or if there are none."""
+    """Raise UsageError if there are no buffers, an element is not a buffer, or its draw method is never called here."""
     strangers = [type(buffer).__name__ for buffer in buffers if not isinstance(buffer, ReplayBuffer)]
     if not buffers or strangers:
         message = f"an ensemble needs buffers, not {', '.join(strangers) or 'nothing'}"
@@ -273,9 +274,9 @@ def _check_called(part: Any, names: Sequence[str], instead: str) -> None:
 
 
 def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
-    """``size`` records of a member, and their info; where a pass of its sampler ends, records of the next one follow.
+    """``size`` records of a member, and their info; if a pass of its sampler ends, records of the next pass follow.
 
-    ``ahead``: parts of this size may be prefetched. ``copied``: what the user's code made is kept while it makes another part.
+    ``ahead``: parts of this size may be prefetched. ``copied``: copy data from the user's code, which then makes another part.
     """
     pieces: list[tuple[Any, dict[Any, Any]]] = []
     missing = size
@@ -307,23 +308,23 @@ def _are_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 
 
 def _stack_parts(parts: list[Any]) -> Any:
-    """Parts beside each other; those of TensorDicts that are not alike as a lazy stack."""
+    """The stacked parts; TensorDicts whose layouts differ become a lazy stack."""
     if not isinstance(parts[0], TensorDictBase):
         return stack(parts)
-    if {part.device for part in parts} == {None, torch.device("cpu")}:  # lists say nothing of it, which is the same
+    if {part.device for part in parts} == {None, torch.device("cpu")}:  # no device (lists) means the CPU
         parts = [part.to("cpu") for part in parts]
     return LazyStackedTensorDict.maybe_dense_stack(parts)
 
 
 def _concatenate(batches: list[Any]) -> Any:
-    """Batches of one kind after each other: TensorDicts, or trees of tensors."""
+    """The concatenation of batches of one kind: TensorDicts, or trees of tensors."""
     if is_tensor_collection(batches[0]):
         return torch.cat(batches)
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
 
 
 def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
-    """A part with what its sampler says of it, unless a transform has made other records of them."""
+    """A part with its sampler's info, unless a transform has changed the number of records."""
     if len(info["index"]) == len(batch):
         for key, value in info.items():
             if key != "index":
@@ -334,7 +335,7 @@ def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
 def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
     """Which member each record is from, and its row there: int64 ``buffer_ids`` and ``index``, batch ``[parts, records, ...]``.
 
-    ``dims`` of the rows number records; a lazy stack where parts are not alike.
+    ``dims`` dimensions of the rows count records; a lazy stack if the parts differ in shape.
     """
     if len({row.shape for row in rows}) > 1:
         return LazyStackedTensorDict.lazy_stack([_index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
@@ -349,7 +350,7 @@ def _named_rows(ids: list[int], rows: torch.Tensor, dims: int = 1) -> TensorDict
 
 
 def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
-    """``index`` of all parts, and what all samplers say in one shape: ``[parts, records, ...]``, batch ``[parts]``."""
+    """``index`` of all parts, and info whose shape all samplers share: ``[parts, records, ...]``, batch ``[parts]``."""
     index = _index_of(ids, [info.pop("index") for info in infos])
     alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
     stacked = {key: torch.stack([info[key] for info in infos]) for key in alike}
@@ -361,7 +362,7 @@ def _alike(value: Any, other: Any) -> bool:
 
 
 def _members_of(data: Any, count: int, key: Key | None, dim: int | None) -> torch.Tensor:
-    """Which of ``count`` members each record goes to, int64 ``[n]``: the number under ``key``, or its place along ``dim``.
+    """The member (of ``count``) for each record, int64 ``[n]``: the number under ``key``, or the record's place along ``dim``.
 
     Raises SchemaError for data that do not name members.
     """
@@ -390,23 +391,25 @@ class ReplayBufferEnsemble:
     """Draws ``num_buffer_sampled`` of the ``buffers`` (default: as many as there are), and a part of the batch from each.
 
     - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
-    - ``p``: probability that a part of a batch comes from each member, any positive numbers; without it they are alike. It is
-      the share over many batches: in one batch it is a multiple of 1 / ``num_buffer_sampled``. ``"sampleable"``: in proportion
-      to what each holds at that moment. ``sample_from_all``: a part from every member, in order; excludes ``p``.
-    - ``prefetch``: each member makes so many of its parts ahead, see `ReplayBuffer`.
+    - ``p``: probability that a part of a batch comes from each member, as positive weights of any sum; by default equal. It is
+    the share over many batches: in one batch, shares are multiples of 1 / ``num_buffer_sampled``. ``"sampleable"``: in
+    proportion to the size of each member at that moment. ``sample_from_all``: a part from every member, in order; excludes
+    ``p``.
+    - ``prefetch``: the number of parts that each member makes ahead, see `ReplayBuffer`.
     - ``transform`` or ``transform_factory``: applied after the members' own.
-    - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, in the place
-      of its own.
-    - ``routing_key``, ``routing_dim``: `extend` shares records out to the members by the integer under this key, or by their
-      place along this dimension; without either an ensemble is read-only: write to the members.
+    - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, which replaces
+    the member's own.
+    - ``routing_key``, ``routing_dim``: `extend` distributes records to the members by the integer under this key, or by their
+    place along this dimension; without either an ensemble is read-only: write to the members.
     - ``generator`` or ``seed``: same seed, same batches, also of the members. ``shared``: see `ReplayBuffer`.
 
     ``checkpointer``, ``compilable``, ``delayed_init``, ``dim_extend``, ``service_backend`` and ``transport`` (with their
     options) are accepted, without effect.
 
-    A batch is ``[num_buffer_sampled, batch_size / num_buffer_sampled]``. Members of unlike keys or shapes give a lazy stack:
-    what all have can be read of the whole, the rest of its parts. ``index`` is a TensorDict of ``buffer_ids`` and ``index``, in
-    batches of TensorDicts and in the info. Where a member's pass ends within a part, the next one fills it up.
+    A batch is ``[num_buffer_sampled, batch_size / num_buffer_sampled]``. If keys or shapes of the members differ, it is a lazy
+    stack: common leaves can be read from the whole stack, other leaves from its parts. ``index`` is a TensorDict of
+    ``buffer_ids`` and ``index``, in batches of TensorDicts and in the info. If a member's pass ends within a part, its next
+    pass fills the part up.
     """
 
     @with_options(EnsembleOptions, ReplayBuffer.__init__)
@@ -573,7 +576,7 @@ class ReplayBufferEnsemble:
         return (batch, _info_of(ids, [info for _, info in parts])) if return_info else batch
 
     def _info_keys(self, parts: list[tuple[Any, dict[Any, Any]]]) -> set[Any]:
-        """What samplers say of records, without flags, which belong to the data as well."""
+        """The keys of the samplers' info about records, without flags, which are also leaves of the data."""
         return {"index"} | {key for _, info in parts for key in info if isinstance(key, str)}
 
     def _join(self, ids: list[int], parts: list[tuple[Any, dict[Any, Any]]]) -> Any:
@@ -592,14 +595,14 @@ class ReplayBufferEnsemble:
             complete.append(batch if self.buffers[member]._info_in_batch else _with_info(batch, info))
         joined = _stack_parts(complete)
         rows = [info["index"] for _, info in parts]
-        if len(rows[0]) != len(complete[0]):  # a transform has made other records of them
+        if len(rows[0]) != len(complete[0]):  # a transform has changed the number of records
             return joined
         tails = [tuple(batch.batch_size[1:]) for batch in complete]
         expanded = [expand_to_records(row, tail) for row, tail in zip(rows, tails)]
         return joined.set("index", _index_of(ids, expanded, min(map(len, tails)) + 1))
 
     def _sample_columns(self, ids: list[int], part: int) -> Any:
-        """The batch of parts that are only read: those of one member at once, and each leaf of all members."""
+        """The batch if parts are only read: all parts of a member are read at once, and each leaf is joined for all members."""
         places: dict[int, list[int]] = {}
         for place, member in enumerate(ids):
             places.setdefault(member, []).append(place)
@@ -639,7 +642,7 @@ class ReplayBufferEnsemble:
     # -- priorities --------------------------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of the members' rows; ``index`` is that of a batch (``buffer_ids`` and ``index``)."""
+        """Set priorities of the members' rows; ``index`` comes from a batch (``buffer_ids`` and ``index``)."""
         ids, rows = index["buffer_ids"], index["index"]
         values = torch.as_tensor(priority)
         values = values.reshape(ids.shape) if values.numel() == ids.numel() else values.expand(ids.shape)
@@ -648,7 +651,7 @@ class ReplayBufferEnsemble:
             self.buffers[member].update_priority(rows[chosen], values[chosen])
 
     def update_tensordict_priority(self, data: TensorDictBase, priority_key: Any = "td_error") -> None:
-        """Set the priorities of a batch's rows from ``priority_key``, one value for each; those of windows go to anchors."""
+        """Set the priorities of a batch's rows from ``priority_key``, one value per row; for windows, those of the anchors."""
         index, values = data["index"], data[priority_key]
         if data.get("anchor_index", None) is None:
             self.update_priority(index, values)
@@ -662,7 +665,7 @@ class ReplayBufferEnsemble:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def extend(self, data: Any) -> TensorDict:
-        """Share records out to the members, in their order within each.
+        """Distribute records to the members; each member keeps their order.
 
         Returns ``buffer_ids`` and ``index`` of each, int64, batch ``[n]``; ``n`` counts the records of all batch dimensions.
         Raises ReadOnlyError without ``routing_key`` or ``routing_dim``, SchemaError for data that do not name members, before
@@ -701,14 +704,14 @@ class ReplayBufferEnsemble:
     # -- seeds -------------------------------------------------------------------------------------------------------
 
     def set_seed(self, seed: int) -> None:
-        """Start the sequence of batches that belongs to a seed, in the members as well."""
+        """Start the sequence of batches that a seed determines, in the members as well."""
         seed = check_seed(seed)
         self._generator.manual_seed(seed)
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed(seed + 1 + number)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw members from this generator from now on; the members get seeds of their own from it."""
+        """Draw members from this generator from now on; it also gives each member a seed."""
         self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
         for buffer in self.buffers:
             buffer.set_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
@@ -716,7 +719,7 @@ class ReplayBufferEnsemble:
     # -- members -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many members there are, as in TorchRL."""
+        """The number of members, as in TorchRL."""
         return len(self.buffers)
 
     def __getitem__(self, index: Any) -> Any:
@@ -751,7 +754,7 @@ class ReplayBufferEnsemble:
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The members' states, and where the ensemble's own draws stand."""
+        """The members' states, and the state of the ensemble's own draws."""
         return {
             "members": [buffer.state_dict() for buffer in self.buffers],
             "generator": self._generator.get_state(),
@@ -759,14 +762,14 @@ class ReplayBufferEnsemble:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave. An ensemble that refuses it is as before."""
+        """Load a state from `state_dict`. If it is refused, the ensemble stays unchanged."""
         if len(state.get("members", ())) != len(self.buffers) or not {"generator", "transforms"} <= set(state):
             raise UsageError(f"the state has {len(state.get('members', ()))} members, the ensemble {len(self.buffers)}")
         members = zip(self.buffers, state["members"])
         self._load([partial(buffer.load_state_dict, own) for buffer, own in members], state)
 
     def _load(self, loads: list[Callable[[], None]], own: dict[str, Any]) -> None:
-        """Load each member, and what is the ensemble's own. All is checked before rows are written."""
+        """Load each member, and the ensemble's own state. Everything is checked before rows are written."""
         try:
             torch.Generator().set_state(own["generator"])
         except (TypeError, RuntimeError) as error:
@@ -781,7 +784,7 @@ class ReplayBufferEnsemble:
         self._generator.set_state(own["generator"])
 
     def dumps(self, path: Any) -> None:
-        """Write every member to a folder of its own below ``path``, all or nothing; see `checkpoint`."""
+        """Write every member to a separate folder below ``path``, all or nothing; see `checkpoint`."""
         with CheckpointWriter(path) as folder:
             for number, buffer in enumerate(self.buffers):
                 with buffer._lock:
@@ -793,7 +796,7 @@ class ReplayBufferEnsemble:
     save = dump = dumps
 
     def loads(self, path: Any) -> None:
-        """Read what `dumps` wrote, into an ensemble of the same members. One that refuses it is as before."""
+        """Read what `dumps` wrote, into an ensemble of the same members. If it is refused, the ensemble stays unchanged."""
         checkpoint = Checkpoint(path, "ReplayBufferEnsemble")
         members = checkpoint.about.get("members")
         if members != len(self.buffers):

@@ -44,12 +44,12 @@ class Goals:
     """Which states are the goals of a batch, see `goals`: ``rbdata.load(..., goals=rbdata.Goals(trajectory=1.0))``.
 
     - ``current``, ``trajectory``, ``random``: probabilities, which sum to 1. The defaults are OGBench's for value functions.
-    - ``geometric``: the discount in (0, 1) by which steps of the trajectory are drawn; None: uniformly over what is to come.
-    - ``goal_key``: what a goal is: a key, or that of several leaves, which are then below ``goal``.
+    - ``geometric``: the discount in (0, 1) by which steps of the trajectory are drawn; None: uniformly over the later steps.
+    - ``goal_key``: the key whose values are goals; if several leaves lie below it, they lie below ``goal`` as well.
     - ``negative``: rewards are success - 1 (-1 until the goal is reached), otherwise success.
-    - ``reward_fn``: gets what is stored under ``goal_key`` at the steps of the batch, and their goals, and returns rewards
+    - ``reward_fn``: gets the values of ``goal_key`` at the steps of the batch, and their goals, and returns rewards
       (``[n]`` or ``[n, 1]``; nothing is then terminated), or rewards and success (bool), instead of the rule above.
-    - ``actor``: a second mixture, whose goals are ``actor_goal``; rewards and flags are those of ``goal``.
+    - ``actor``: a second mixture, whose goals become ``actor_goal``; rewards and flags belong to ``goal``.
 
     Raises UsageError for probabilities that do not sum to 1, and for values out of range.
     """
@@ -80,7 +80,7 @@ class Goals:
                 raise UsageError("the goals of the actor have no rewards and no actor of their own")
 
     def draw(self, steps: torch.Tensor, last: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-        """The step that each goal is taken from, int64 ``[n]``, for ``steps`` of episodes that end with ``last``."""
+        """The step from which each goal is taken, int64 ``[n]``, for ``steps`` of episodes that end with ``last``."""
         size = len(steps)
         which, distance = torch.rand(2, size, dtype=torch.float64, generator=generator)
         anywhere = torch.randint(count, (size,), generator=generator)
@@ -113,7 +113,7 @@ class GoalRelabeling:
         )
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
-        """Set ``draw.goals``, int64 ``[1 + mixtures, n]``: the steps drawn, and those of their goals."""
+        """Set ``draw.goals``, int64 ``[1 + mixtures, n]``: the drawn steps, and the steps of their goals."""
         steps = draw.rows()
         timeline = storage.timeline(self.edges)
         last = timeline.extent_of(timeline.episode_of(steps))[1] - 1
@@ -121,7 +121,7 @@ class GoalRelabeling:
         draw.goals = torch.stack([steps, *chosen])
 
     def read(self, storage: Storage, rows: torch.Tensor) -> tuple[torch.Tensor, dict[tuple[str, ...], torch.Tensor]]:
-        """Whether goals are the steps' own states, bool ``[n]``, and the goals by key."""
+        """Whether each goal is the state of its own step, bool ``[n]``, and the goals by key."""
         assert isinstance(storage, DatasetStorage)
         found = {}
         for (name, goals), steps in zip(self._mixtures.items(), rows[1:]):
@@ -171,14 +171,14 @@ def _take(dataset: Dataset, name: str, steps: torch.Tensor) -> torch.Tensor:
 
 
 def goal_leaves(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
-    """The leaves that are a goal, with their keys below it."""
+    """The leaves that form a goal, with their keys below it."""
     name = path_of(goals.goal_key)
     found = [one for one in dataset.rows if one == name or one.startswith(name + "/")]
     return {one: tuple(one[len(name) + 1 :].split("/")) if one != name else () for one in found}
 
 
 def make_relabeling(dataset: Dataset, goals: Any, edges: Edges, extra: tuple[str, ...]) -> GoalRelabeling:
-    """What ``goals`` of `load` asks for. Raises UsageError for leaves that are not there, or have the goals' names."""
+    """The relabelling for the option ``goals`` of `load`. Raises UsageError for leaves that are missing or named as goals."""
     if not isinstance(goals, Goals):
         raise UsageError(f"goals must be rbdata.Goals(...), and is a {type(goals).__name__}")
     if "return_to_go" in extra:

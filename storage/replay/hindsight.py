@@ -1,7 +1,7 @@
-"""Hindsight experience replay: steps are replayed as if a state reached later had been the goal.
+"""Hindsight experience replay: steps are replayed as if a state that was reached later had been the goal.
 
 Andrychowicz et al., Hindsight Experience Replay, 2017, https://arxiv.org/abs/1707.01495. For a step t of an episode of T steps
-the goal is what was achieved at step
+the goal is the goal achieved at step
 
     future     t .. T - 1, uniformly            episode    0 .. T - 1, uniformly
     final      T - 1                            random     any step of the storage
@@ -44,9 +44,9 @@ class HindsightStrategy(str, Enum):
 class HindsightRelabeling:
     """New goals and rewards for the first ``ratio`` of every batch.
 
-    ``edges`` are tried in turn until one finds where the episodes of a storage end. ``goal`` is replaced, and the one under
-    ``next`` where there is one, by what is stored under ``achieved`` at the step chosen. ``terminated_fn`` says which of the
-    steps end the episode with their new goals; without it flags stay. ``done`` is where they lie.
+    ``edges`` are tried in turn until one finds where the episodes of a storage end. The leaf ``goal``, and its successor under
+    ``next`` if there is one, are replaced by the leaf ``achieved`` at the chosen step. ``terminated_fn`` returns which steps
+    end the episode with their new goals; without it flags stay. ``done`` is the key of the done flag.
     """
 
     reward_fn: Callable[[TensorDictBase], torch.Tensor]
@@ -61,7 +61,7 @@ class HindsightRelabeling:
     is_own_code = True
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
-        """Set ``draw.goals``: for each of the first steps the row that its goal is taken from, int64 ``[n]``."""
+        """Set ``draw.goals``: for each of the first steps, the row from which its goal is taken, int64 ``[n]``."""
         rows = draw.rows()[: int(draw.steps * self.ratio)]
         if self.strategy is HindsightStrategy.RANDOM:
             draw.goals = torch.randint(len(storage), (len(rows),), generator=generator)
@@ -88,7 +88,7 @@ class HindsightRelabeling:
         return storage.timeline(self.edges[-1])
 
     def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
-        """What was achieved at rows, ``[n, *goal]``. Raises UnknownKeyError."""
+        """The achieved goals at rows, ``[n, *goal]``. Raises UnknownKeyError."""
         key = as_key(self.achieved)
         values = storage._leaf_at(key, rows)
         if values is None:
@@ -96,7 +96,7 @@ class HindsightRelabeling:
         return values
 
     def apply(self, batch: Any, achieved: torch.Tensor) -> Any:
-        """Give the first steps of a batch their goals and rewards. Raises UnknownKeyError, SchemaError for unlike shapes."""
+        """Give the first steps of a batch their goals and rewards. Raises UnknownKeyError, SchemaError if shapes differ."""
         if not isinstance(batch, TensorDictBase):
             raise SchemaError(f"goals are replaced in TensorDicts, not in a {type(batch).__name__}")
         if not len(achieved):
@@ -120,7 +120,7 @@ class HindsightRelabeling:
         return batch
 
     def _end_episodes(self, batch: TensorDictBase, count: int) -> None:
-        """Set the flags of the first steps by their new goals. Raises UnknownKeyError, SchemaError for unlike shapes."""
+        """Set the flags of the first steps by their new goals. Raises UnknownKeyError, SchemaError if shapes differ."""
         assert self.terminated_fn is not None
         key = (*self.done[:-1], "terminated")
         before = batch.get(key, None)
@@ -134,7 +134,7 @@ class HindsightRelabeling:
         after = _with_first(before, computed, count, "flags of terminated_fn")
         batch.set(key, after)
         done = batch.get(self.done, None)
-        if done is not None:  # what ended for another reason has ended still
+        if done is not None:  # steps that are done for another reason stay done
             other = done.bool() & ~before.bool()
             truncated = batch.get((*self.done[:-1], "truncated"), None)
             other = other if truncated is None else other | truncated.bool()
@@ -151,7 +151,7 @@ def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str
         first = first.unsqueeze(1).expand(part.shape)
     if first.shape != part.shape:
         raise SchemaError(f"the {what} have shape {tuple(first.shape)}, and {tuple(part.shape)} is stored")
-    # What is computed may have fractions where whole numbers are stored.
+    # Computed values may have fractions although the stored dtype is an integer.
     dtype = first.dtype if first.is_floating_point() and not values.is_floating_point() else values.dtype
     return torch.cat([first.to(values.device, dtype), values[count:].to(dtype)])
 
@@ -171,7 +171,7 @@ def _strategy(strategy: Any) -> HindsightStrategy:
 
 
 def _assignable(field: str, convert: Callable[[Any], Any] = lambda value: value) -> Any:
-    """A field of the buffer's `HindsightRelabeling` as an attribute: assigned, it acts from the next batch on."""
+    """A field of the buffer's `HindsightRelabeling` as an attribute; an assignment takes effect with the next batch."""
 
     def get(self: Any) -> Any:
         return getattr(self._relabeling, field)
@@ -189,14 +189,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
     - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or
-      ``[n, 1]``: which of them end the episode, for environments that end it where the goal is reached. Their
-      ``terminated`` becomes that, and ``done`` follows. By default flags stay as they are stored, as in TorchRL: a step
-      that reaches its new goal is then not terminated, and one that reached the stored goal still is.
-    - ``her_ratio``: the part of every batch that is relabelled, from its beginning; the rest is as stored.
+    ``[n, 1]``: which steps end the episode, for environments that end it when the goal is reached. The result becomes
+    ``terminated``, and ``done`` follows. By default flags stay as stored, as in TorchRL: a step that reaches its new goal is
+    then not terminated, and a step that reached the stored goal still is.
+    - ``her_ratio``: the fraction of every batch that is relabelled, from its beginning; the rest is as stored.
     - ``strategy``: "future", "final", "episode" or "random".
-    - ``goal_key``, ``achieved_goal_key``, ``reward_key``: where goals, what was achieved, and rewards are stored. With
-      ``achieved_goal_key=("next", "achieved_goal")`` goals are what steps led to, as in the paper; the default, as in
-      TorchRL, is what was achieved before the step.
+    - ``goal_key``, ``achieved_goal_key``, ``reward_key``: the keys of goals, achieved goals and rewards. With
+    ``achieved_goal_key=("next", "achieved_goal")`` goals are those achieved after the step, as in the paper; with the
+    default, as in TorchRL, those achieved before the step.
     - ``end_key``: the flag that ends episodes; its sibling ``terminated`` ends them as well. By default the usual keys, or a
       dataset's episode table (see `Edges`). Goals never come from another episode, whatever the sampler draws.
     - all other ``options`` are those of `TensorDictReplayBuffer`.

@@ -5,16 +5,16 @@
     loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and single steps as stored
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
-Without replacement the workers divide each pass among them, so that together they give every step once;
-with replacement each worker draws its own numbers from the buffer's seed. Every iterator of a loader gives another pass (or
-other numbers), which the buffer's seed determines: workers end with their iterator, so the buffer counts the iterators of its
-loaders. A ``DataLoader`` that was not made by ``loader`` does not count: there the seed that it draws for its workers decides
-as well; give it ``batch_size=None, collate_fn=lambda batch: batch``, as torch would put the batches into batches of 1, or
-without a batch size take a TensorDict for a dictionary.
+Without replacement the workers divide each pass, so that together they return every step once; with replacement each worker
+draws its own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's
+seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders. A ``DataLoader`` that was
+not made by ``loader`` does not count: its batches also depend on the seed that it draws for its workers. Give it
+``batch_size=None, collate_fn=lambda batch: batch``: torch would otherwise put each batch into a batch of 1, or without a batch
+size treat a TensorDict as a dictionary.
 
-A sampler of the user's own is copied to each worker as it is. One that draws from ``self._rng`` or torch's global generator
-draws other records in each; one that counts for itself draws the same in all, unless it heeds ``self.share``: its rank, and how
-many there are.
+A user's sampler is copied to each worker unchanged. If it draws from ``self._rng`` or torch's global generator, each worker
+draws different records; if it keeps its own counter, all workers draw the same records, unless it uses ``self.share``: its rank
+and the number of workers.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class ReplayIterable(IterableDataset):
         if batches is not None and batches < 1:
             raise UsageError(f"batches must be at least 1, not {batches}")
         self.buffer, self.batches = buffer, batches
-        #: Iterators that loaders have begun before the present one; None while no `ReplayLoader` counts them.
+        #: Number of iterators that loaders began before the current one; None while no `ReplayLoader` counts them.
         self.epoch: int | None = None
         self._split = False
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is not None and not self._split:
-            # A loader that does not count draws a seed from torch's generator for every iterator, the same for its workers.
+            # A loader that does not count draws a seed from torch's generator for every iterator, the same for all its workers.
             epoch = 1 + (worker.seed - worker.id) % (1 << 48) if self.epoch is None else self.epoch
             self.buffer.split(worker.id, worker.num_workers, epoch)
             self._split = True
-        # A worker hands batches over in another thread, while the user's functions make the next one.
+        # A worker sends batches in another thread, while the user's functions make the next one.
         copied = worker is not None and getattr(self.buffer, "_runs_own_code", True)
         for number, batch in enumerate(self.buffer, 1):
             yield copy_of(batch) if copied else batch
@@ -62,12 +62,12 @@ class ReplayIterable(IterableDataset):
                 return
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
-        """A ``DataLoader`` over this; batches pass unchanged, as they are complete already."""
+        """A ``DataLoader`` over this dataset; it returns the batches unchanged."""
         return ReplayLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
 
 
 class ReplayLoader(DataLoader):
-    """A loader of a `ReplayIterable` that tells its workers how many iterators there were before theirs."""
+    """A loader of a `ReplayIterable` that tells its workers the number of earlier iterators."""
 
     dataset: ReplayIterable
 
@@ -81,7 +81,7 @@ class ReplayLoader(DataLoader):
 class ReplayMap(Dataset):
     """The records of a buffer by number, through its transforms; a batch of a loader is read at once.
 
-    Frame stacks, n-step returns, windows and units of a buffer come as in its batches (`ReplayBuffer.sample_at`).
+    Frame stacks, n-step returns, windows and sample units apply as in batches of the buffer (`ReplayBuffer.sample_at`).
 
     Raises UsageError for storages of several dimensions, whose records have no single number, and for buffers that draw goals
     with their batches.
@@ -103,7 +103,7 @@ class ReplayMap(Dataset):
         if not self.buffer._spec.reads_windows:
             return self._own(self.buffer[number])
         batch = self.buffer.sample_at(number)
-        is_record = isinstance(number, int) and self.buffer._spec.expand is None  # a unit makes several of one
+        is_record = isinstance(number, int) and self.buffer._spec.expand is None  # a unit expands one record to several
         return self._own(batch[0] if is_record else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
@@ -111,7 +111,7 @@ class ReplayMap(Dataset):
         return self[torch.as_tensor(numbers)]
 
     def _own(self, records: Any) -> Any:
-        """Copied where the user's code made them, as it may use their memory again before they are collated or handed over."""
+        """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""
         return copy_of(records) if getattr(self.buffer, "_runs_own_code", True) else records
 
 
@@ -120,7 +120,7 @@ def identity(batch: Any) -> Any:
     return batch
 
 
-# PyTorch's way to have ``DataLoader(buffer)`` collate a type that it does not know; batches of `ReplayMap` are complete.
+# PyTorch's hook to collate a type that ``DataLoader(buffer)`` does not know; batches of `ReplayMap` are complete.
 default_collate_fn_map.setdefault(
     TensorDictBase, lambda batch, **_: batch if isinstance(batch, TensorDictBase) else torch.stack(batch)
 )

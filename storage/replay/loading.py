@@ -39,7 +39,7 @@ def load_buffer(
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
 
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
-    - ``sampler``: one of your own instead of all of these.
+    - ``sampler``: your own sampler instead of these options.
     - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
     - ``growth``, ``watch``: of a dataset that is being written, and ``keys``: see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
@@ -83,7 +83,7 @@ def load_buffer(
 
 
 def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -> Collection[str] | None:
-    """The stored leaves that batches are made of; None for all."""
+    """The stored leaves that batches need; None for all."""
     if not isinstance(windows, Mapping):
         return None if keys is None else [name for name in keys if name in dataset.rows]
     roots = {path_of(key).removeprefix("next/") for key in windows}
@@ -123,7 +123,7 @@ def make_sampler(
 
     - ``slice_len`` or ``num_slices``, ``strict_length``, ``pad_output``, ``span``, ``uniform_over``: slices of consecutive
       steps, see `SliceSampler`; the last step of every slice is truncated (and done).
-    - ``replacement=False``: every step (or one slice of every episode) once a pass; ``drop_last`` leaves out a short last
+    - ``replacement=False``: every step (or one slice of every episode) once per pass; ``drop_last`` leaves out a short last
       batch, ``shuffle=False`` keeps the order.
     - ``alpha`` and ``beta``: sample by priority, see `PrioritizedSampler`; priorities are set with
       ``buffer.update_priority(batch["index"], td_error)``.

@@ -1,4 +1,4 @@
-"""Locks across processes: the one that they share, and those of buffers when a process forks."""
+"""Locks and processes: a lock that processes share, and the locks of buffers during a fork."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..scratch import ScratchFolder
 
 
 class ProcessLock:
-    """Held by one thread of one process at a time, by ``flock`` on a file; not reentrant between different objects.
+    """A lock that one thread of one process holds at a time, by ``flock`` on a file; not reentrant between different objects.
 
-    Without a ``path`` the file is a temporary one of the process that makes the lock, and goes with it. Copies made by
-    pickling or forking are the same lock. ``depth`` is how often its thread has taken it.
+    Without a ``path``, the process that makes the lock creates a temporary file, which is removed when the process ends. Copies
+    made by pickling or forking are the same lock. ``depth``: how often the holding thread has taken it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -31,7 +31,7 @@ class ProcessLock:
         self._process, self._file, self.depth, self._thread = os.getpid(), -1, 0, threading.RLock()
 
     def __enter__(self) -> ProcessLock:
-        if self._process != os.getpid():  # after a fork the file is still that of the parent, and its lock as well
+        if self._process != os.getpid():  # after a fork the file and its lock belong to the parent
             if self._file >= 0:
                 os.close(self._file)
             self._open()
@@ -70,7 +70,7 @@ class ProcessLock:
 
 # -- forks: the buffers of a child process are copies of one moment, with locks that nobody holds -----------------------
 
-#: A fork waits so long, in seconds, for the locks of all buffers, so that the child's copies are of one moment.
+#: Maximum seconds that a fork waits for the locks of all buffers, so that the child's copies are consistent.
 PATIENCE = 2.0
 
 #: Each has a ``_lock``, and ``_after_fork()``, which makes new locks and forgets the threads of the parent.

@@ -1,8 +1,8 @@
-"""What users override in classes of their own: it acts as in TorchRL, or the class is refused when a buffer is made.
+"""Methods that users override in subclasses: they act as in TorchRL, or the class is refused when a buffer is made.
 
-Some methods have two names here, ours and TorchRL's (``empty`` and ``_empty``). `link` makes both names of a subclass mean the
-one that the subclass defines. TorchRL's classes have further methods that they call and that nothing here calls:
-`check_part` refuses classes that define one of these, as the method would have no effect.
+Some methods have two names here, ours and TorchRL's (``empty`` and ``_empty``). `link` makes both names of a subclass refer to
+the method that the subclass defines. TorchRL's classes call further methods that nothing here calls: `check_part` refuses
+classes that define one of these, because the method would have no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = __name__.partition(".")[0]
 MADE = "_made_from"
 
 
-#: Answers of `is_overridden` by class and name, with the attribute that they are about: classes may be changed later.
+#: Results of `is_overridden` by class and name, with the attribute that was examined: classes may be changed later.
 _known: dict[tuple[type, str], tuple[Any, bool]] = {}
 _MOST_KNOWN = 1024
 
@@ -36,7 +36,7 @@ _NOTHING = object()
 
 
 def _module_of(value: Any) -> str:
-    """Where the code of a method was written; that of this package for other objects than functions."""
+    """The module that defines a method; a module of this package for objects that are not functions."""
     function = getattr(value, "fget", value)
     module: str = getattr(getattr(function, "__func__", function), "__globals__", {}).get("__name__", ROOT)
     return module
@@ -48,17 +48,17 @@ def is_overridden(part: Any, name: str) -> bool:
     value = getattr(kind, name, None)
     answer = _known.get((kind, name))
     if answer is None or answer[0] is not value:
-        if len(_known) >= _MOST_KNOWN:  # classes that notebooks define again and again
+        if len(_known) >= _MOST_KNOWN:  # notebooks may redefine classes many times
             _known.clear()
         answer = _known[kind, name] = (value, _is_defined_by_users(kind, name))
     return answer[1] or name in part.__dict__
 
 
 def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:
-    """Let both names of a method mean the one that ``cls`` (or the first of its bases) defines.
+    """Let both names of a method refer to the method that ``cls`` (or the first of its bases) defines.
 
-    ``make`` gives the method of the other name from the name and the definition of the one there is; by default that is the
-    same function under both names.
+    ``make`` returns the method for the other name, from the name and the definition of the existing method; by default both
+    names have the same function.
     """
     first, second = (_place(cls, name) for name in (ours, theirs))
     if first == second:
@@ -80,11 +80,11 @@ def is_own_code(function: Any) -> bool:
 
 
 def reads_by_get(storage: Any) -> bool:
-    """Whether records of a storage have to be read by a ``get`` that a user defined, and not leaf by leaf."""
+    """Whether records of a storage must be read by a ``get`` that a user defined instead of leaf by leaf."""
     return is_overridden(storage, "get") and not is_overridden(storage, "fields")
 
 
-#: Methods that TorchRL's classes (0.14) call, and nothing here does, by the class here; and what takes their place.
+#: Methods that TorchRL's classes (0.14) call but this package does not, by class, with their replacements.
 _UNUSED: dict[str, tuple[str, str]] = {
     "Sampler": (
         "override sample(storage, batch_size)",
@@ -119,12 +119,12 @@ _UNUSED: dict[str, tuple[str, str]] = {
 UNUSED = {kind: (instead, frozenset(names.split())) for kind, (instead, names) in _UNUSED.items()}
 
 
-#: What a storage has to define of what the base class leaves open; one that is read alone needs the first three.
+#: Abstract members that a storage must define; a read-only storage needs only the first three.
 _NEEDED = ("get", "filled", "version", "newest", "set", "seek")
 
 
 def check_part(part: Any) -> None:
-    """Raise UsageError where the class of a buffer or of one of its parts defines what is never called, or lacks what is."""
+    """Raise UsageError if the class of a buffer or part defines methods that are never called, or lacks required ones."""
     kind: Any = type(part)
     for base in kind.__mro__:
         instead, unused = UNUSED.get(base.__name__, ("", frozenset()))

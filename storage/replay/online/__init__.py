@@ -1,4 +1,4 @@
-"""What training online adds to the replay runtime. The core (pipeline, samplers, storages, writers) imports nothing of it.
+"""Additions to the replay runtime for online training. The core (pipeline, samplers, storages, writers) does not import them.
 
 - `consuming`: records are removed after a number of samples; `staleness`: records of old policies are drawn less often.
 - `sample_units`: a window of records around each record drawn.
@@ -6,6 +6,6 @@
 - `trajectories`: trajectories as objects, and queries for them.
 - `schedulers`: parameters of samplers that change during training.
 
-`Sampler._check_parts` and `Sampler._writer_for` are what the core offers to samplers such as `consuming`, `BatchSpec.expand`
-what it offers to sample units. The methods of `ReplayBuffer` lead to the rest.
+The core calls them through `Sampler._check_parts` and `Sampler._writer_for` (samplers such as `consuming`), `BatchSpec.expand`
+(sample units) and methods of `ReplayBuffer` (the rest).
 """

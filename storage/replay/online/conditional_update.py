@@ -1,7 +1,7 @@
 """Writing to records only if they are still there.
 
-Rows of a ring are used again: what was computed for a record that was sampled may come back when its row holds another one.
-A record is known by its row and the stamp that the row had then (see `SlotGenerations`).
+A ring reuses rows: when a value computed for a sampled record is written back, the row may hold a different record. A record
+is identified by its row and the stamp of the row at the time of sampling (see `SlotGenerations`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..writers import Writer
 
 @dataclass(frozen=True)
 class ConditionalUpdateResult:
-    """What became of every record: bool tensors ``[n]`` in the order given; no record is in more than one group.
+    """The outcome for every record: bool tensors ``[n]`` in the order given; no record is in more than one group.
 
-    ``updated``: it was there and was written. ``version_rejected``: it was there, and its version is too new (None without
-    versions). All others are stale: their row was written again or emptied.
+    ``updated``: the record was still there and was written. ``version_rejected``: it was still there, but its version is too
+    new (None without versions). All other records are stale: their row was overwritten or emptied.
     """
 
     updated: torch.Tensor
@@ -55,7 +55,7 @@ def update_records(
     version: Any,
     require_newer: bool,
 ) -> ConditionalUpdateResult:
-    """`ReplayBuffer.update_if_present`, of which the caller holds the lock. All is checked before anything is written."""
+    """`ReplayBuffer.update_if_present`; the caller holds the buffer's lock. Everything is checked before the first write."""
     stamps = storage.generations
     if not isinstance(storage, TensorStorage) or stamps is None or not writer.tracks_generations:
         message = f"conditional updates need stamps: {type(storage).__name__} with {type(writer).__name__}"
@@ -142,7 +142,7 @@ def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: i
 
 
 def _winners(index: torch.Tensor, version: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """Of all live handles of one row that with the newest version, and of equal ones the last."""
+    """For each row, the live handle with the newest version, or the last one of equal versions."""
     _, slot = torch.unique(index, dim=0, return_inverse=True)
     order = torch.arange(len(slot))
     best: dict[int, tuple[Any, int]] = {}

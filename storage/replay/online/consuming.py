@@ -1,8 +1,8 @@
-"""Sampling that uses records up: a record is removed once it was in a given number of batches, and its row is written next.
+"""Sampling that consumes records: a record is removed after a given number of batches, and its row is written next.
 
 rows              0  1  2  3  4        max_sample_count = 1
 sample(2)         0  .  2  3  .        1 and 4 are consumed, 3 records are live
-extend(3 more)    0  a  2  3  b  c     consumed rows first, oldest first; then the writer goes on where it was
+extend(3 more)    0  a  2  3  b  c     consumed rows first, oldest first; then from the writer's cursor on
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..writers import count_records
 class ConsumingSampler(Sampler):
     """Uniform without replacement inside a batch; a record is consumed after ``max_sample_count`` batches.
 
-    ``len(buffer)`` counts the records left, a batch larger than that is short, iteration ends with the last of them, and
-    `add` and `extend` write to consumed rows first. A draw costs time in proportion to the length of the storage. For
-    storages of one dimension, without prefetching, shared memory, windows, or shares of data-parallel training.
-    Raises UsageError where ``max_sample_count`` is not a whole number of at least 1.
+    ``len(buffer)`` counts the remaining records, a larger batch is short, iteration ends with the last record, and `add` and
+    `extend` write to consumed rows first. The cost of a draw is proportional to the length of the storage. For storages of one
+    dimension, without prefetching, shared memory, windows, or shares of data-parallel training. Raises UsageError unless
+    ``max_sample_count`` is a whole number >= 1.
     """
 
     ahead = False
@@ -43,15 +43,15 @@ class ConsumingSampler(Sampler):
         self._take_over(self._sample_count[: self._size], self._free_indices, self.ran_out)
 
     def empty(self) -> None:
-        self._sample_count = torch.zeros(0, dtype=torch.int64)  # of every row, with room for more
+        self._sample_count = torch.zeros(0, dtype=torch.int64)  # for every row, with spare capacity
         self._size = 0
-        self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, the one consumed first in front
+        self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, in the order of consumption
         self.ran_out = False
         self._leave()
 
     @property
     def endless(self) -> bool:  # type: ignore[override]
-        """Whether records are left: iteration goes on where some were written after the batch that took the last ones."""
+        """Whether records remain: iteration continues if records were written after the batch that took the last ones."""
         return not self.ran_out
 
     @property
@@ -89,7 +89,7 @@ class ConsumingSampler(Sampler):
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def _resize(self, size: int) -> None:
-        """Rows beyond those there were have records that are new."""
+        """Change the number of rows; added rows hold new records."""
         if size > len(self._sample_count):
             counts = torch.zeros(max(size, 2 * len(self._sample_count)), dtype=torch.int64)
             counts[: self._size] = self._sample_count[: self._size]
@@ -100,12 +100,12 @@ class ConsumingSampler(Sampler):
             self._free_indices = self._free_indices[self._free_indices < size]
 
     def live(self, storage: Storage) -> int:
-        if len(storage) != self._size:  # written before this sampler was there, or by others
+        if len(storage) != self._size:  # written before this sampler existed, or by other code
             self._resize(len(storage))
         return self._size - len(self._free_indices)
 
     def consumed_rows(self, storage: Storage) -> torch.Tensor:
-        """The rows that may be written again, int64 ``[n]``, the one consumed first in front."""
+        """The rows that may be overwritten, int64 ``[n]``, in the order of consumption."""
         self.live(storage)
         return self._free_indices
 
@@ -121,7 +121,7 @@ class ConsumingSampler(Sampler):
         self._sample_count[rows] = 0
         self.ran_out = False
         free = self._free_indices
-        if torch.equal(free[: len(rows)], rows):  # as `ReusingWriter` takes them; no search
+        if torch.equal(free[: len(rows)], rows):  # in the order in which `ReusingWriter` takes them: no search needed
             self._free_indices = free[len(rows) :]
         elif len(free):
             self._free_indices = free[self._sample_count[free] >= self.max_sample_count]
@@ -129,7 +129,7 @@ class ConsumingSampler(Sampler):
     add = extend
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """The records in these rows may be drawn again ``max_sample_count`` times."""
+        """Reset the counts of the records in these rows: each may be drawn ``max_sample_count`` times again."""
         self.extend(index)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class ConsumingSampler(Sampler):
         return torch.cat([head, self._sample_count[: self._size], self._free_indices])
 
     def set_position(self, position: Any) -> None:
-        """Continue from what ``position`` gave. Raises UsageError for anything else."""
+        """Continue from a result of ``position``. Raises UsageError for anything else."""
         if not isinstance(position, torch.Tensor) or position.dtype != torch.int64 or position.ndim != 1:
             raise UsageError(f"this is not the position of a {type(self).__name__}: {position!r:.100}")
         size = int(position[1]) if len(position) > 1 else -1
@@ -167,7 +167,7 @@ class ConsumingSampler(Sampler):
         self._take_over(position[2 : 2 + size], position[2 + size :], bool(position[0]))
 
     def state_dict(self) -> dict[str, Any]:
-        """By TorchRL's names."""
+        """The state under TorchRL's names."""
         return {
             "max_sample_count": self.max_sample_count,
             "_sample_count": self._sample_count[: self._size].clone(),
@@ -179,7 +179,7 @@ class ConsumingSampler(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave, here or in TorchRL, copied."""
+        """Load a copy of a state from ``state_dict``, of this package or of TorchRL."""
         try:
             most, size, ran_out = (
                 _check_count(state["max_sample_count"]),
@@ -201,7 +201,7 @@ class ConsumingSampler(Sampler):
             raise
 
     def _take_over(self, counts: torch.Tensor, free: torch.Tensor, ran_out: bool) -> None:
-        """Copies; consumed rows that are not in ``free`` come after those that are."""
+        """Set copies of these values; consumed rows that ``free`` lacks are appended to it."""
         if len(counts) and int(counts.min()) < 0:
             raise UsageError("a record cannot have been sampled less than never")
         consumed = counts >= self.max_sample_count
@@ -217,9 +217,9 @@ class ConsumingSampler(Sampler):
 
 
 def consuming_sampler(sampler: Sampler, max_sample_count: int) -> ConsumingSampler:
-    """The sampler of a buffer with ``consume_after_n_samples``, which was given (or made for) it without that.
+    """The sampler of a buffer with ``consume_after_n_samples``, for the sampler that was given or made without this option.
 
-    Raises UsageError for a sampler that does not consume after so many samples.
+    Raises UsageError for a sampler that does not consume records after this number of samples.
     """
     consuming = ConsumingSampler(max_sample_count)
     if type(sampler) is RandomSampler:
@@ -234,7 +234,7 @@ def consuming_sampler(sampler: Sampler, max_sample_count: int) -> ConsumingSampl
 
 
 class ReusingWriter:
-    """Writes to consumed rows first, then where ``writer`` goes on; the latter needs ``write_at`` and ``cursor``."""
+    """Writes to consumed rows first, then from the cursor of ``writer`` on, which needs ``write_at`` and ``cursor``."""
 
     def __init__(self, writer: Any, sampler: ConsumingSampler, storage: Storage) -> None:
         self.writer, self.storage, self.free = writer, storage, sampler.consumed_rows(storage)
@@ -244,7 +244,7 @@ class ReusingWriter:
 
     def extend(self, data: Any) -> torch.Tensor:
         count, capacity = count_records(data), self.storage.capacity_for(data)
-        if not len(self.free) or not 0 < count <= capacity:  # of more than there is room for the newest stay
+        if not len(self.free) or not 0 < count <= capacity:  # if records exceed the capacity, the newest stay
             rows: torch.Tensor = self.writer.extend(data)
             return rows
         rows = self.free[:count]

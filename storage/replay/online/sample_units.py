@@ -1,4 +1,4 @@
-"""What is read for each record that a sampler draws: the record itself, or a window of records around it.
+"""Sample units: the records to read for each drawn record, itself or a window around it.
 
 A sampler draws *anchors*; a unit expands each into the records of the batch, in the order of time of the storage
 (`timeline`). `Sequence(length=3, burn_in=2, bootstrap=1)` at the anchor a:
@@ -7,7 +7,7 @@ A sampler draws *anchors*; a unit expands each into the records of the batch, in
     learning_mask       F    F    T    T    T    F        burn-in before, context for targets after
     validity_mask       F    T    T    T    T    T        a-2 lies before the episode: its first record stands there
 
-Units decide nothing but rows, so they go with every storage, with priorities, frame stacks and n-step returns.
+Units only choose rows, so they work with every storage, with priorities, frame stacks and n-step returns.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Index = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class SampleUnit(ABC):
-    """Base of all units; one of your own needs `expand`, which must depend on nothing but its arguments."""
+    """Base of all units. A derived class defines `expand`, which must depend only on its arguments."""
 
     @abstractmethod
     def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
-        """The records to read for the anchors drawn, and what is known of each of them.
+        """The records to read for the drawn anchors, and their info.
 
         ``index`` holds storage rows: int64 ``[B]``, or a tuple of one such tensor for each dimension of the storage.
-        ``info`` has what the sampler says of the anchors (importance weights, ``[B]``). Returned is the same for the N
-        records to be read; tensors ``[N, ...]`` of the info are put into the batches of a `TensorDictReplayBuffer`,
+        ``info`` is the sampler's information about the anchors (importance weights, ``[B]``). Returns ``index`` and ``info`` of
+        the N records to read; tensors ``[N, ...]`` of the info are put into the batches of a `TensorDictReplayBuffer`,
         everything else is only in the info.
         """
 
     def _anchor_priorities(
         self, data: TensorDictBase, priority: torch.Tensor, storage: Storage, reduction: str
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The anchors of a batch and the priority of each, where priorities of its records belong to anchors; else None."""
+        """The anchors of a batch and their priorities, if priorities of its records belong to anchors; otherwise None."""
         return None
 
 
@@ -63,21 +63,21 @@ class Sequence(SampleUnit):
     """A window of ``burn_in + length + bootstrap`` records around each anchor, ``dilation`` records apart.
 
     The anchor is the first of the ``length`` records to learn from. A batch of B anchors has B windows one after the
-    other, flat; of each record it says
+    other, flat. Leaves of each record:
 
     - ``learning_mask``: bool, whether it is one of the ``length``;
-    - ``validity_mask``: bool, whether it is a record of its own, and not the repeated edge of an episode;
+    - ``validity_mask``: bool, False for padding, which repeats the record at the edge of the episode;
     - ``sequence_id`` and ``step_in_sequence``: int64, its window in the batch, and its place in the window;
     - ``anchor_index``: int64, the row of the anchor (``[N, ndim]`` for storages of more dimensions). Priorities belong to
       anchors: `TensorDictReplayBuffer.update_tensordict_priority` gives each the largest of its valid records.
 
     ``episode_boundary`` is about windows that reach beyond the end of the anchor's episode: "pad" repeats its last record;
-    "stop" moves the window back until it ends with the episode, but not to before its beginning, and pads the rest;
-    "include_reset" goes on with the next episode. Burn-in never moves a window, and repeats the first record. Windows
-    never go from the newest record of a storage to its oldest.
+    "stop" moves the window back until it ends with the episode, but not beyond the episode's beginning, and pads the rest;
+    "include_reset" continues with the next episode. Burn-in never moves a window: before the episode it repeats the first
+    record. Windows never cross from the newest record of a storage to its oldest.
 
-    ``done_key`` says where episodes end; with None all that is stored counts as one episode. Over a dataset the usual key
-    stands for its episode table. Raises UsageError for lengths that make no sense.
+    ``done_key`` marks the ends of episodes; with None all stored records count as one episode. Over a dataset the usual key
+    means its episode table. Raises UsageError for invalid lengths.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Sequence(SampleUnit):
         return self.burn_in + self.length + self.bootstrap
 
     def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
-        """See `SampleUnit.expand`. Raises UsageError where the storage does not say where episodes end."""
+        """See `SampleUnit.expand`. Raises UsageError if the storage does not state where episodes end."""
         anchor = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
         rows = storage.flat(anchor)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(storage):
@@ -160,7 +160,7 @@ class Sequence(SampleUnit):
         return rows_as_index(storage, anchors), largest
 
     def _repeat(self, value: Any) -> Any:
-        """A value of each anchor for all its records; other values as they are."""
+        """Repeat a value of each anchor for all its records; other values stay unchanged."""
         values = torch.as_tensor(value) if not isinstance(value, str) else None
         return value if values is None or not values.ndim else _repeat_rows(values, self.records)
 
@@ -182,7 +182,7 @@ def _repeat_rows(values: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def check_unit(unit: Any) -> SampleUnit | None:
-    """The unit to apply, None where there is nothing to do. Raises ArgumentTypeError for anything else."""
+    """The unit to apply, None if it would change nothing. Raises ArgumentTypeError for anything else."""
     if unit is not None and not isinstance(unit, SampleUnit):
         message = f"sample_unit must be a SampleUnit, not a {type(unit).__module__}.{type(unit).__qualname__}"
         raise ArgumentTypeError(message, hint="rbdata.Sequence and rbdata.Transition are units")
@@ -190,10 +190,10 @@ def check_unit(unit: Any) -> SampleUnit | None:
 
 
 def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> list[Draw]:
-    """The draws of what a unit expands others into. Raises UsageError for slices, SamplingError for rows not there."""
+    """Draws expanded by a unit. Raises UsageError for slices, SamplingError for rows that do not exist."""
     if len(draws) == 1 or type(unit) is not Sequence or any(draw.marks is not None for draw in draws):
         return [_expand(unit, draw, storage) for draw in draws]
-    # Windows of small batches are a few dozen numbers: what they cost are calls, so all draws are expanded by the same ones.
+    # Windows of small batches are a few dozen numbers: calls dominate the cost, so all draws are expanded in one call.
     together = _expand(unit, Draw.join(draws), storage)
     windows = torch.tensor([len(draw.start) for draw in draws])
     sizes = (windows * unit.records).tolist()

@@ -16,10 +16,10 @@ from ..samplers.sampler import Sampler
 
 
 class ParameterScheduler:
-    """Base of schedulers: sets ``param_name`` of a sampler (or of a buffer's) to what `value` gives, after each step.
+    """Base of schedulers: sets ``param_name`` of a sampler (or of a buffer's sampler) to the result of `value` after each step.
 
-    ``initial_val`` is the value at first, a number or a tensor of one; ``min_value`` and ``max_value`` are bounds. Raises
-    UsageError when the sampler has no such parameter.
+    ``initial_val`` is the first value, a number or a tensor with one element; ``min_value`` and ``max_value`` are bounds.
+    Raises UsageError if the sampler has no such parameter.
     """
 
     def __init__(self, obj: Any, param_name: str, min_value: Any = None, max_value: Any = None) -> None:
@@ -49,13 +49,13 @@ class ParameterScheduler:
         raise NotImplementedError
 
     def _like(self, value: Any) -> Any:
-        """A number as a tensor, where the parameter is one."""
+        """A number as a tensor if the parameter is a tensor."""
         if isinstance(self.initial_val, torch.Tensor):
             return torch.as_tensor(value).to(self.initial_val)
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the sampler and functions, by name; tensors are copies."""
+        """All attributes except the sampler and functions, by name; tensors are copies."""
         return {
             name: value.clone() if isinstance(value, torch.Tensor) else value
             for name, value in self.__dict__.items()
@@ -63,7 +63,7 @@ class ParameterScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave. Raises UsageError for another parameter's."""
+        """Load a state from ``state_dict``. Raises UsageError for the state of another parameter."""
         if state.get("param_name") != self.param_name or set(state) != set(self.state_dict()):
             raise UsageError(f"the state is not that of a {type(self).__name__} of {self.param_name!r}")
         self.__dict__.update({name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in state.items()})

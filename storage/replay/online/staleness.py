@@ -1,7 +1,7 @@
-"""Sampling by age: records of old policies come less often, or not at all.
+"""Sampling by age: records of old policies are drawn less often, or never.
 
-The data say which version of the policy they come from; the learner says which version it is at. What lies between is the
-staleness of a record, and its chance to be drawn is in proportion to a weight of that, 1 / (staleness + 1) by default.
+Each record has the version of the policy that made it; the learner sets its own version. The difference is the staleness of
+a record. The probability of a record is proportional to a weight of its staleness, 1 / (staleness + 1) by default.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..timeline import as_key
 
 
 class StalenessAwareSampler(Sampler):
-    """Draws in proportion to freshness; ``"staleness"`` (float32 ``[N]``) comes with every record.
+    """Draws in proportion to freshness; batches have ``"staleness"`` (float32 ``[N]``).
 
-    - ``max_staleness``: records that are older are not drawn; -1 for no limit.
+    - ``max_staleness``: records with a larger staleness are not drawn; -1 for no limit.
     - ``staleness_weight_fn``: the weights of stalenesses, ``[n]`` to ``[n]``; by default 1 / (staleness + 1).
-    - ``version_key``: where the data have the version of the policy, one number a record.
+    - ``version_key``: the key of the policy version in the data, one number per record.
 
-    ``consumer_version`` is the learner's version, to be set as it trains. A record comes once in a batch where enough may
-    be drawn. A draw costs time in proportion to the length of the storage.
+    ``consumer_version`` is the learner's version, to be set during training. A batch has no record twice if enough records
+    may be drawn. The cost of a draw is proportional to the length of the storage.
     """
 
     ahead = False
@@ -53,7 +53,7 @@ class StalenessAwareSampler(Sampler):
             raise UnknownKeyError(message, hint="name the version_key, or write the policy's version with the data")
         if versions.numel() != size:
             raise UsageError(f"{'/'.join(key)} has {versions.numel()} values for {size} records")
-        # Subtracted in float64: a version that counts steps may be more than float32 can tell apart.
+        # Subtracted in float64: versions that count steps may exceed the precision of float32.
         staleness = (self.consumer_version - versions.reshape(-1).cpu().double()).float()
         rows = torch.arange(size)
         if self.max_staleness >= 0:
@@ -93,10 +93,10 @@ def _inverse(staleness: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(weights: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Places in proportion to weights, float64 ``[n]``: each once where there are enough, int64 ``[count]``.
+    """Places drawn in proportion to weights, float64 ``[n]``: without repetition if there are enough, int64 ``[count]``.
 
-    ``torch.multinomial`` ends at 2^24 places. Without replacement the least of Exp(1) / weight are what successive draws
-    give (Efraimidis and Spirakis, 2006).
+    ``torch.multinomial`` is limited to 2^24 places. The smallest values of Exp(1) / weight are distributed as successive
+    draws without replacement (Efraimidis and Spirakis, 2006).
     """
     possible = int((weights > 0).sum())
     if not possible or not bool(weights.isfinite().all()) or bool((weights < 0).any()):
