@@ -13,6 +13,7 @@ from ...errors import NotADatasetError, RbdataError, SchemaError, UsageError
 from ...storage import plugins
 from ...storage.bounds import LeafBounds, leaf_bounds
 from ...storage.dataset import Dataset
+from ...storage.episodes import TERMINATED
 from ...storage.manifest import Manifest
 from ...storage.reference_scores import original_source, reference_scores
 from .. import local
@@ -120,7 +121,8 @@ class _Run:
         values = self._values(usual)
         rewards, flags, same = RewardValues(self._range, usual["next/reward"]), Flags(table), self._hashes(usual)
         columns = [one for some in values.values() for one in some]
-        moves = self._transitions(usual) if reader.longest > 1 else []  # no step of a bandit leads anywhere
+        is_bandit = reader.longest == 1 and bool((table.outcome == TERMINATED).all())
+        moves = [] if is_bandit else self._transitions(usual)  # no step of a bandit leads anywhere
         checks: list[Check] = [rewards, flags, *moves, same, *columns]
         for block in reader.blocks():
             for check in checks:

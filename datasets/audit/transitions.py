@@ -72,12 +72,18 @@ class LeafTransitions:
         self.changed = np.zeros(len(table), bool)
         self.moves, self.is_counted = bool(self.step.any()), not usual.measured
         self._last: Array | None = None
+        #: Whether states differ from the first one of the dataset.
+        self.varies = False
+        self._first: Array | None = None
 
     def see(self, block: Block) -> Mapping[str, Array]:
         """Masks ``[n]`` of a block: ``same`` (the successor is the state), ``zero`` and ``zero_state`` (one of them is zeros),
         ``jump``, and ``joins``: of a last step, the successor is the first state of the next episode (in this block)."""
         state, successor = block.rows[self.name], block.rows["next/" + self.name]
         self.steps += len(block)
+        if self._first is None:
+            self._first = state[:1].copy()
+        self.varies = self.varies or not same_rows(state, np.broadcast_to(self._first, state.shape)).all()
         same = same_rows(state, successor)
         if not self._unchained:
             self._chain(block, state, successor, same)
@@ -205,7 +211,8 @@ class Transitions:
         if not self._leaves or not self.steps:
             return
         if not any(leaf.changed.any() for leaf in self._leaves):
-            return  # constant
+            yield from self._stays()
+            return
         yield from self._repeated()
         if self._zero.count and not self._zero_states:
             what = "the successor of a truncated step is zeros"
@@ -232,6 +239,15 @@ class Transitions:
                 hits = Hits.of(np.flatnonzero(long & (self._moves[name] > 2 * _MOVED)))
                 return find("flags_shifted", what, hits, len(long), unit="episode")
         return None
+
+    def _stays(self) -> Iterator[Finding]:
+        """Steps that all lead to their own state, though states vary, each an episode: arrays are cut at such rows."""
+        if not self._alone or int(self._table.length.max()) > 1 or not any(leaf.varies for leaf in self._leaves):
+            return  # constant, or what the episode is about
+        goes_on = np.flatnonzero(~self._terminated)
+        if len(goes_on):
+            what = "every step is an episode, and its successor is its own state"
+            yield find("successor_own", what, Hits.of(goes_on), self.steps, severity="warning")
 
     def _joined(self) -> Iterator[Finding]:
         """Episodes whose last successor is the first state of the next one: the episode continues there, or the successor is

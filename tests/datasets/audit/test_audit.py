@@ -410,6 +410,21 @@ def test_bandits(tmp_path):
     assert report.findings == ()
 
 
+def test_arrays_whose_successors_are_their_own_states(tmp_path):
+    """Each row is cut off from the next, so that no step of any episode contradicts another."""
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(100, 3))
+    arrays = {
+        "action": rng.normal(size=(100, 2)),
+        "reward": rng.normal(size=100),
+        "terminated": np.arange(100) % 20 == 19,
+    }
+    arrays |= {"observation": states, "next_observation": states}
+    report = rbdata.audit(rbdata.from_arrays(arrays, "my/own", root=tmp_path))
+    assert report.codes == ["successor_own"] and not report.ok
+    assert report.findings[0].count == 95 and report.findings[0].first[:2] == (0, 1)
+
+
 def test_an_empty_range_of_rewards(tmp_path, clean):
     with pytest.raises(UsageError):
         rbdata.audit(clean.write(tmp_path), reward_range=(1, 0))
