@@ -377,7 +377,7 @@ def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
         raise UsageError(message, hint=_HINT)
     for key, name in roles.next_observation.items():
         here = arrays[roles.observation[key]]
-        if (arrays[name].shape, arrays[name].dtype) != (here.shape, here.dtype):
+        if (arrays[name].shape, arrays[name].dtype.newbyteorder("=")) != (here.shape, here.dtype.newbyteorder("=")):
             raise UsageError(f"{where}: {name} is {arrays[name]}, {roles.observation[key]} {here}")
     for name in (*roles.observation.values(), *roles.action.values(), *roles.extra.values()):
         why = _why_not(arrays[name], arrays[name].shape[0] if arrays[name].shape else -1)

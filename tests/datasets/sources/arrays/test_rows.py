@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rbdata
 from hypothesis import given
 from hypothesis import strategies as st
 from rbdata.datasets.sources.arrays.roles import find_roles
@@ -207,3 +208,15 @@ def test_values_that_are_no_flags_or_rewards_name_their_row(key: str, value: flo
     arrays[key][3] = value
     with pytest.raises(CorruptSourceError, match=rf"{key}.* 3 "):
         read(arrays)
+
+
+@pytest.mark.parametrize("orders", [(">f4", "<f4"), ("<f4", ">f4")])
+def test_the_order_of_bytes_is_no_other_dtype(tmp_path, orders):
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(21, 3)).astype("float32")
+    arrays = {"action": rng.normal(size=(20, 1)), "reward": rng.normal(size=20), "terminated": np.arange(20) == 19}
+    arrays |= {"observation": states[:-1].astype(orders[0]), "next_observation": states[1:].astype(orders[1])}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/orders", root=tmp_path))
+    assert len(dataset.episodes) == 1
+    assert np.array_equal(dataset["observation"], states[:-1])
+    assert np.array_equal(dataset["next", "observation"], states[1:])
