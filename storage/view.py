@@ -396,7 +396,7 @@ class SegmentRows:
         pieces = (read(self._rows[number], there) for number, there in places.groups)
         if len(places.groups) == 1:
             return next(pieces)
-        if self._is_short and places.groups:
+        if self._is_short:
             joined: np.ndarray = np.concatenate([piece.numpy() for piece in pieces])
             return torch.from_numpy(joined.take(places.back.numpy(), 0))
         out = self._empty(len(places.there), *extent)
