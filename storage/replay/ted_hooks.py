@@ -3,10 +3,10 @@
     TED          observation  s0 s1 s2 | t0 t1            next  s1 s2 s3 | t1 t2
     flattened    observation  s0 s1 s2 s3 | t0 t1 t2      one extra row for each trajectory
 
-Rows are in order of time, one column of the storage after the other. The layout is TorchRL's (0.14): reward and flags are
-those of ``next`` under their own names, ``is_full``, ``shift`` (the row the next write would go to) and ``_storage_shape`` are
-stored beside them, and all rows of the storage are there, also those that were never written. Data in which the
-successor of a step is not the following observation, although the step is not done, are refused.
+Rows are in order of time, one column of the storage after the other. The layout is TorchRL's (0.14): reward and flags of
+``next`` are stored under their own names, with ``is_full``, ``shift`` (the row of the next write) and ``_storage_shape``
+beside them; all rows of the storage are included, also rows that were never written. Data are refused if the successor of a
+step is not the following observation although the step is not done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPE_KEY = "_storage_shape"
 
 
 class _FlatHook:
-    """What both hooks are told: under which names there is what."""
+    """The arguments of both hooks: the keys of their leaves."""
 
     _done_key: Key
 
@@ -94,7 +94,7 @@ class TED2Flat(_FlatHook):
 
 
 def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Where trajectories end, the flattened row of each root, and how many rows there are; ``done`` is in the order of time.
+    """Where trajectories end, the flattened row of each root, and the number of rows; ``done`` is in order of time.
 
     The newest step of each of ``width`` columns ends a trajectory.
     """
@@ -107,7 +107,7 @@ def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Ten
 def _check_successors(
     key: tuple[str, ...], root: torch.Tensor, successor: torch.Tensor, ends: torch.Tensor, length: int, filled: int
 ) -> None:
-    """Raise SchemaError where flattening would lose a successor: TorchRL's hook loses it without a word."""
+    """Raise SchemaError if flattening would lose a successor, which TorchRL's hook loses silently."""
     differs = (successor[:-1] != root[1:]) & ~((successor[:-1] != successor[:-1]) & (root[1:] != root[1:]))
     lost = differs.flatten(1).any(1) if differs.ndim > 1 else differs
     lost &= ~ends[:-1]
@@ -119,9 +119,9 @@ def _check_successors(
 
 
 class Flat2TED(_FlatHook):
-    """``hook(data, out)``: flattened TED back to TED, with root flags False. ``out`` is filled where it is given.
+    """``hook(data, out)``: flattened TED back to TED, with root flags False. ``out`` is filled if it is given.
 
-    ``done_key`` is ``"done"`` by default. Of a storage that was not full, the rows never written hold nothing of meaning.
+    ``done_key`` is ``"done"`` by default. If the storage was not full, rows never written hold arbitrary values.
     """
 
     _done_key = ("done",)
@@ -141,7 +141,7 @@ class Flat2TED(_FlatHook):
         _, place, rows = _flat_places(done.reshape(-1), width, length - 1 if full else shift - 1)
 
         def stored(leaf: torch.Tensor) -> torch.Tensor:
-            """From the order of time to that of rows."""
+            """Reorder a leaf from the order of time to the order of rows."""
             by_column = leaf.view(width, length, *leaf.shape[1:]).transpose(0, 1)
             return by_column.roll(oldest, 0).reshape(*shape, *leaf.shape[1:])
 
@@ -157,7 +157,7 @@ class Flat2TED(_FlatHook):
                     ted.set(key, torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype))
             elif len(leaf) == rows:
                 ted.set(key, stored(leaf[place]))
-                # Clipped for the very last row, where it was never written.
+                # Clipped for the last row, if it was never written.
                 ted.set(("next", *key), stored(leaf[(place + 1).clamp(max=rows - 1)]))
             elif len(leaf) == steps:
                 ted.set(key, stored(leaf))

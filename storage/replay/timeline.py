@@ -1,4 +1,4 @@
-"""Steps in the order of time, and where episodes begin and end in it, whatever order they are stored in.
+"""Steps in order of time, and the beginnings and ends of episodes, for any order of storage.
 
 A *position* counts steps in time, a *row* is where a step is stored. In a dataset folder they are the same. A ring that
 has wrapped begins at its oldest row; here the next write would go to row 3:
@@ -7,18 +7,18 @@ has wrapped begins at its oldest row; here the next write would go to row 3:
     position     5  6  7 | 0  1  2  3  4          position = (row - oldest) mod length
 
 A storage with ``ndim`` > 1 is ``[time, *batch]``, one column for each environment. Its rows are counted along the
-batch first, its positions along time first, so that what one environment lived through is contiguous:
+batch first, its positions along time first, so that the steps of one environment are contiguous:
 
     rows of [time 3, batch 2]      0 1            positions      0 3
                                    2 3                           1 4
                                    4 5                           2 5
 
-Episodes are contiguous in positions, never cross a column, and the newest step of a column always ends one (what comes
-after it is not there yet, or is the oldest data of all).
+Episodes are contiguous in positions, never cross a column, and the newest step of a column always ends an episode (the next
+row is not written yet, or holds the oldest step).
 
-`Edges` says how a storage is told where its episodes end: as in TorchRL by a trajectory id if the data have one (what
-collectors write), else by the done flag; where end flags are asked for and missing, by a trajectory id. A dataset folder has an
-episode table, and nothing needs to be looked at.
+`Edges` determines where the episodes of a storage end: as in TorchRL by a trajectory id if the data have one (collectors write
+it), otherwise by the done flag; if end flags are requested but missing, by a trajectory id. A dataset folder has an episode
+table, so its data are not read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..row_index import lookup, runs_of
 TRAJECTORY_KEYS: tuple[Key, ...] = (("collector", "traj_ids"), ("episode",))
 DONE: Key = ("next", "done")
 
-#: Gives the column of a key as ``[rows, ...]`` tensor, None where the data have no such key.
+#: Returns the column of a key as a tensor ``[rows, ...]``, None if the data have no such key.
 Key = tuple[str, ...]
 
 
@@ -55,17 +55,17 @@ def path_of(key: str | Sequence[str]) -> str:
 
 
 def entry_key(key: Key) -> Any:
-    """A key as a TensorDict takes it: a single name as a string, which is the quickest form of it."""
+    """A key in the form for TensorDicts: a single name as a string, which is the fastest form."""
     return key if len(key) > 1 else key[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Where to look for episode edges: keys in the data, or tensors given once and for all.
+    """Where to look for episode edges: keys in the data, or given tensors.
 
-    ``traj_key`` or ``end_keys`` (OR-ed) when given; without either, the usual keys in turn. ``step_key`` goes with
-    ``traj_key`` where the pieces of trajectories are interleaved. ``ends`` (bool) or ``trajectories`` (ids), one for each
-    row, stand for what the storage holds now.
+    ``traj_key`` or ``end_keys`` (OR-ed) if given; without either, the usual keys in turn. ``step_key`` is used with
+    ``traj_key`` if the pieces of trajectories are interleaved. ``ends`` (bool) or ``trajectories`` (ids), one for each row,
+    describe the present contents of the storage.
     """
 
     traj_key: Key | None = None
@@ -76,7 +76,7 @@ class Edges:
 
     @property
     def usual(self) -> bool:
-        """Whether nothing but the usual keys was asked for: a dataset's own episode table serves as well."""
+        """Whether only the usual keys are requested: a dataset's own episode table can then be used."""
         if self.ends is not None or self.trajectories is not None or self.step_key is not None:
             return False
         return self.traj_key in (None, *TRAJECTORY_KEYS) and self.end_keys in ((), (DONE,))
@@ -84,8 +84,8 @@ class Edges:
     def timeline(self, column: ColumnOf, length: int, width: int = 1, oldest: int = 0) -> Timeline:
         """The timeline of a storage of ``[length, width]`` rows, and the key of the ids that it was made from.
 
-        A key that is not there is replaced by the usual ones, as in TorchRL: missing ids by end flags, missing end flags
-        by ids. Warns when the one that was named is missing. Raises UsageError when no edges are to be found.
+        A missing key is replaced by the usual keys, as in TorchRL: missing ids by end flags, missing end flags by ids. Warns
+        if a named key is missing. Raises UsageError if no edges are found.
         """
         rows = length * width
         if self.ends is not None:
@@ -113,7 +113,7 @@ class Edges:
         raise error(message, hint="give traj_key or end_key, or ends= with a flag for every row")
 
     def _sources(self) -> list[tuple[tuple[Key, ...], bool]]:
-        """Keys to look for, in turn, and whether they are end flags, of which those that are there are OR-ed."""
+        """Keys to look for, in turn, and whether they are end flags; all end flags that exist are OR-ed."""
         ends = (self.end_keys or (DONE,), True)
         if self.traj_key is not None:
             return [((self.traj_key,), False), ends]
@@ -150,8 +150,8 @@ class Timeline:
     """``starts`` int64 ``[episodes + 1]``: the first position of every episode and, last, the number of steps.
 
     ``length`` rows along time, ``width`` columns, ``oldest`` the row along time that is first. ``order`` (int64
-    ``[steps]``) is given instead where steps are stored in no order at all: the row of every position. ``traj_key`` is the
-    key of the trajectory ids that episodes come from, None where they come from elsewhere.
+    ``[steps]``) is given instead if steps are stored in arbitrary order: the row of every position. ``traj_key`` is the key of
+    the trajectory ids that determine the episodes, None if the episodes come from elsewhere.
     """
 
     starts: torch.Tensor
@@ -235,7 +235,7 @@ def from_ids(ids: torch.Tensor, length: int, width: int = 1, oldest: int = 0) ->
 def from_pieces(ids: torch.Tensor, counters: torch.Tensor) -> Timeline:
     """A timeline of interleaved pieces: steps ordered by trajectory id, then by step counter; ``[rows]`` each.
 
-    A gap in the counter ends an episode: what lay there was overwritten.
+    A gap in the counter ends an episode: the missing steps were overwritten.
     """
     ids, counters = ids.reshape(-1).cpu(), counters.reshape(-1).cpu()
     order = torch.argsort(counters, stable=True)

@@ -1,4 +1,4 @@
-"""What is done to batches on their way out of a buffer, and to data on their way in.
+"""Transforms of batches that are sampled from a buffer, and of data that are written to it.
 
 A transform is any callable that takes a batch and returns one (or changes it in place and returns None), a
 ``torch.nn.Module``, or an object with an ``inv`` method as well, such as TorchRL's transforms: ``forward`` when sampling,
@@ -7,13 +7,13 @@ A transform is any callable that takes a batch and returns one (or changes it in
     sampling     storage -> a -> b -> batch
     writing      storage <- a.inv <- b.inv <- data
 
-`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``: what
-collectors and slice samplers give.
+`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``, from
+collectors or slice samplers.
 
-Read from a storage, n-step returns come from `n_step` and end where the episode does. Here nothing beyond the batch is
-known: they also end with the batch, where the last state takes the place of the n-th.
+With the option `n_step`, n-step returns are read from the storage and end with the episode. Here only the batch is known:
+returns also end with the batch, where the last state replaces the n-th.
 
-`split_trajectories` makes one trajectory a row of a batch in which they follow each other.
+`split_trajectories` turns a flat batch of trajectories into a batch with one row per trajectory.
 
 flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
                                              b0 b1 --              T T F
@@ -67,14 +67,14 @@ class Transforms:
         self.insert(len(self._chain), transform, invert=invert)
 
     def insert(self, place: int, transform: Any, *, invert: bool = False) -> None:
-        """Add before the one at ``place``. Raises UsageError for what cannot be called, and places that are not there."""
+        """Add before the transform at ``place``. Raises UsageError for objects that cannot be called, and invalid places."""
         if not callable(transform):
             raise UsageError(f"a transform is something to be called with a batch, not a {type(transform).__name__}")
         if not -len(self._chain) <= place <= len(self._chain):
             raise UsageError(f"there is no place {place} among {len(self._chain)} transforms")
         if isinstance(transform, torch.nn.Module):
             transform.eval()
-        chain = self._chain.copy()  # a batch in the making goes through the chain as it was
+        chain = self._chain.copy()  # batches that are being made keep the old chain
         chain.insert(place, Inverted(transform) if invert else transform)
         self._chain = chain
 
@@ -85,9 +85,9 @@ class Transforms:
         return batch
 
     def apply_to_stored(self, records: Any) -> Any:
-        """Apply to records that are the storage's own, which stay as they are.
+        """Apply to records that lie in the storage, without changing them there.
 
-        Transforms of this package set keys alone; those of users may change tensors in place.
+        Transforms of this package only set keys; transforms of users may change tensors in place.
         """
         if not self._chain:
             return records
@@ -96,12 +96,12 @@ class Transforms:
         return self(records.copy() if is_tensor_collection(records) else records)
 
     def apply_beside(self, batch: Any, info: Iterable[str], flags: Mapping[Any, Any] | None = None) -> Any:
-        """Apply to a batch of which the keys ``info`` hold what the sampler says of its records.
+        """Apply to a batch whose keys ``info`` hold the sampler's information about its records.
 
-        As in TorchRL, ``half()`` or ``select(...)`` must not reach them: they are put back, and ``flags`` (values by key) where
-        a transform has removed them or changed their dtype. Of another number of records the sampler says nothing. Where a
-        transform chose among the records drawn, which ``index`` tells, the batch is returned as is: the keys moved with them.
-        Raises SamplingError where some records with weights are of those drawn, and others are not.
+        As in TorchRL, ``half()`` or ``select(...)`` must not affect these keys: they are restored, and ``flags`` (values by
+        key) are restored if a transform removed them or changed their dtype. If the number of records changed, the info does
+        not apply. If a transform selected among the drawn records, which ``index`` shows, the batch is returned unchanged: the
+        keys moved with the records. Raises SamplingError if only some of the records with weights are drawn records.
         """
         if not self._chain or not isinstance(batch, TensorDictBase):
             return self(batch)
@@ -125,7 +125,7 @@ class Transforms:
             value, copy, version = said[key]
             lost[key] = copy
             if _version(value) != version:
-                value.copy_(copy)  # the info has it as well
+                value.copy_(copy)  # the info shares this tensor
         for key, value in (flags or {}).items():
             found_now = batch.get(key, None)
             if value is not None and (found_now is None or found_now.dtype != value.dtype):
@@ -137,7 +137,7 @@ class Transforms:
         return batch
 
     def inv(self, data: Any) -> Any:
-        """What is to be written; None where a transform keeps it back."""
+        """The data to write; None if a transform withholds them."""
         for transform in reversed(self._chain):
             data = _inverse(transform, data)
             if data is None:
@@ -146,7 +146,7 @@ class Transforms:
 
     @property
     def are_own_code(self) -> bool:
-        """Whether one of them comes from outside of this package."""
+        """Whether a transform comes from outside of this package."""
         return any(is_own_code(part.transform if isinstance(part, Inverted) else part) for part in self._chain)
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class Transforms:
         return self._chain[place]
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the modules among them, copied, by ``place.name``: tensors, and what ``get_extra_state`` gives."""
+        """Copied states of the transforms that are modules, by ``place.name``: tensors, and results of ``get_extra_state``."""
         return {
             f"{place}.{name}": _copied(value)
             for place, module in self._modules()
@@ -167,7 +167,7 @@ class Transforms:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave, here or that of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
+        """Load a state from ``state_dict``, here or of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
         before = self.state_dict()
         try:
             self._load(state)
@@ -198,16 +198,16 @@ class Transforms:
 
 
 def _version(value: Any) -> Any:
-    """What changes when a tensor, or one of a TensorDict's, is changed in place."""
+    """A value that differs after an in-place change of a tensor, or of a tensor in a TensorDict."""
     if not isinstance(value, torch.Tensor):
         return [_version(leaf) for leaf in value.values(True, True)]
     return float("nan") if value.is_inference() else value._version  # inference mode does not count: always another one
 
 
 def _chosen(said: dict[Any, Any], found: dict[Any, Any], *, in_place: bool) -> bool:
-    """Whether the records of a batch are some of those drawn, in any order, as ``index`` and all that is said of them tell.
+    """Whether the records of a batch are some of the drawn ones, in any order, judged by ``index`` and the other info.
 
-    ``said``: of the records drawn, ``found``: in the batch. Raises SamplingError where some of them are, and others not.
+    ``said``: the info of the drawn records, ``found``: the info in the batch. Raises SamplingError if only some records are.
     """
     drawn, now = _rows(said["index"]), _rows(found["index"])
     if drawn is None or now is None or now.dtype != drawn.dtype or now.shape != drawn.shape:
@@ -221,7 +221,7 @@ def _chosen(said: dict[Any, Any], found: dict[Any, Any], *, in_place: bool) -> b
     others = [(value, found[key]) for key, value in said.items() if key != "index"]
 
     def agree(places: torch.Tensor) -> bool:
-        """Whether what is said of the records at these places belongs to their rows."""
+        """Whether the info of the records at these places belongs to their rows."""
         return all(_is_said(value, other, count, source[places], places) for value, other in others)
 
     if bool((source >= 0).all()):
@@ -235,7 +235,7 @@ def _chosen(said: dict[Any, Any], found: dict[Any, Any], *, in_place: bool) -> b
 
 
 def _is_said(value: Any, found: Any, count: int, source: torch.Tensor, places: torch.Tensor) -> bool:
-    """Whether ``found`` says at ``places`` of ``count`` records what ``value`` does at ``source``, or is not there."""
+    """Whether ``found`` at ``places`` (of ``count`` records) equals ``value`` at ``source``, or is missing."""
     if not isinstance(value, torch.Tensor) or found is None:
         return True
     is_alike = isinstance(found, torch.Tensor) and found.shape == value.shape and found.dtype == value.dtype
@@ -246,7 +246,7 @@ def _is_said(value: Any, found: Any, count: int, source: torch.Tensor, places: t
 
 
 def _rows(index: Any) -> torch.Tensor | None:
-    """What identifies each record of an index, ``[n, numbers]``; of an ensemble the member as well."""
+    """The numbers that identify each record of an index, ``[n, numbers]``; for an ensemble including the member."""
     if isinstance(index, TensorDictBase):
         ids, rows = index.get("buffer_ids", None), index.get("index", None)
         if (
@@ -267,7 +267,7 @@ def _copied(state: Any) -> Any:
 
 
 def as_transforms(transform: Any) -> Transforms:
-    """A chain of its own: of the transforms of a chain, which another buffer may have as well, of one, or of none."""
+    """A new chain, from the transforms of a chain (which another buffer may use as well), from one transform, or from None."""
     if isinstance(transform, Transforms):
         return Transforms(*transform)
     return Transforms() if transform is None else Transforms(transform)
@@ -284,7 +284,7 @@ def _inverse(transform: Any, data: Any) -> Any:
 
 
 def share_state(transform: Any) -> None:
-    """Put what a transform keeps between writes in shared memory. Raises UsageError where it keeps some and cannot."""
+    """Put the state that a transform keeps between writes in shared memory. Raises UsageError if it cannot be shared."""
     if isinstance(transform, Inverted):
         transform = transform.transform
     share = getattr(transform, "share_memory_", None)
@@ -304,8 +304,8 @@ def share_state(transform: Any) -> None:
 class RandomCropTensorDict(torch.nn.Module):
     """A random contiguous piece of ``sub_seq_len`` steps along ``sample_dim`` of every sequence.
 
-    Every start is as likely, the last one included. With ``mask_key`` (bool, of the batch's shape) only steps that are
-    there count, which must come first. Draws from ``generator``, or from torch's global one. Raises SamplingError for
+    Every start is equally likely, including the last one. With ``mask_key`` (bool, of the batch's shape) only real steps
+    count, which must come first. Draws from ``generator``, or from torch's global generator. Raises SamplingError for
     sequences that are too short.
     """
 
@@ -358,7 +358,7 @@ class RandomCropTensorDict(torch.nn.Module):
 
 
 class MultiStep(torch.nn.Module):
-    """Rewards become discounted sums over up to ``n_steps``, and all of ``next`` but the flags that of the last of them.
+    """Rewards become discounted sums over up to ``n_steps``; other leaves of ``next``, except flags, come from the last step.
 
     The batch must be ``[*batch, time]`` and have ``("next", "reward")`` and ``("next", "done")``; a new TensorDict is returned.
     Where done is ``[*batch, time, *group]`` (one for each of several agents), all leaves must begin with these dimensions.
@@ -414,7 +414,7 @@ class MultiStep(torch.nn.Module):
         time = done.shape[-1]
         place = torch.arange(time, device=done.device).expand(done.shape)
         ends = torch.where(done, place, time - 1)
-        # The nearest end at or after each step: running minimum from the back.
+        # The nearest end at or after each step is a running minimum from the back.
         nearest = ends.flip(-1).cummin(-1).values.flip(-1)
         return (nearest - place + 1).clamp(max=self.n_steps)
 
@@ -440,13 +440,12 @@ def split_trajectories(
 ) -> TensorDictBase:
     """Split a batch ``[*batch, time]`` into ``[trajectories, longest]``, filled up with zeros.
 
-    Trajectories are told apart by ``trajectory_key`` (default ``traj_ids``, under ``prefix``, which is ``collector`` where the
-    batch has one), or where that is missing by ``("next", done_key)``; ids are then added. Added in any case: ``mask``
-    beside the ids, bool ``[trajectories, longest]``, True where there is data. Takes one gather for each key, however many
-    trajectories there are. With ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: leaves
-    are nested tensors, the batch is ``[trajectories, -1]`` (jagged: ``[trajectories]``) without a mask, unless all have the
-    same length.
-    Raises SchemaError when neither ids nor done are there.
+    Trajectories are identified by ``trajectory_key`` (default ``traj_ids``, under ``prefix``, which is ``collector`` if the
+    batch has it), or if that is missing by ``("next", done_key)``; ids are then added. Always added: ``mask`` beside the ids,
+    bool ``[trajectories, longest]``, True for data. Takes one gather per key for any number of trajectories. With
+    ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: leaves are nested tensors, the batch is
+    ``[trajectories, -1]`` (jagged: ``[trajectories]``) without a mask, unless all trajectories have the same length.
+    Raises SchemaError if both ids and done are missing.
     """
     if trajectory_key is not None:
         ids_key = as_key(trajectory_key)

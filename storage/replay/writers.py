@@ -32,10 +32,10 @@ from .timeline import Key, as_key
 
 
 class SlotGenerations:
-    """A stamp for each row along a storage's first dimension, int64: the writes it got, less one; -1 where there were none.
+    """A stamp for each row along a storage's first dimension, int64: the number of its writes minus one; -1 without writes.
 
-    It tells a caller that kept the number of a row whether the record is still there. It belongs to the storage, as buffers
-    that share one overwrite each other's rows. Each process counts for itself.
+    A caller that kept the number of a row learns from the stamp whether the record is still there. Stamps belong to the
+    storage, because buffers that share a storage overwrite each other's rows. Each process counts separately.
     """
 
     def __init__(self, stamps: torch.Tensor | None = None) -> None:
@@ -43,7 +43,7 @@ class SlotGenerations:
 
     @torch.inference_mode(False)
     def count(self, rows: torch.Tensor) -> None:
-        """One write more for every row in ``rows`` (int64 ``[n]``), as often as it is in there."""
+        """Count one write for every occurrence of a row in ``rows`` (int64 ``[n]``)."""
         if not rows.numel():
             return
         missing = int(rows.max()) + 1 - len(self.stamps)
@@ -53,7 +53,7 @@ class SlotGenerations:
         self.stamps.index_put_((rows,), torch.ones_like(rows), accumulate=True)
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The stamps of rows, -1 also for rows that there are none of; shaped like ``rows`` and on their device."""
+        """The stamps of rows, -1 also for rows that do not exist; shaped like ``rows`` and on their device."""
         if not len(self.stamps):
             return torch.full_like(rows, -1)
         known = rows.to(self.stamps.device)
@@ -61,17 +61,17 @@ class SlotGenerations:
         return torch.where((known >= 0) & (known < len(self.stamps)), stamps, -1).to(rows.device)
 
     def retire(self) -> None:
-        """No record is there any more: stamps that were given out are valid no longer."""
+        """Invalidate all stamps, because the records were removed."""
         self.stamps[self.stamps >= 0] += 1
 
 
 class Writer(Saved):
-    """Base of all writers; ``register_storage`` tells it where to write."""
+    """Base of all writers; ``register_storage`` sets the storage to write to."""
 
     _storage: Storage
-    #: Whether the writer keeps a value of every row; rows that another process writes have none here.
+    #: Whether the writer keeps a value for every row; it has no values for rows that another process writes.
     values_per_row = False
-    #: Whether rows get a stamp that tells whether they were written again, see `SlotGenerations`.
+    #: Whether rows get a stamp that shows whether they were overwritten, see `SlotGenerations`.
     tracks_generations = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -79,7 +79,7 @@ class Writer(Saved):
         link(cls, "empty", "_empty")
 
     def __init__(self, compilable: bool = False) -> None:
-        """``compilable`` is accepted as by TorchRL's writers and changes nothing."""
+        """``compilable`` is accepted as by TorchRL's writers and has no effect."""
 
     def register_storage(self, storage: Storage) -> None:
         self._storage = storage
@@ -93,14 +93,14 @@ class Writer(Saved):
         raise NotImplementedError
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Begin again with the first row, and with ``empty_write_count`` to count the records written."""
+        """Begin again with the first row; ``empty_write_count`` also resets the count of written records."""
 
     _empty = empty
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """The stamps of rows along the first dimension, int64; -1 for rows never written, or where nothing is tracked.
+        """The stamps of rows along the first dimension, int64; -1 for rows never written, or if stamps are not tracked.
 
-        ``index`` is ``[n]``, ``[n, ndim]`` or a tuple of one tensor for each dimension, as `extend` and batches give it.
+        ``index`` is ``[n]``, ``[n, ndim]`` or a tuple of one tensor for each dimension, as returned by `extend` or in batches.
         """
         ndim = self._storage.ndim if hasattr(self, "_storage") else 1
         if isinstance(index, tuple):
@@ -112,14 +112,14 @@ class Writer(Saved):
         return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """The state in a folder that `dumps` wrote. Raises DamagedDatasetError when it is not whole."""
+        """The state in a folder that `dumps` wrote. Raises DamagedDatasetError if it is incomplete."""
         return read_state(folder)
 
     def _state_in(self, folder: Path) -> dict[str, Any]:
         return self.read(folder)
 
     def _dump_rest(self, folder: Path, known: Container[str]) -> None:
-        """Write what a class of one's own adds to the state, beside the ``known`` entries that have files of their own."""
+        """Write the entries that a user's class adds to the state; the ``known`` entries have separate files."""
         rest = {name: value for name, value in self.state_dict().items() if name not in known}
         (folder / "state.json").unlink(missing_ok=True)
         if rest:
@@ -160,8 +160,8 @@ class ImmutableDatasetWriter(Writer):
 class RoundRobinWriter(Writer):
     """Overwrites the oldest record.
 
-    With ``track_generations`` every row has a stamp that grows with each write, see `generations_of`: batches carry
-    ``index_generation`` then, and ``ReplayBuffer.update_if_present`` writes only to records that are still there.
+    With ``track_generations`` every row has a stamp that grows with each write, see `generations_of`: batches then have
+    ``index_generation``, and ``ReplayBuffer.update_if_present`` writes only to records that are still there.
     """
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
@@ -227,9 +227,9 @@ class RoundRobinWriter(Writer):
             row = (cursor + at) % capacity
             runs.append((row, at, min(count - at, capacity - row)))
             at += runs[-1][2]
-        if len(runs) > 1:  # the second would read what the first has written over
+        if len(runs) > 1:  # the second run would read rows that the first has overwritten
             data = self._storage._copied_if_own(data)
-        for run in sorted(runs):  # from the front, as a list grows
+        for run in sorted(runs):  # from the front, because a list grows at its end
             row, first, length = run
             self._storage.set(slice(row, row + length), _part(data, first, first + length))
         self._storage.seek((cursor + count) % capacity)
@@ -293,9 +293,9 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """Stores with every record the row it lies in, under ``index``; the data given stay as they are.
+    """Stores the row of every record in the record, under ``index``; the given data are not changed.
 
-    A `TensorStorage` over data without ``index`` has no place for it, and goes without.
+    A `TensorStorage` over data without ``index`` has no leaf for it, so rows are not stored.
     """
 
     def _with_index(self, data: Any, index: torch.Tensor) -> Any:
@@ -307,13 +307,13 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
                 "index", index.reshape([*index.shape, *[1] * (len(shape) - index.ndim)]).expand(shape).contiguous()
             )
             fields = self._storage.fields()
-            if fields is not None and "index" not in fields:  # memory that was there before, without a place for it
+            if fields is not None and "index" not in fields:  # existing memory without this leaf
                 return data.exclude("index")
         return data
 
 
 def count_records(data: Any) -> int:
-    """How many records a batch has. Raises SchemaError for anything else, and for columns of unlike lengths."""
+    """The number of records of a batch. Raises SchemaError for anything else, and for columns of different lengths."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
     leaves = pytree.tree_leaves(data)
@@ -352,7 +352,7 @@ _OF_NUMBERS: dict[str, Callable[[Any], Any]] = {"sum": sum, "max": max, "min": m
 
 
 def reduce_exactly(values: torch.Tensor, how: str) -> list[int | float]:
-    """As `reduce`, ``[n, ...]`` to n numbers to compare: whole numbers as they are, beyond 2^53 too, others as float64."""
+    """As `reduce`, ``[n, ...]`` to n comparable numbers: integers exactly, also beyond 2^53, other numbers as float64."""
     if values.is_floating_point():
         return reduce(values.double(), how).tolist()
     rows = values.reshape(len(values), -1).tolist()
@@ -360,10 +360,10 @@ def reduce_exactly(values: torch.Tensor, how: str) -> list[int | float]:
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the records that rank best by ``rank_key``, summed (``reduction``) where it has several values.
+    """Keeps the records with the highest ``rank_key``, summed (``reduction``) if it has several values.
 
-    Of equal ranks the first record stays. Whole numbers are compared as such, others as float64. `add` and `extend` raise
-    SchemaError for records without a rank, and for ranks that are NaN or complex: those have no order.
+    Of equal ranks the first record stays. Integers are compared exactly, other numbers as float64. `add` and `extend` raise
+    SchemaError for records without a rank, and for ranks that are NaN or complex, because these have no order.
     """
 
     values_per_row = True
@@ -385,7 +385,7 @@ class TensorDictMaxValueWriter(Writer):
         super().register_storage(storage)
 
     def _ranks_of(self, storage: Storage) -> list[tuple[int | float, int]]:
-        """The heap of the records that a storage has already. Raises SchemaError where they have no ranks."""
+        """The heap of the records that a storage already has. Raises SchemaError if they have no ranks."""
         if not len(storage):
             return []
         ranks = storage.column(self.rank_key)
@@ -397,7 +397,7 @@ class TensorDictMaxValueWriter(Writer):
 
     @property
     def cursor(self) -> int:
-        """The row of the next record while there is room, then 0."""
+        """The row of the next record while there are free rows, then 0."""
         return len(self._current_top_values) % self._storage.capacity if hasattr(self, "_storage") else 0
 
     _cursor = cursor

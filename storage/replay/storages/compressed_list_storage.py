@@ -1,7 +1,7 @@
-"""Records in memory, every leaf compressed on its own by the row codec of dataset folders.
+"""Records in memory, with every leaf compressed separately by the row codec of dataset folders.
 
-A batch is one call of the codec for each leaf, when it is written and when it is read. Leaves too small to gain anything
-stay as they are. Records may differ; those that are all of one kind are read leaf by leaf, like tensors.
+Writing or reading a batch takes one call of the codec for each leaf. Leaves too small to benefit are not compressed. Records
+may differ; if all are of one kind, they are read leaf by leaf, like tensors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeafKind:
 
 @dataclass(frozen=True)
 class RecordKind:
-    """What is the same in many records: leaves, batch size (None for a tensor alone), class, and paths of non-tensor values."""
+    """The layout that many records share: leaves, batch size (None for a single tensor), class, paths of non-tensor values."""
 
     leaves: tuple[LeafKind, ...]
     batch: tuple[int, ...] | None
@@ -93,13 +93,13 @@ class CompressedListStorage(ListStorage):
         self.compression_fn, self.decompression_fn = compression_fn, decompression_fn
         self.compression_level = compression_level
         self._own = threading.local()
-        self._kinds: dict[RecordKind | None, int] = {}  # how many records are of each kind
+        self._kinds: dict[RecordKind | None, int] = {}  # number of records of each kind
         self._table: dict[str, Readable] | None = None
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _to_records(self, data: Any) -> Iterable[Packed]:
-        """Records packed; those of a batch of tensors together."""
+        """Packed records; a batch of tensors is packed in one call."""
         whole = self.compression_fn is None and isinstance(data, (torch.Tensor, TensorDict))
         leaves, rest = _split(data) if whole else ([], {})
         if rest or not leaves:
@@ -126,7 +126,7 @@ class CompressedListStorage(ListStorage):
         self._table = self._rows_of(next(iter(self._kinds))) if len(self._kinds) == 1 else None
 
     def _rows_of(self, kind: RecordKind | None) -> dict[str, Readable] | None:
-        """What reads leaf by leaf, where all records are of one kind that allows it."""
+        """Readers of single leaves, if all records are of one kind that allows it; otherwise None."""
         if (
             kind is None
             or kind.batch is None
@@ -240,7 +240,7 @@ class CompressedListStorage(ListStorage):
         return out if self._device is None else out.to(self._device)
 
     def bytes(self) -> int:
-        """Bytes that the compressed records take, without what the list itself takes."""
+        """Bytes of the compressed records, without the list itself."""
         return sum(
             blob.nbytes if isinstance(blob, torch.Tensor) else len(blob)
             for packed in self._records
@@ -254,7 +254,7 @@ class CompressedListStorage(ListStorage):
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The compressed records as numbers and tensors. Raises UsageError for what only pickle could write."""
+        """The compressed records as numbers and tensors. Raises UsageError for values that only pickle could write."""
         if self.compression_fn is not None:
             raise UsageError(
                 "records compressed by functions of one's own cannot be saved", hint="use the storage's own codec"
@@ -275,7 +275,7 @@ class CompressedListStorage(ListStorage):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict`, or that of TorchRL's storage (as its codec zlib wrote it), gave."""
+        """Load a state from `state_dict`, or from TorchRL's storage (with its codec zlib)."""
         if "_metadata" in state:
             records = [
                 _torchrl_record(*pair) for pair in zip(state["_storage"], state["_metadata"]) if pair[1] is not None

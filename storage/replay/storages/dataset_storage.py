@@ -1,12 +1,12 @@
-"""A dataset folder as the storage of a buffer: nothing is copied, nothing is scanned, nothing can be written.
+"""A dataset folder as the read-only storage of a buffer, without a copy or a scan of the data.
 
-Its steps are in order of time and its episode table is known, so that slices and windows cost the same however large
-the dataset is.
+Its steps are in order of time and its episode table is known, so the cost of slices and windows does not depend on the size of
+the dataset.
 
-Of a dataset that is still being written the storage shows the first episodes, and more of them between two batches
-(`show`). The batches that a seed gives follow from the steps that were shown for each of them: ``growth`` records that.
+If the dataset is still being written, the storage shows its first episodes, and adds more between two batches (`show`).
+Batches depend on the seed and on the steps that were shown at each draw, which ``growth`` records.
 
-`EpisodeStorage` has a dataset's episodes as records: each is filled up with zeros to the longest one.
+`EpisodeStorage` has a dataset's episodes as records, each padded with zeros to the length of the longest episode.
 
 steps a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
                                        b0 b1 --              T T F
@@ -35,18 +35,18 @@ from ..timeline import Edges, Key, Timeline
 from .rows import Readable
 from .storage import Storage
 
-#: Seconds between two looks at a dataset that is being written, where it is looked at before every batch.
+#: Minimum seconds between two checks for more of a dataset that is being written, if it is checked before every batch.
 LOOK_EVERY = 1.0
 
 
 class DatasetStorage(Storage):
     """The steps of a dataset (an open `Dataset`, or the path of one), read-only.
 
-    ``growth``: show no more than these steps, as ``growth`` of a storage said it: pairs of the batches drawn before and the
-    steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise `show` alone changes what
-    is shown. ``derive`` gives the leaves by which it is read, and ``statistics`` says what was used for them
-    (`derived_leaves.derivation`). ``keys``: the leaves that are read, with those below them and their successors; flags, the
-    reward and those that ``derive`` adds always are. Raises UsageError for a ``growth`` that is not this dataset's,
+    ``growth``: limit the shown steps as recorded in ``growth`` of a storage: pairs of the number of batches drawn before and
+    the steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise only `show` changes
+    the shown steps. ``derive`` returns the leaves by which the dataset is read, and ``statistics`` has the values used for them
+    (`derived_leaves.derivation`). ``keys``: the leaves to read, with leaves below them and their successors; flags, the
+    reward and leaves that ``derive`` adds are always included. Raises UsageError for a ``growth`` of another dataset,
     UnknownKeyError.
     """
 
@@ -65,14 +65,14 @@ class DatasetStorage(Storage):
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self._derive, self.statistics = derive, statistics or {}
         self.dataset = self._as_read(self.source)
-        #: The leaves that are read; None for all.
+        #: The leaves to read; None for all.
         self.keys: tuple[str, ...] | None = None
         if keys is not None:
             added = [name for name in self.dataset.rows if name not in self.source.rows]
             self.keys = (*_chosen_leaves(self.source, keys), *added)
         super().__init__(max(1, self._plan.steps))
         self._own: Timeline | None = None
-        #: What was shown: (batches drawn before, steps from then on); empty where all of it always was.
+        #: The shown steps: (batches drawn before, steps from then on); empty if the whole dataset was always shown.
         self.growth: list[list[int]] = []
         self._to_come = self._checked(growth or [])
         self._watch, self._looked, self._waiting = watch, time.monotonic(), False
@@ -103,7 +103,7 @@ class DatasetStorage(Storage):
         return isinstance(self.source, PartialDataset) and not self.source.complete
 
     def due(self, batches: int) -> int | None:
-        """The steps to be shown for the next batch, after this many batches; None where they are shown already."""
+        """The number of steps to show for the next batch, after this many batches; None if they are shown already."""
         if self._to_come:
             return self._to_come[0][1] if self._to_come[0][0] <= batches else None
         if self._watch and isinstance(self.source, PartialDataset) and time.monotonic() - self._looked >= LOOK_EVERY:
@@ -145,7 +145,7 @@ class DatasetStorage(Storage):
         self.version += 1
 
     def _checked(self, growth: Any) -> list[list[int]]:
-        """What `growth` of a storage gave. Raises UsageError for anything else."""
+        """A valid ``growth`` of a storage, as lists. Raises UsageError for anything else."""
         pairs = [list(pair) for pair in growth] if isinstance(growth, (list, tuple)) else [[]]
         whole = (isinstance(number, Integral) and int(number) >= 0 for pair in pairs for number in pair)
         if not all(len(pair) == 2 for pair in pairs) or not all(whole):
@@ -233,14 +233,14 @@ class DatasetStorage(Storage):
 
     def _named(self) -> dict[str, Any]:
         named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
-        if isinstance(self.source, DatasetView):  # others of the same dataset may have as many steps
+        if isinstance(self.source, DatasetView):  # different views of one dataset may have equally many steps
             named["content"] = self.source.manifest.content
         return named
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Show the part that was shown when the state was taken: all of it, or the last of its ``growth``.
+        """Show the steps that were shown when the state was taken: all, or the last entry of its ``growth``.
 
-        Raises UsageError for the state of another dataset, and where less of it is there now.
+        Raises UsageError for the state of another dataset, and if fewer steps are available now.
         """
         named = self._named()
         if {**state, "growth": None} != {**named, "growth": None}:
@@ -288,8 +288,8 @@ def _chosen_leaves(dataset: Dataset, keys: Sequence[str | tuple[str, ...]]) -> t
 class EpisodeStorage(DatasetStorage):
     """The episodes of a dataset, read-only: ``storage[indices]`` is ``[n, longest]``.
 
-    Beside the leaves there are ``mask`` (bool ``[n, longest]``, True where there is a step) and ``traj_ids`` (int64, the
-    number of the episode; 0 where there is no step), as `split_trajectories` adds them. The padding is not stored.
+    In addition to the leaves, batches have ``mask`` (bool ``[n, longest]``, True for steps) and ``traj_ids`` (int64, the
+    number of the episode; 0 for padding), as `split_trajectories` adds them. The padding is not stored.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -1,10 +1,10 @@
 """A storage of records of any kind in a Python list.
 
-Tensors and arrays are copied when they are written, as in the other storages, because an environment or a loop may use its
-memory again for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
-mapped from files stay there.
+Tensors and arrays are copied when they are written, as in the other storages, because an environment or a loop may reuse its
+memory for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
+mapped from files are not copied.
 
-`LazyStackStorage` reads TensorDicts that need not be alike as a lazy stack.
+`LazyStackStorage` reads TensorDicts, whose layouts may differ, as a lazy stack.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ListStorage(Storage):
         self._version += 1
 
     def _places(self, cursor: Any, given: int) -> list[int]:
-        """The numbers of the records that an index names, to which ``given`` ones are to be written."""
+        """The numbers of the records that an index names, to which ``given`` records are written."""
         rows = written_rows(cursor, len(self._records), given)
         if isinstance(rows, slice):
             return list(range(*rows.indices(self.capacity)))
@@ -104,7 +104,7 @@ class ListStorage(Storage):
         return numbers
 
     def _to_records(self, data: Any) -> Iterable[Any]:
-        """The records of a batch as they are to be kept."""
+        """The records of a batch in the form in which the list keeps them."""
         if isinstance(data, (torch.Tensor, np.ndarray)) or is_tensor_collection(data):
             return map(self._to_device, _copy(data))
         return (self._to_device(_copy(record)) for record in data)
@@ -116,7 +116,7 @@ class ListStorage(Storage):
             self._records[place] = record
 
     def seek(self, row: int) -> None:
-        row = min(row, len(self._records))  # a list grows at its end alone
+        row = min(row, len(self._records))  # a list grows only at its end
         if self._records and row != self.cursor:
             self._newest = (row - 1) % self.capacity
             self._version += 1
@@ -125,7 +125,7 @@ class ListStorage(Storage):
         return record.to(self._device) if self._device is not None and hasattr(record, "to") else record
 
     def _records_to_change(self, index: Any, key: Any) -> Any:
-        """Whole records. Raises UsageError where a ``get`` of the user's gives others than what is stored."""
+        """Whole records. Raises UsageError if a user's ``get`` returns something other than the stored records."""
         if reads_by_get(self):
             message = f"{type(self).__name__}.get is your own: a leaf alone cannot be written beside what it gives"
             raise UsageError(message, hint="write whole records: buffer[index] = records")
@@ -146,7 +146,7 @@ class ListStorage(Storage):
         return {"_storage": [copy_of(record) for record in self._records], "newest": self._newest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict`, or that of TorchRL's storage, gave; the latter has no newest row."""
+        """Load a state from `state_dict`, or from TorchRL's storage, which has no newest row."""
         records = [from_state(record) for record in state["_storage" if "_storage" in state else "records"]]
         if len(records) > self.capacity:
             raise SchemaError(f"{len(records)} records do not fit into a storage of {self.capacity}")
@@ -154,7 +154,7 @@ class ListStorage(Storage):
         in_range = type(newest) is int and -1 <= newest < self.capacity
         if not in_range or (newest + 1) % self.capacity > len(
             records
-        ):  # the next place, which must be there or the end
+        ):  # the next place: an existing record, or the end
             raise SchemaError(f"the record written last is {newest!r:.50}, of {len(records)}")
         self._accept()
         self.empty()
@@ -164,13 +164,13 @@ class ListStorage(Storage):
 
     def dumps(self, path: Any) -> None:
         """Write the records to a folder, see `saving`. Raises UsageError for a record that only pickle could write."""
-        # As they are: nothing is changed while they are written.
+        # Without a copy: no record changes while the records are written.
         write_state(Path(path), {"records": self._records, "newest": self.newest})
 
     def loads(self, path: Any) -> None:
         with reading(Path(path)):
             state = read_state(Path(path))
-            if "kinds" in state:  # of an older version
+            if "kinds" in state:  # written by an older version
                 state["records"] = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
             if "records" not in state:
                 raise UsageError(f"{path} holds no list of records")
@@ -214,4 +214,4 @@ class LazyStackStorage(ListStorage):
         if not isinstance(records, list) or not records:
             return records
         dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
-        return lazy_stack([copy_of(record) for record in records], dim)  # what is set in it would be set in the records
+        return lazy_stack([copy_of(record) for record in records], dim)  # writes must not reach the stored records

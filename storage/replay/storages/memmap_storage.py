@@ -42,22 +42,21 @@ from .trees import batch_shape, expand_record, leaves_of
 
 FORMAT_VERSION, FORMAT_VERSION_OF_TREES = 1, 2
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
-#: Bytes of rows for which the disk keeps space at a time, before they are written.
+#: Bytes of rows for which disk space is reserved at a time, before they are written.
 RESERVED_BYTES = 16 << 20
 
 
 class LazyMemmapStorage(LazyTensorStorage):
     """Rows in memory-mapped files below ``scratch_dir``.
 
-    With ``existsok`` a folder that holds a storage already is opened with its contents (``max_size`` must be the
-    one it was made with); without, the first write raises DatasetExistsError rather than mix them with others.
-    Without ``scratch_dir``
-    the files are temporary and go with the storage, in the process that made them (of a process that was killed, when the
-    next one needs temporary files); ``auto_cleanup`` says otherwise, either way. Space on the disk is asked for before rows
-    are written: DiskSpaceError where there is none.
-    Pickling carries no rows: what comes out has the same files. ``copy.deepcopy`` copies the rows into temporary files.
-    Batches read are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` change nothing:
-    every process that has the storage may write the first record.
+    With ``existsok``, a folder that already holds a storage is opened with its contents (``max_size`` must be unchanged);
+    without it, the first write to such a folder raises DatasetExistsError. Without ``scratch_dir`` the files are temporary:
+    they are removed with the storage, by the process that made them (if that was killed, when the next process needs
+    temporary files). ``auto_cleanup`` overrides whether files are removed. Disk space is reserved before rows are written:
+    DiskSpaceError if there is not enough.
+    Pickles contain no rows: the unpickled storage has the same files. ``copy.deepcopy`` copies the rows into temporary files.
+    Batches are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` have no effect: every
+    process that has the storage may write the first record.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         else:
             self.scratch_dir = Path(tempfile.mkdtemp(prefix="rbdata-replay-")).absolute()
         self._write_lock = ProcessLock(self.scratch_dir / COUNTERS)
-        #: Whether files of another storage are in the folder, which are neither to be opened nor written over.
+        #: Whether the folder holds files of another storage, which must be neither opened nor overwritten.
         self._occupied = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()) and not existsok
         if (self.scratch_dir / DESCRIPTION).exists() and not self._occupied:
             self._reopen()
@@ -113,7 +112,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return data
 
     def _reserve(self, rows: int) -> None:
-        # What is written into holes of a file, where the disk has no space for it, ends the process.
+        # Writing into holes of a file on a full disk kills the process.
         if rows <= self._reserved:
             return
         leaves = [leaf for leaf in leaves_of(self._data) if isinstance(leaf, MemoryMappedTensor)]
@@ -137,19 +136,19 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     @contextmanager
     def _making_files(self) -> Iterator[None]:
-        """Raises DiskSpaceError for what tensordict, torch or the system raise on a full disk."""
+        """Raise DiskSpaceError in place of the errors of tensordict, torch or the system on a full disk."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             if self._data is None:
-                self._count = self._counters.numpy()  # the file of the counters is made again the next time
+                self._count = self._counters.numpy()  # the next attempt creates the file of the counters again
             found = system_error(error)
             if found is not None and is_full(found):
                 raise self._too_large(1) from error
             raise
 
     def _describe(self, data: Any) -> None:
-        """Write what makes the files a storage, the description last."""
+        """Write the counters and, last, the description, which makes the files a storage."""
         (self.scratch_dir / COUNTERS).write_bytes(self._counters.numpy().tobytes())
         self._map_counters()
         description: dict[str, Any] = {"format_version": FORMAT_VERSION, "ndim": self.ndim}
@@ -195,7 +194,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             with self._making_files():
                 self.scratch_dir.mkdir(parents=True, exist_ok=True)
                 check_plain(self.scratch_dir)  # with existsok it may belong to other programs
-                (self.scratch_dir / COUNTERS).touch(0o600)  # which is locked
+                (self.scratch_dir / COUNTERS).touch(0o600)  # the file to lock
         return super().write_lock
 
     @property
@@ -227,7 +226,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def _map_counters(self) -> None:
         if regular_size(self.scratch_dir / COUNTERS) != 24:
             raise ValueError(f"{COUNTERS} is not three numbers")
-        # Shared on purpose: these counters tell other readers what has been written.
+        # Shared on purpose: these counters tell other readers which rows have been written.
         self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
 
     def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
@@ -242,7 +241,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             super()._take_files(folder, data, filled, newest)
             return
         self._accept()
-        if self._data is None:  # files that were written as a checkpoint
+        if self._data is None:  # the files were written as a checkpoint
             with self._making_files():
                 self._describe(data)
             self._set_data(data)
@@ -252,7 +251,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._count[2] += 2
 
     def cleanup(self) -> bool:
-        """Remove the files; the storage is of no use then. Returns whether there were any."""
+        """Remove the files, after which the storage cannot be used. Returns whether there were any files."""
         there = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir())
         _remove(self.scratch_dir, os.getpid())
         return there
@@ -270,12 +269,12 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         written = state.pop("_reopen")
         super().__setstate__(state)
-        self._write_lock = state["_write_lock"]  # that of the files, which are shared even before there are any
+        self._write_lock = state["_write_lock"]  # the lock of the files, which is shared even before they exist
         if written:
             self._reopen()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyMemmapStorage:
-        """A storage with a copy of the rows, in temporary files that go with it."""
+        """A storage with a copy of the rows, in temporary files that are removed with it."""
         self._attach()
         with self.read_lock:
             copied: Any = type(self).__new__(type(self))
@@ -287,7 +286,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             copied._write_lock = ProcessLock(copied.scratch_dir / COUNTERS)
             if self._data is not None:
                 copied.restore(self._data, self.filled, self.newest)
-                copied._count[:] = self._count  # samplers know rows by the version
+                copied._count[:] = self._count  # samplers compare the version
         return cast(LazyMemmapStorage, copied)
 
 

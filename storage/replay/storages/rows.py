@@ -1,7 +1,7 @@
-"""Rows of trees by index: which rows an index names, and rows of tensors read the way those of a dataset folder are.
+"""Rows of trees by index: the rows that an index names, and rows of tensors read like rows of a dataset folder.
 
 `TensorRows` reads whole rows of a tensor in memory. `TimelineRows` reads rows by their
-position in time, so that a window of consecutive steps is one however the ring lies. Both have the operations of
+position in time, so that consecutive steps are one window, wherever the ring begins. Both have the operations of
 `storage.codecs.codec.Rows`.
 """
 
@@ -23,7 +23,7 @@ from ..timeline import Timeline, as_key, path_of
 
 @dataclass(frozen=True)
 class Field:
-    """What the reader must know of a tensor: its path and the shape and size of one row."""
+    """The facts about a tensor that the reader needs: its path, and the shape and size of one row."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Field:
 
 
 class Readable(Protocol):
-    """What both the leaves of a dataset and tensors in memory can do (see `storage.codecs.codec.Rows`)."""
+    """The interface of leaves of a dataset and of tensors in memory (see `storage.codecs.codec.Rows`)."""
 
     leaf: Any
 
@@ -61,14 +61,14 @@ class TensorRows:
         self._wide: torch.Tensor | None = None
         self._in_numpy = in_numpy(tensor)
         width, word = widest_word(size) if size else (0, None)
-        # Of short rows the views cost more than wider words save.
+        # For short rows, views cost more than wider words save.
         is_wider = size >= 64 and width > tensor.element_size() and tensor.data_ptr() % width == 0
         if word is not None and is_wider and not self._in_numpy:
             self._wide = tensor.view(self.count, -1).view(torch.uint8).view(word)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         if self._in_numpy and not index.is_cuda:  # see `codecs.raw`
-            # The view is made each time: torch moves a tensor that other processes are to see, and the old one stays behind.
+            # The view is made each time: torch moves a tensor to shared memory, and an old view keeps the old memory.
             return lookup(self.tensor, index)
         index = index.to(self.tensor.device)
         if self._wide is None:
@@ -83,7 +83,7 @@ class TensorRows:
 
 
 class TimelineRows:
-    """Other rows, by position: ``count`` positions, of which ``timeline`` knows the rows."""
+    """Rows read by position: ``count`` positions, which ``timeline`` maps to rows."""
 
     def __init__(self, rows: Readable, timeline: Timeline) -> None:
         self.leaf, self._rows, self._timeline = rows.leaf, rows, timeline
@@ -102,7 +102,7 @@ class TimelineRows:
 
 
 class DistinctRows:
-    """Other rows, each of them read once however often it is wanted: for rows that have to be decoded."""
+    """Rows of which each is read once per call, even if requested several times: for rows that must be decoded."""
 
     def __init__(self, rows: Readable) -> None:
         self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
@@ -117,18 +117,18 @@ class DistinctRows:
 
 
 def take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
-    """The ``windows`` of rows that know ``take``."""
+    """``windows`` for rows, by means of their ``take``."""
     index = first[:, None] + torch.arange(length)
     return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
 
 
 def by_position(rows: Readable, timeline: Timeline) -> Readable:
-    """Rows to be read by position; the rows themselves where that is the same."""
+    """Rows to be read by position; ``rows`` itself if positions are rows."""
     return rows if timeline.identity else TimelineRows(rows, timeline)
 
 
 def readable_fields(data: Any, ndim: int) -> dict[str, Readable] | None:
-    """The leaves to be read one by one, where the data are a plain TensorDict of plain tensors."""
+    """The leaves to be read one by one, if the data are a plain TensorDict of plain tensors; otherwise None."""
     if not isinstance(data, TensorDict) or data.names != [None] * len(data.batch_size):
         return None
     fields: dict[str, Readable] = {}
@@ -163,7 +163,7 @@ def whole_numbers(index: Any) -> torch.Tensor:
 
 
 def is_number(index: Any) -> bool:
-    """Whether an index names one row, whose record has no dimension more."""
+    """Whether an index names one row, so that the result has no row dimension."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return not index.ndim and index.dtype != torch.bool
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
@@ -172,8 +172,8 @@ def is_number(index: Any) -> bool:
 def written_rows(cursor: Any, filled: int, given: int) -> Any:
     """An index of rows to write to, as numbers from the first row.
 
-    Negative numbers, open slices and masks count from the ``filled`` rows that are there; of an empty storage an open slice
-    is as long as the data ``given``. Raises RowIndexError for numbers before the first row, and masks of another length.
+    Negative numbers, open slices and masks refer to the ``filled`` rows; for an empty storage an open slice is as long as the
+    data ``given``. Raises RowIndexError for numbers before the first row, and masks of another length.
     """
     if cursor is Ellipsis:
         cursor = slice(None)
@@ -213,7 +213,7 @@ def numbers_of(cursor: Any, capacity: int) -> range | torch.Tensor:
 
 
 def check_no_gap(cursor: Any, rows: range | torch.Tensor, filled: int) -> None:
-    """Raise SchemaError where rows that were never written would lie between those there are and those to be written."""
+    """Raise SchemaError if never-written rows would lie between the existing rows and the rows to be written."""
     if isinstance(rows, torch.Tensor):
         beyond = rows[rows >= filled].unique()
         is_gap = len(beyond) > 0 and int(beyond[-1]) - filled + 1 > len(beyond)
@@ -225,7 +225,7 @@ def check_no_gap(cursor: Any, rows: range | torch.Tensor, filled: int) -> None:
 
 
 def take_rows(data: Any, index: Any) -> Any:
-    """The rows of a leaf that an index names; one of numbers alone is not negative."""
+    """The rows of a leaf that an index names; the numbers of an index of numbers are >= 0."""
     by_number = isinstance(index, torch.Tensor) and index.ndim == 1 and index.dtype == torch.int64
     if by_number and type(data) is torch.Tensor and data.ndim:
         return data.index_select(0, index.to(data.device))

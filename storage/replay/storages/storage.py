@@ -1,14 +1,14 @@
-"""Where a buffer keeps its records: what all storages have in common.
+"""The base class of storages, which keep the records of a buffer.
 
-A storage has rows. Along its first dimension it is written like a ring; ``ndim`` says how many leading dimensions of the
-data count as rows: with ``ndim=2`` a storage is ``[time, environments]``, ``max_size`` counts both, and row (t, b) is also
-known by its flat number ``t * environments + b``.
+A storage has rows. Along its first dimension it is written like a ring; ``ndim`` is the number of leading dimensions of the
+data that count as rows: with ``ndim=2`` a storage is ``[time, environments]``, ``max_size`` counts both, and row (t, b) also
+has the flat number ``t * environments + b``.
 
     ring of 6 along time, 4 written                 ring of 6, full, the last write went to row 1
     row    0 1 2 3 . .                              row    0 1 2 3 4 5
            oldest = 0, newest = 3                                ^ oldest = 2, newest = 1
 
-Records and leaves are also had by an index as users write it; dimensions are in the order in which `extend` is given them:
+Users also access records and leaves by an index; dimensions are in the order of the data of `extend`:
 
     buffer["action"]        buffer["next", "reward"] = rewards
     buffer[env, 3:6]        buffer[:, -1] = records
@@ -35,25 +35,25 @@ Result = TypeVar("Result")
 
 
 class CheckedError(BaseException):
-    """What is to be loaded fits: raised in the place of the first write, where that is all that is asked (`Storage.checking`).
+    """Raised instead of the first write if a state is only checked and fits (`Storage.checking`).
 
-    Not an Exception, so that it undoes what was loaded before as any error does, and is not taken for one.
+    It is not an Exception, so that handlers of errors ignore it, but like an error it undoes earlier loads.
     """
 
 
 class Storage(Saved):
     """Base of all storages.
 
-    ``compilable`` is accepted as by TorchRL's storages and changes nothing: no state here is guarded by ``torch.compile``.
-    ``len(storage)`` counts rows (over all dimensions); ``version`` grows with every write, so that what was computed from
-    the contents is known to be out of date.
+    ``compilable`` is accepted as by TorchRL's storages and has no effect: no state here is guarded by ``torch.compile``.
+    ``len(storage)`` counts rows (over all dimensions); ``version`` grows with every write, so that values computed from
+    earlier contents can be recognised.
     """
 
-    #: Whether nothing can be written; reads then need no lock, and what was drawn stays valid.
+    #: Whether the storage is read-only; reads then need no lock, and draws stay valid.
     immutable = False
-    #: Whether records come by themselves: `DatasetStorage.due` is then asked before every batch.
+    #: Whether records may be added without a write: `DatasetStorage.due` is then called before every batch.
     may_grow = False
-    #: Whether what is loaded is only checked, see `checking`.
+    #: Whether states are only checked instead of loaded, see `checking`.
     only_checks = False
     #: Stamps of the rows (see `writers.SlotGenerations`), where a writer tracks them: buffers that share rows share these.
     generations: Any = None
@@ -76,7 +76,7 @@ class Storage(Saved):
 
     @property
     def contents_version(self) -> Any:
-        """What every write changes, and every change of the contents through a view of them."""
+        """A value that changes with every write, and with every change of the contents through a view."""
         return self.version
 
     @property
@@ -86,7 +86,7 @@ class Storage(Saved):
 
     @property
     def newest(self) -> int:
-        """The row along the first dimension that was written last, -1 when none was."""
+        """The row along the first dimension that was written last, -1 if none was."""
         raise NotImplementedError
 
     def get(self, index: Any) -> Any:
@@ -94,27 +94,27 @@ class Storage(Saved):
         raise NotImplementedError
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write rows (along the first dimension); ``set_cursor`` tells that these are the newest ones."""
+        """Write rows (along the first dimension); ``set_cursor``: these rows are now the newest."""
         raise NotImplementedError
 
     def _records_to_change(self, index: Any, key: Any) -> Any:
-        """Copies of records, which `set` takes back with another leaf ``key``; no TensorDict where there are no columns."""
+        """Copies of records, which `set` writes back with a changed leaf ``key``; not a TensorDict if there are no columns."""
         return copy_of(self.get(index))
 
     def _copied_if_own(self, data: Any) -> Any:
-        """Data that are to be written: a copy where they lie in memory that is written to meanwhile."""
+        """Data to be written; a copy if they lie in the memory of this storage, which the write changes."""
         return data
 
     def column(self, key: Key) -> torch.Tensor | None:
-        """One leaf of all rows, flat: ``[len, ...]``; None when there is none."""
+        """One leaf of all rows, flat: ``[len, ...]``; None if there is no such leaf."""
         raise NotImplementedError
 
     def column_as_read(self, key: Key) -> torch.Tensor | None:
-        """`column`, by a ``get`` of a user's where there is one."""
+        """`column`, read by a user's ``get`` if one is defined."""
         return self._leaf_at(key, torch.arange(len(self))) if reads_by_get(self) else self.column(key)
 
     def _leaf_at(self, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
-        """A leaf at flat rows, ``[n, *shape]``, by a user's ``get`` where there is one; None where there is no such leaf."""
+        """A leaf at flat rows, ``[n, *shape]``, read by a user's ``get`` if one is defined; None if there is no such leaf."""
         fields = None if reads_by_get(self) else self.fields()
         if fields is not None:
             name = "/".join(key)
@@ -123,26 +123,26 @@ class Storage(Saved):
         return records.get(key, None) if is_tensor_collection(records) else None
 
     def fields(self) -> dict[str, Readable] | None:
-        """The leaves by path, to be read by row; None where records can only be had whole."""
+        """The leaves by path, to be read by row; None if only whole records can be read."""
         return None
 
     @property
     def batch_tail(self) -> tuple[int, ...]:
-        """Batch dimensions of a record, beyond those that count as rows."""
+        """Batch dimensions of a record, without the dimensions that count as rows."""
         return ()
 
     @property
     def write_lock(self) -> AbstractContextManager[Any]:
-        """Held while rows are written, where other processes may write as well."""
+        """A lock to hold while rows are written, if other processes may write too."""
         return nullcontext()
 
     @property
     def read_lock(self) -> AbstractContextManager[Any]:
-        """Held while rows are read that no other process may write meanwhile; `read_whole` needs it rarely."""
+        """A lock to hold while rows are read that other processes must not write meanwhile; `read_whole` rarely needs it."""
         return nullcontext()
 
     def read_whole(self, read: Callable[[], Result]) -> Result:
-        """What ``read`` returns; it is called again where another process has written rows meanwhile."""
+        """The result of ``read``, which is called again if another process has written rows meanwhile."""
         return read()
 
     @property
@@ -151,16 +151,16 @@ class Storage(Saved):
         return False
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Rows ``start..stop-1`` of these ranges are drawn next: what lies elsewhere may be fetched ahead of time."""
+        """Announce that rows ``start..stop-1`` of these ranges are drawn next: remote rows may be fetched ahead of time."""
 
     def start_order(self) -> None:
-        """The first batch of an order comes next: that of another seed, or the first of all."""
+        """Announce that the first batch of a new order comes next, at the start or after a change of the seed."""
 
     # -- derived -----------------------------------------------------------------------------------------------------
 
     @property
     def width(self) -> int:
-        """Rows beside each other for each row along the first dimension."""
+        """Number of rows for each row along the first dimension."""
         return 1
 
     @property
@@ -170,11 +170,11 @@ class Storage(Saved):
 
     @property
     def capacity(self) -> int:
-        """Rows along the first dimension that there is room for."""
+        """The maximum number of rows along the first dimension."""
         return self.max_size
 
     def capacity_for(self, batch: Any) -> int:
-        """The capacity once a batch ``[n, ...]`` is written, which may be what tells how wide the storage is."""
+        """The capacity once a batch ``[n, ...]`` is written; the first batch determines the width of the storage."""
         return self.capacity
 
     @property
@@ -190,16 +190,16 @@ class Storage(Saved):
 
     @property
     def cursor(self) -> int:
-        """The row along the first dimension that follows the newest one: where a ring is written next."""
+        """The row along the first dimension after the newest one, where a ring is written next."""
         return (self.newest + 1) % self.capacity if self.filled else 0
 
     @property
     def oldest(self) -> int:
-        """The row along the first dimension that time begins with."""
+        """The row along the first dimension that is first in time."""
         return (self.newest + 1) % self.capacity if self.is_full else 0
 
     def timeline(self, edges: Edges) -> Timeline:
-        """The steps in order of time with their episodes; worked out once for every state of the contents."""
+        """The steps in order of time with their episodes; computed once for every state of the contents."""
         known = self._timelines.get(edges)
         if known is not None and known[0] == self.contents_version:
             return known[1]
@@ -210,7 +210,7 @@ class Storage(Saved):
         return timeline
 
     def empty(self) -> None:
-        """Forget the contents; the memory stays."""
+        """Remove all records; the memory stays allocated."""
         raise NotImplementedError
 
     _empty = empty
@@ -227,8 +227,8 @@ class Storage(Saved):
     def contains(self, item: Any) -> Any:
         """Whether rows along the first dimension hold data: bool for an int, a bool tensor for a tensor of rows.
 
-        For a storage of more dimensions the last dimension of a tensor ``[..., ndim]`` holds coordinates. Negative rows count
-        from the end.
+        For a storage of several dimensions the last dimension of a tensor ``[..., ndim]`` holds coordinates. Negative rows
+        count from the end.
         """
         if hasattr(item, "__index__") and not isinstance(item, torch.Tensor):
             return -self.filled <= item < self.filled
@@ -242,18 +242,18 @@ class Storage(Saved):
     __contains__ = contains
 
     def flatten(self) -> Storage:
-        """A storage of one dimension with the same rows; this one where it has one dimension already."""
+        """A storage of one dimension with the same rows; the storage itself if it has one dimension."""
         if self.ndim == 1:
             return self
         raise UsageError(f"a {type(self).__name__} cannot be flattened")
 
     def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Flat rows as ``get`` takes them: as they are, or one tensor for each dimension."""
+        """Flat rows in the form that ``get`` takes: unchanged, or one tensor for each dimension."""
         # By the capacity: how many rows are filled may have changed since these were drawn.
         return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, (self.capacity, *self.shape[1:])))
 
     def flat(self, index: Any) -> torch.Tensor:
-        """The reverse: ``[N]`` rows from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""
+        """Flat rows ``[N]`` from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(part) for part in index], -1)
         index = whole_numbers(index)
@@ -278,7 +278,7 @@ class Storage(Saved):
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """`loads` and `load_state_dict` inside raise what they would raise, and otherwise change nothing."""
+        """Inside, `loads` and `load_state_dict` raise their errors, but change nothing."""
         self.only_checks = True
         try:
             yield
@@ -288,7 +288,7 @@ class Storage(Saved):
             self.only_checks = False
 
     def _accept(self) -> None:
-        """To be called when what is loaded was found to fit, before anything is changed."""
+        """Call this after checking a state, before anything is changed."""
         if self.only_checks:
             raise CheckedError
 
@@ -301,7 +301,7 @@ class Storage(Saved):
 
 
 def require_records(storage: Storage) -> int:
-    """The storage's length. Raises SamplingError when there is nothing in it."""
+    """The storage's length. Raises SamplingError if it is empty."""
     size = len(storage)
     if not size:
         raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")
@@ -309,20 +309,20 @@ def require_records(storage: Storage) -> int:
 
 
 def is_key(index: Any) -> bool:
-    """Whether an index names a leaf, rather than records."""
+    """Whether an index names a leaf instead of records."""
     if isinstance(index, tuple):
         return bool(index) and all(isinstance(name, str) for name in index)
     return isinstance(index, str)
 
 
 def rows_as_index(storage: Storage, rows: torch.Tensor) -> torch.Tensor:
-    """Flat rows as batches have them under ``index``: ``[N]``, or ``[N, ndim]`` for storages of more dimensions."""
+    """Flat rows in the form of ``index`` in batches: ``[N]``, or ``[N, ndim]`` for storages of several dimensions."""
     index = storage.coordinates(rows)
     return torch.stack(index, -1) if isinstance(index, tuple) else index
 
 
 def read_records(storage: Storage, index: Any, dim: int) -> Any:
-    """Records by ``index``; ``dim`` is where `extend` is given the storage's first dimension."""
+    """Records by ``index``; ``dim`` is the dimension of the data of `extend` that is the storage's first dimension."""
     if not dim:
         return storage[index]
     with _index_checked(storage, index):
@@ -330,19 +330,19 @@ def read_records(storage: Storage, index: Any, dim: int) -> Any:
 
 
 def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
-    """Change records by ``index``, which must be there; see `read_records`. Raises SchemaError for what does not fit."""
+    """Change existing records by ``index``, see `read_records`. Raises SchemaError for data that do not fit."""
     if storage.ndim > 1:
         with _index_checked(storage, index):
             rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
-        value = copy_of(value)  # it may be a view of these very rows
+        value = copy_of(value)  # it may be a view of the same rows
         value = value.expand(rows.shape) if is_tensor_collection(value) else value
     storage[index] = value
 
 
 @contextmanager
 def _index_checked(storage: Storage, index: Any) -> Iterator[None]:
-    """Raise RowIndexError where an index does not fit the storage."""
+    """Raise RowIndexError if an index does not fit the storage."""
     try:
         yield
     except (IndexError, TypeError, ValueError) as error:
@@ -364,7 +364,7 @@ def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: i
     Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError, UsageError where records have no columns.
     """
     if storage.immutable:
-        storage.set(key, value)  # which refuses
+        storage.set(key, value)  # raises the error
     records = storage._records_to_change(slice(None) if index is None else index, key)
     if not is_tensor_collection(records):
         raise UsageError(f"a {type(storage).__name__} has no columns to write to", hint="use a LazyTensorStorage")
@@ -384,7 +384,7 @@ def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: i
 
 
 def _held(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values as another dtype. Raises ValueError where it cannot hold them; floating point numbers may be rounded."""
+    """Values as another dtype. Raises ValueError if it cannot hold them; floating-point numbers may be rounded."""
     held = value.to(dtype)
     if value.is_floating_point() and dtype.is_floating_point:
         lost = held.isinf() & ~value.isinf()

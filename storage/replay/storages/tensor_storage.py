@@ -1,12 +1,12 @@
 """Storages of tensors: one tensor for each leaf, allocated once, written like a ring.
 
-`TensorStorage` takes over a batch that is there; `LazyTensorStorage` allocates when the first record comes and its keys,
-shapes and dtypes are known. After that every write must bring leaves of the same shapes and dtypes. In memory a later record
-may have more leaves, which are zero in all others; where rows are shared or in files these are left out. Leaves that new
-records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), except
-where the batch of a `TensorStorage` has one for each record already.
+`TensorStorage` takes over an existing batch; `LazyTensorStorage` allocates at the first record, which determines keys, shapes
+and dtypes. After that all writes must have leaves of the same shapes and dtypes. In memory, a later record may have
+additional leaves, which are zero in all other records; if rows are shared or in files, additional leaves are left out. Leaves
+that new records lack are zero in them. Values that are not tensors must be the same in all records (see `trees`), unless the
+batch of a `TensorStorage` already has one for each record.
 
-They are saved to states in memory, and to folders (see `saving`).
+Storages are saved to states in memory, and to folders (see `saving`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from .trees import (
 
 
 def _detached(data: Any) -> Any:
-    """Data without the graph that made them, in the same memory."""
+    """Data detached from their autograd graph, in the same memory."""
     with_graph = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves_of(data))
     return tree_map(lambda leaf: leaf.detach(), data) if with_graph else data
 
@@ -78,12 +78,12 @@ def _detached(data: Any) -> Any:
 # before and after (a sequence lock), and takes the lock of the writers only where it was odd or has changed.
 FILLED, NEWEST, VERSION = range(3)
 
-#: How often torch has changed a tensor in place.
+#: The counter of in-place changes that torch keeps for a tensor.
 _changes = attrgetter("_version")
 
 
 class TensorStorage(Storage):
-    """A batch that is there already, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
+    """An existing batch, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TensorStorage(Storage):
             raise UsageError(f"max_size and storage shape mismatch: {max_size} for a storage of {list(rows)}")
         size = max_size if rows is None else rows.numel()
         super().__init__(size, ndim=ndim, compilable=compilable)  # type: ignore[arg-type]
-        # What is read is NumPy's view, which is quick, but stays behind when torch moves a tensor to shared memory.
+        # Reads use NumPy's view, which is fast, but keeps the old memory when torch moves a tensor to shared memory.
         self._counters = torch.tensor([0, -1, 0])
         self._count: Any = self._counters.numpy()
         self._write_lock: ProcessLock | None = None
@@ -196,7 +196,7 @@ class TensorStorage(Storage):
                 self._count[VERSION] += 1
 
     def _begin_write(self) -> None:
-        self._count[VERSION] += 1 + self.version % 2  # odd already: the last writer was killed
+        self._count[VERSION] += 1 + self.version % 2  # already odd if the last writer was killed
 
     @property
     def read_lock(self) -> AbstractContextManager[Any]:
@@ -248,12 +248,12 @@ class TensorStorage(Storage):
         return repeat_values(records) if self._table is None and is_tensor_collection(records) else records
 
     def _records_to_change(self, index: Any, key: Any) -> Any:
-        """The one leaf, as it is stored: a ``get`` of the user's may give others than what is stored."""
+        """Only the leaf ``key``, as stored: a user's ``get`` may return other values."""
         records = TensorStorage.get(self, index)
         return records.select(key, strict=False) if is_tensor_collection(records) else records
 
     def contents(self) -> Any:
-        """What is filled, as views."""
+        """The filled rows, as views."""
         if self.is_full:
             return self._data
         return tree_map(lambda leaf: leaf[: self.filled], self._data)
@@ -324,9 +324,9 @@ class TensorStorage(Storage):
         self._count[VERSION] += 2
 
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any, Any, int]:
-        """Where records go: cursor and data that fit each other, the numbers of the rows, and the end of what is filled then.
+        """Where records are written: matching cursor and data, the numbers of the rows, and the end of the filled rows then.
 
-        Raises RowIndexError for rows beyond the storage, or behind a gap.
+        Raises RowIndexError for rows beyond the storage, or after a gap.
         """
         in_order = not isinstance(cursor, tuple)
         given = batch_shape(data, 1)[0] if in_order else 0
@@ -344,14 +344,14 @@ class TensorStorage(Storage):
         return cursor, data, rows, end
 
     def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:
-        """Rows of several dimensions, and their records, as a batch of one. Raises RowIndexError where their shapes differ."""
+        """Rows of several dimensions, and their records, flattened to one. Raises RowIndexError if their shapes differ."""
         shape = cursor.shape
         if cursor.dtype == torch.bool or batch_shape(data, len(shape)) != shape:
             raise RowIndexError(f"an index of shape {list(shape)} does not fit the records")
         return cursor.flatten(), tree_map(lambda leaf: leaf.flatten(0, len(shape) - 1), data)
 
     def _check_other_values(self, data: Any, new: list[Any], missing: list[Any]) -> None:
-        """Raise SchemaError for values that are not tensors and that only some of the records have."""
+        """Raise SchemaError for values that are not tensors and that some records lack."""
         for keys, records, words in ((new, data, "with"), (missing, self._data, "without")):
             names = [path_of(key) for key in keys if not isinstance(records.get(key), torch.Tensor)]
             if names:
@@ -359,7 +359,7 @@ class TensorStorage(Storage):
                 raise SchemaError(message, hint=VALUES_HINT)
 
     def _add_leaves(self, data: Any, keys: list[Any], ndim: int) -> Pairs:
-        """Make room for leaves that come later, zero in all other records, where that can be had; returns them in pairs."""
+        """Allocate additional leaves, zero in all other records, if the storage allows it; returns them in pairs."""
         if self._data.is_locked or self.is_shared:
             self._warn_once(f"{', '.join(map(path_of, keys))} came after the first record, and is not stored")
             return []
@@ -382,7 +382,7 @@ class TensorStorage(Storage):
         return plain(leaf) if isinstance(leaf, torch.Tensor) else None
 
     def touch(self) -> None:
-        """The contents were changed: what was computed from them is out of date."""
+        """Note a change of the contents, so that values computed from them are recognised as outdated."""
         self._count[VERSION] += 2
 
     def seek(self, row: int) -> None:
@@ -403,7 +403,7 @@ class TensorStorage(Storage):
             raise UsageError(message, hint="write a record before processes start, or use a LazyMemmapStorage")
 
     def _reserve(self, rows: int) -> None:
-        """Have room for the first rows, which are about to be written. Raises DiskSpaceError."""
+        """Reserve space for the first ``rows`` rows, which are about to be written. Raises DiskSpaceError."""
 
     @torch.no_grad()
     def _write(self, cursor: Any, pairs: Pairs, data: Any) -> None:
@@ -435,7 +435,7 @@ class TensorStorage(Storage):
         return {"_storage": data, "initialized": self.initialized, "_len": len(self), "newest": self.newest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict`, or that of TorchRL's tensor storages, gave; the latter knows no newest row."""
+        """Load a state from `state_dict`, or from TorchRL's tensor storages, which have no newest row."""
         if not state["initialized"]:
             self._accept()
             self.empty()
@@ -445,13 +445,13 @@ class TensorStorage(Storage):
         self.restore(data, filled, state.get("newest", filled - 1))
 
     def _as_stored(self, data: Any) -> Any:
-        """A TensorDict as the tensorclass that is stored, if there is one."""
+        """A TensorDict as the stored tensorclass, if one is stored."""
         stored = type(self._data)
         other = isinstance(data, TensorDictBase) and is_tensor_collection(self._data)
         return stored.from_tensordict(data) if other and not issubclass(stored, TensorDictBase) else data
 
     def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
-        """Write the contents to a folder, see `saving`; ``hooks`` change the data on their way, see `ted_hooks`."""
+        """Write the contents to a folder, see `saving`; ``hooks`` change the data before that, see `ted_hooks`."""
         folder = Path(path)
         if not hooks:
             write_contents(folder, self._data, self.filled, self.newest, len(self))
@@ -459,7 +459,7 @@ class TensorStorage(Storage):
         if not is_tensor_collection(self._data):
             raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
         data = self._data
-        if not self.is_full:  # rows never written hold whatever was in memory
+        if not self.is_full:  # rows never written hold arbitrary memory
             data = data.clone()
             data[self.filled :].zero_()
         folder.mkdir(parents=True, exist_ok=True)
@@ -471,9 +471,9 @@ class TensorStorage(Storage):
         write_metadata(folder, self._data, self.newest, len(self))
 
     def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
-        """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row where the folder does not say.
+        """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row if the folder does not state it.
 
-        Raises DamagedDatasetError when it is not whole, SchemaError or UsageError when it belongs to another storage.
+        Raises DamagedDatasetError if it is incomplete, SchemaError or UsageError if it belongs to another storage.
         """
         folder = Path(path).absolute()
         with reading(folder):
@@ -487,7 +487,7 @@ class TensorStorage(Storage):
                 raise UsageError(message, hint="register the hook that undoes it: register_load_hook(Flat2TED())")
             shape = batch_shape(data, self.ndim)
             filled = rows // int(shape[1:].numel())
-            # A next row behind a gap would be refused by `extend`, when the buffer is in use.
+            # `extend` would refuse a next row after a gap, but only later, when the buffer is in use.
             if cursor is not None and not 0 <= cursor <= (shape[0] if filled >= shape[0] else filled):
                 raise DamagedDatasetError(
                     f"{folder}: row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
@@ -505,7 +505,7 @@ class TensorStorage(Storage):
     def restore(self, data: Any, filled: int, newest: int) -> None:
         """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
 
-        Raises SchemaError, with nothing written, when they do not fit.
+        Raises SchemaError, before anything is written, if they do not fit.
         """
         capacity = self.capacity_for(data)
         if filled > capacity:
@@ -519,7 +519,7 @@ class TensorStorage(Storage):
         if self._data is None:
             shared_values(data)
             self._allocate(tree_map(lambda leaf: leaf[0], data))
-            pairs, _, _ = pair_leaves(self._data, data, self.ndim)  # of another process, perhaps
+            pairs, _, _ = pair_leaves(self._data, data, self.ndim)  # perhaps data of another process
             self._reserve(filled)
         if filled:
             pairs = [(target, leaf[:filled]) for target, leaf in pairs]
@@ -532,8 +532,8 @@ class TensorStorage(Storage):
     def share_memory_(self) -> TensorStorage:
         """Put data and counters in shared memory, so that processes started later see the same rows.
 
-        Raises UsageError where the records have values of their own that are not tensors, and DiskSpaceError where there is
-        too little shared memory; the storage is as before then.
+        Raises UsageError if records have different values that are not tensors, and DiskSpaceError if there is too little
+        shared memory; the storage then stays unchanged.
         """
         if self._listed:
             names = ", ".join(map(path_of, self._listed))
@@ -547,7 +547,7 @@ class TensorStorage(Storage):
         return self
 
     def _prepare_pickle(self) -> None:
-        """Be ready for a pickler of multiprocessing, which moves tensors to shared memory."""
+        """Prepare for a pickler of multiprocessing, which moves tensors to shared memory."""
         if not self.initialized and get_spawning_popen() is not None:
             message = f"a {type(self).__name__} without records has no memory yet that processes could share"
             raise UsageError(message, hint="extend the buffer before processes start, or use a LazyMemmapStorage")
@@ -565,7 +565,7 @@ class TensorStorage(Storage):
         self.__dict__.update(state)
         self._count = self._counters.numpy()
         if not self.is_shared:
-            self._write_lock = None  # a copy by value: nobody else writes its rows
+            self._write_lock = None  # a copy by value: no other process writes its rows
         self._note_leaves()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorStorage:
@@ -573,7 +573,7 @@ class TensorStorage(Storage):
         with self.read_lock:
             copied = memo[id(self)] = type(self).__new__(type(self))
             copied.__setstate__(deepcopy(self.__getstate__(), memo))
-        copied._write_lock = None  # which is this one's
+        copied._write_lock = None  # the lock belongs to the original
         return copied.share_memory_() if self.is_shared else copied
 
     def __repr__(self) -> str:
@@ -581,18 +581,18 @@ class TensorStorage(Storage):
 
 
 class LazyTensorStorage(TensorStorage):
-    """Allocates when the first record comes. ``device="auto"`` takes that of the first data.
+    """Allocates at the first record. ``device="auto"`` takes the device of the first data.
 
-    With ``ndim`` > 1 the further dimensions are those of the first data, and ``max_size`` is rounded up to full rows.
-    With ``shared_init`` processes that start before the first record share the rows as well: they lie in temporary files then,
-    and the storage is a `LazyMemmapStorage`. ``consolidated`` and ``cleanup_memmap`` are accepted and change nothing.
+    With ``ndim`` > 1 the first data determine the further dimensions, and ``max_size`` is rounded up to full rows.
+    With ``shared_init``, processes that start before the first record share the rows as well: rows then lie in temporary files,
+    and the storage is a `LazyMemmapStorage`. ``consolidated`` and ``cleanup_memmap`` are accepted and have no effect.
     """
 
-    #: The kind whose rows lie in files; set where it is defined.
+    #: The class whose rows lie in files; set where it is defined.
     in_files: type[LazyTensorStorage]
 
     def __new__(cls, *args: Any, shared_init: bool = False, **options: Any) -> LazyTensorStorage:
-        # Memory that processes can find, which started before it was there, is in files.
+        # Processes that started before the memory existed can find it only in files.
         return super().__new__(cls.in_files if shared_init and cls is LazyTensorStorage else cls)
 
     def __init__(

@@ -1,6 +1,6 @@
 """Trees of tensors: a TensorDict, a tensorclass, a tensor, or a nest of tuples, lists and dicts of tensors.
 
-Here are copies and stacks of trees, and their layout: keys, shapes and dtypes. `rows` reads and writes their rows.
+This module copies and stacks trees, and compares their layout: keys, shapes and dtypes. `rows` reads and writes their rows.
 
 Values that are not tensors (strings, objects) are kept once for all records: a storage of tensors has no column for them,
 so records whose values differ are refused. (A column of Python objects, as TorchRL's LazyTensorStorage makes, takes 4.5 s to
@@ -52,7 +52,7 @@ def leaves_of(data: Any) -> list[Any]:
 
 
 def share_memory(data: Any) -> Any:
-    """Move the tensors of a TensorDict or a tree to shared memory. Raises DiskSpaceError where that is too small for them."""
+    """Move the tensors of a TensorDict or a tree to shared memory. Raises DiskSpaceError if that is too small."""
     try:
         return tree_map(lambda leaf: leaf.share_memory_(), data)
     except RuntimeError as error:
@@ -103,7 +103,7 @@ class MemoryOf:
         self._starts, self._ends = [start for start, _ in blocks], [end for _, end in blocks]
 
     def holds_any(self, data: Any) -> bool:
-        """Whether a tensor or an array of these data lies there."""
+        """Whether a tensor or an array of these data lies in the memory."""
         if type(data) is TensorDict:  # without detours: every write comes here
             return any(map(self.holds_any, data._tensordict.values()))
         for leaf in _dense_leaves(data) if type(data) is not torch.Tensor or data.layout != torch.strided else (data,):
@@ -116,7 +116,7 @@ class MemoryOf:
 
 
 def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
-    """The tensors that data are made of: of a lazy stack those that were stacked, as its own values would be copies."""
+    """The tensors that hold the data; for a lazy stack the stacked tensors, because its values would be copies."""
     if isinstance(data, torch.Tensor):
         if data.layout == torch.strided and data.device.type != "meta":
             yield data
@@ -130,7 +130,7 @@ def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
         for part in parts:
             yield from _dense_leaves(part)
     elif isinstance(data, np.ndarray):
-        with suppress(TypeError, ValueError):  # of arrays that no tensor can be made of
+        with suppress(TypeError, ValueError):  # arrays that cannot become tensors
             yield torch.as_tensor(data)
     elif isinstance(data, (dict, list, tuple)):
         for part in data.values() if isinstance(data, dict) else data:
@@ -138,23 +138,23 @@ def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
 
 
 def from_state(state: Any) -> Any:
-    """A copy of what a storage's state holds: as it is, or a TensorDict out of its own ``state_dict`` as TorchRL keeps it."""
+    """A copy of the data in a storage's state; a TensorDict's own ``state_dict``, as TorchRL keeps it, becomes a TensorDict."""
     if isinstance(state, dict) and (hasattr(state, "_metadata") or "__batch_size" in state):
         return copy_of(TensorDict().load_state_dict(state, strict=False))
     return copy_of(state)
 
 
 def as_list(data: Any) -> Any:
-    """Records that come one by one (in a deque, a set, the values of a dict, a generator) as a list; other data as they are.
+    """An iterable of records (a deque, a set, the values of a dict, a generator) as a list; other data unchanged.
 
-    pytree takes a deque for a tuple: a tree of columns.
+    pytree would treat a deque like a tuple: as a tree of columns.
     """
     one_by_one: Any = (deque, AbstractSet, MappingView, Iterator)
     return list(data) if isinstance(data, one_by_one) else data
 
 
 def stack(records: list[Any]) -> Any:
-    """A list of records as one batch. Raises SchemaError when there are none, or they are not alike."""
+    """A list of records as one batch. Raises SchemaError if it is empty, or if the records differ in layout."""
     if not records:
         raise SchemaError("there are no records in the list")
     try:
@@ -172,7 +172,7 @@ def _stack_leaves(*leaves: Any) -> Any:
 def records_of_columns(data: tuple[Any, ...]) -> Any:
     """A tuple of columns as a list of records: record i is the tuple of their i-th elements. Any other tuple is returned as is.
 
-    Columns are tensors, arrays or TensorDicts ``[n, ...]``, in a tree. Raises SchemaError where they differ in length.
+    Columns are tensors, arrays or TensorDicts ``[n, ...]``, in a tree. Raises SchemaError if they differ in length.
     """
     columns = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
     if not columns or not all(map(_is_column, columns)):
@@ -183,7 +183,7 @@ def records_of_columns(data: tuple[Any, ...]) -> Any:
 
 
 def check_lengths(data: Any, columns: Iterable[Any]) -> None:
-    """Raise SchemaError where the columns of ``data`` have other numbers of rows."""
+    """Raise SchemaError if the columns of ``data`` differ in their number of rows."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         raise SchemaError(f"the columns of a {type(data).__name__} have {' and '.join(map(str, sorted(lengths)))} rows")
@@ -195,9 +195,9 @@ def _is_column(leaf: Any) -> bool:
 
 
 def move_dim_first(data: Any, dim: int, ndim: int) -> Any:
-    """Data with the dimension along which they are to be written in front; ``ndim`` is the storage's.
+    """Data with the dimension along which they are written in front; ``ndim`` is the storage's.
 
-    Raises SchemaError when they have no such dimension.
+    Raises SchemaError if they have no such dimension.
     """
     if not dim or isinstance(data, list):
         return data
@@ -210,12 +210,12 @@ def move_dim_first(data: Any, dim: int, ndim: int) -> Any:
 
 
 def stack_records(records: Any) -> Any:
-    """The records of a list as a batch; numbers become tensors, TensorDicts that are not alike a lazy stack."""
+    """The records of a list as a batch; numbers become tensors, TensorDicts whose layouts differ a lazy stack."""
     if not isinstance(records, list) or not records:
         return records
     if not all(map(is_tensor_collection, records)):
         return stack(records)
-    # Of all leaves: records of which some have a value that is not a tensor are not alike either.
+    # Compare all leaves: a value that is not a tensor in only some records is a different layout too.
     leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
     shapes = {
         (
@@ -229,7 +229,7 @@ def stack_records(records: Any) -> Any:
     if len(shapes) == 1:
         return stack(records)
     _check_kinds(records)
-    # Of copies: what is set in a lazy stack is set in what it is made of.
+    # Stack copies: writes to a lazy stack reach the stacked TensorDicts.
     return TensorDict.lazy_stack([copy_of(record) for record in records])
 
 
@@ -246,7 +246,7 @@ def _check_kinds(records: list[Any]) -> None:
 
 
 def as_dense(batch: Any) -> Any:
-    """A lazy stack of records that are alike as a TensorDict, whose leaves may be changed in place; all else as it is."""
+    """A lazy stack of records of one layout as a TensorDict, whose leaves may be changed in place; other batches unchanged."""
     if not isinstance(batch, LazyStackedTensorDict):
         return batch
     return LazyStackedTensorDict.maybe_dense_stack(batch.tensordicts, batch.stack_dim)
@@ -268,7 +268,7 @@ def first_leaf(data: Any) -> torch.Tensor:
 
 
 def batch_shape(data: Any, ndim: int) -> torch.Size:
-    """The leading ``ndim`` dimensions. Raises SchemaError when the data have fewer."""
+    """The leading ``ndim`` dimensions. Raises SchemaError if the data have fewer."""
     if is_tensor_collection(data):
         shape = data.batch_size
     else:
@@ -287,17 +287,17 @@ def _keys(data: Any) -> set[Any]:
 
 
 def _leaf(data: Any, key: Any) -> Any:
-    """A leaf as tensordict keeps it: a tensorclass gives a value that is not a tensor without what holds it."""
+    """A leaf as tensordict keeps it; a tensorclass would unwrap a value that is not a tensor."""
     return (data if isinstance(data, TensorDictBase) else data._tensordict).get(key)
 
 
-#: Stored leaves, each with that of data to be written.
+#: Stored leaves, each with the corresponding leaf of the data to be written.
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def plain_pairs(stored: Any, data: Any) -> Pairs | None:
-    """Each stored leaf with that of the data, where these are TensorDicts of tensors with the same keys, dtypes and shapes of
-    rows; None where they are not, or where that takes a closer look: every write comes here.
+    """Each stored leaf with the leaf of the data, if both are TensorDicts of tensors with the same keys, dtypes and shapes of
+    rows; None otherwise, and if the check would be slow: every write calls this.
     """
     if type(stored) is not TensorDict or type(data) is not TensorDict:
         return None
@@ -322,10 +322,10 @@ def plain_pairs(stored: Any, data: Any) -> Pairs | None:
 def pair_leaves(
     stored: Any, data: Any, ndim: int, lead: int | None = None, *, same_keys: bool = True
 ) -> tuple[Pairs, list[Any], list[Any]]:
-    """Each stored tensor with that of the data. Raises SchemaError unless the data have the stored keys, dtypes and shapes.
+    """Each stored tensor with the tensor of the data. Raises SchemaError unless keys, dtypes and shapes are the stored ones.
 
-    ``lead`` dimensions of the data number records, where they do not stand for the storage's own. Without ``same_keys`` it is
-    enough that they have some of the keys: returned are also those of the data that are not stored, and those that they lack.
+    ``lead`` dimensions of the data count records, if they differ from the storage's own. Without ``same_keys``, some common
+    keys suffice: also returned are the keys of the data that are not stored, and the stored keys that the data lack.
     """
     found: Pairs = []
     added: list[Any] = []
@@ -352,7 +352,7 @@ def pair_leaves(
         pairs = [(path_of(key), (_leaf(stored, key), _leaf(data, key))) for key in common]
     for name, (old, new) in pairs:
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            if not isinstance(old, LazyStackedTensorDict):  # which has a value for each record
+            if not isinstance(old, LazyStackedTensorDict):  # a stack has a value for each record
                 first, *others = [*_values(old), *_values(new)]
                 _check_values(name, first, others)
             continue
@@ -380,9 +380,9 @@ VALUES_HINT = (
 
 
 def shared_values(data: Any) -> dict[Any, Any]:
-    """The values that are not tensors and that all records of the data have in common, by key.
+    """The values that are not tensors and that all records of the data share, by key.
 
-    Raises SchemaError where records differ in them.
+    Raises SchemaError if records differ in them.
     """
     values = {}
     for key in _keys(data) if is_tensor_collection(data) else ():
@@ -395,7 +395,7 @@ def shared_values(data: Any) -> dict[Any, Any]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """The values of all records, or the one that they have in common."""
+    """The values of all records, or the value that they share."""
     if isinstance(value, LazyStackedTensorDict):
         for part in value.tensordicts:
             yield from _values(part)
@@ -411,15 +411,15 @@ def _check_values(name: str, stored: Any, given: Any) -> None:
 
 
 def same_value(value: Any, other: Any) -> bool:
-    """Whether two values are of one type and equal; False where they cannot be compared."""
+    """Whether two values have the same type and are equal; False if they cannot be compared."""
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
-    except Exception:  # of the comparison of any two objects
+    except Exception:  # comparing arbitrary objects may raise anything
         return False
 
 
 def expand_record(record: Any, rows: int) -> Any:
-    """A record as ``rows`` records, without copies; a value that is not a tensor stands there once."""
+    """A record as ``rows`` records, without copies; a value that is not a tensor is kept once."""
     if not is_tensor_collection(record):
         return pytree.tree_map(lambda leaf: leaf.expand(rows, *leaf.shape), record)
     values = shared_values(record)
@@ -434,13 +434,13 @@ def expand_record(record: Any, rows: int) -> Any:
 
 
 def listed_values(data: Any) -> tuple[Any, ...]:
-    """The keys under which there is a value for each record, as in a batch that was stacked."""
+    """The keys with a separate value for each record, as in a stacked batch."""
     keys = _keys(data) if is_tensor_collection(data) else ()
     return tuple(key for key in keys if isinstance(_leaf(data, key), LazyStackedTensorDict))
 
 
 def repeat_values(records: Any) -> Any:
-    """Records with a value for each of them where one value stands for all."""
+    """Records in which each shared value is repeated for every record."""
     found = [(key, _leaf(records, key)) for key in _keys(records)]
     shared = [(key, value) for key, value in found if isinstance(value, NonTensorData) and value.batch_size]
     records = records.copy() if shared else records
@@ -453,7 +453,7 @@ def repeat_values(records: Any) -> Any:
 
 
 def partial_keys(data: Any) -> set[Any]:
-    """The keys that only some of the records have, where they were stacked lazily: tensordict drops those."""
+    """The keys that only some records of a lazy stack have: tensordict drops them."""
     if type(data) is TensorDict and all(type(part) is torch.Tensor for part in data._tensordict.values()):
         return set()  # without detours: every write comes here
     partial: set[Any] = set()
