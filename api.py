@@ -325,7 +325,7 @@ def load(
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
     For several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf
-    ``dataset`` (int64) is the number of the dataset that a row is from.
+    ``dataset`` (int64) is the number of the dataset that a row is from (with ``keys`` or ``windows``, name it there as well).
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
     - ``frame_stack``: the last k states, stacked in a new dimension after the batch; ``stack_keys`` selects leaves to stack.
