@@ -1,6 +1,6 @@
 """Rows by an index as users write it: ``dataset[...]``, ``dataset.episodes[...]``, ``buffer[...]``.
 
-An index means what it means to NumPy, of the rows 0..count-1. Every other form raises RowIndexError.
+An index selects from the rows 0..count-1 as in NumPy. Every other form raises RowIndexError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
     """A number (>= 0), a slice with a positive step, or int64 numbers (>= 0) of the shape of the index.
 
     Takes a number, a slice, ``...``, numbers in any shape, or a mask (bool ``[count]``), alone or as a tuple of one. ``row``
-    is what errors call a row ("record"). Raises RowIndexError for rows that are not there.
+    is the word for a row in errors ("record"). Raises RowIndexError for rows that do not exist.
     """
     if isinstance(index, tuple):
         index = of_one_dimension(index, row)
@@ -47,14 +47,14 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
 
 
 def is_part_of_all(index: Any) -> bool:
-    """Whether an index says which of all rows are meant (a slice, ``...``, a mask), rather than their numbers."""
+    """Whether an index selects from all rows (a slice, ``...``, a mask) instead of listing numbers."""
     if isinstance(index, (list, tuple)):
         return len(index) > 0 and all(isinstance(one, (bool, np.bool_)) for one in index)
     return index is Ellipsis or isinstance(index, slice) or getattr(index, "dtype", None) in (torch.bool, np.bool_)
 
 
 def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
-    """The one part of an index that is a tuple. Raises RowIndexError where there are more."""
+    """The single element of a tuple index. Raises RowIndexError if it has more elements."""
     parts = [part for part in index if part is not Ellipsis]
     if len(parts) > 1:
         raise RowIndexError(
@@ -106,8 +106,8 @@ def _not_there(number: int, count: int, row: str) -> RowIndexError:
 def lookup(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """``table[numbers]``: rows of a table in main memory, with a dtype of NumPy, by numbers (>= 0) of any dimensions.
 
-    By NumPy: torch shares the lookup of a few thousand numbers out to threads, which beside other processes that compute
-    wait for milliseconds.
+    By NumPy: torch splits the lookup of a few thousand numbers over threads, which wait for milliseconds if other processes
+    use the CPU.
     """
     return torch.from_numpy(table.numpy().take(numbers.numpy(), 0))
 

@@ -1,8 +1,8 @@
-"""Temporary folders that are removed when the process that made them ends, and whether a process of a number is running.
+"""Temporary folders that are removed when their process ends, and checks whether a process is running.
 
 A process holds a lock (``flock``) on its folder, which the system releases when the process ends, however it ends. The next
-process of the same user on the same machine that makes such a folder in the same place removes those that none holds. On a
-file system without such locks, it removes those whose process, by the number in their names, has ended.
+process of the same user on the same machine that makes such a folder in the same place removes folders that no process holds.
+On a file system without such locks, it removes folders whose process, identified by the number in their names, has ended.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .durable import hold
 
 
 class ScratchFolder:
-    """An empty folder below ``parent`` (None: where the system keeps temporary files).
+    """An empty folder below ``parent`` (None: the system's folder for temporary files).
 
-    It goes with the object, with the ``with`` block or with ``remove()``, whichever ends first; what a forked process does
-    with the object removes nothing. Raises OSError where no folder can be made.
+    It is removed with the object, at the end of the ``with`` block or by ``remove()``, whichever comes first; a forked
+    process never removes it. Raises OSError if no folder can be made.
     """
 
     def __init__(self, parent: Path | None = None, prefix: str = "rbdata-") -> None:
@@ -31,10 +31,10 @@ class ScratchFolder:
         prefix = f"{prefix}{machine()}-"
         _sweep(top, prefix)
         held = None
-        while held is None:  # unless another process took it for one that was left, before it was locked
+        while held is None:  # repeated if another process removed it as abandoned before it was locked
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=top))
             held = _hold(self.path, unlockable=True)
-        #: Its path for this process on Linux, where that of the folder may be too long for a socket (108 bytes).
+        #: A short path for this process on Linux, because the folder's path may be too long for a socket (108 bytes).
         self.short_path = f"/proc/self/fd/{held}"
         self.remove = weakref.finalize(self, _remove, self.path, held, os.getpid())
 
@@ -52,7 +52,7 @@ def _remove(folder: Path, held: int, process: int) -> None:
 
 
 def _sweep(top: Path, prefix: str) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove the folders of processes that were killed."""
     with suppress(OSError), os.scandir(top) as entries:
         for entry in [entry for entry in entries if entry.name.startswith(prefix)]:
             with suppress(OSError):
@@ -66,7 +66,7 @@ def _sweep(top: Path, prefix: str) -> None:
 
 
 def _hold(folder: Path, *, unlockable: bool) -> int | None:
-    """Open and lock a folder, or open it where there are no locks (``unlockable``); None where it is held or gone."""
+    """Open and lock a folder, or only open it without locks (``unlockable``); None if it is held or missing."""
     try:
         return hold(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def _hold(folder: Path, *, unlockable: bool) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number on this machine, of any user."""
+    """Whether a process with this number is running on this machine, of any user."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -87,7 +87,7 @@ def is_running(pid: int) -> bool:
 
 
 def pid_space() -> str:
-    """What tells the process numbers of one container from those of another: they may share the name of their host."""
+    """The identity of the container's process numbers: containers may share a host name."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -95,5 +95,5 @@ def pid_space() -> str:
 
 
 def machine() -> str:
-    """Eight hex digits of what process numbers are unique in."""
+    """Eight hex digits that identify the scope in which process numbers are unique."""
     return f"{zlib.crc32(f'{socket.gethostname()} {pid_space()}'.encode()):08x}"

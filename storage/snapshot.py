@@ -1,9 +1,9 @@
-"""Datasets read while others replace, grow or delete them: all that is read at once comes from one and the same folder.
+"""Reads of datasets that other processes replace, grow or delete: all data of one read come from the same folder.
 
 A dataset is never changed in place: it is replaced by a rename, and a deleted one loses its manifest first. So a reader that
-maps files, and finds after the last one that the path still leads to the folder and the manifest that it began with, has
-mapped files of one dataset; mapped files stay readable when they are removed. (`verify --repair` alone writes into a dataset:
-the bytes that its manifest states.)
+maps files, and finds after the last one that the path still leads to the initial folder and manifest, has mapped files of one
+dataset; mapped files stay readable when they are removed. (Only `verify --repair` writes into a dataset: the bytes that its
+manifest states.)
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .manifest import FILENAME, Manifest, read_manifest
 
 T = TypeVar("T")
 
-#: Seconds before each further try, about one in all: a replacement takes less than a millisecond.
+#: Seconds before each further attempt, about one second in total: a replacement takes less than a millisecond.
 _WAITS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
 
 
 class Pin:
-    """What a path led to when this was made: `is_unchanged` says whether it still does."""
+    """The target of a path at one moment; `is_unchanged` checks whether the path still leads to it."""
 
     def __init__(self, folder: Path, descriptor: int | None, name: str) -> None:
         self.folder, self._descriptor, self._name = folder, descriptor, name
         self._before = None if descriptor is None else self._state(os.fstat(descriptor))
 
     def is_unchanged(self) -> bool:
-        """Whether the path leads to the same folder with the same manifest, or as before to none."""
+        """Whether the path leads to the same folder with the same manifest, or still to none."""
         with suppress(OSError, ValueError):
             return self._before == self._state(self.folder.stat())
         return self._before is None
@@ -47,14 +47,14 @@ class Pin:
 
 @contextmanager
 def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
-    """A `Pin` of a folder with its manifest ``name``. While it is open, the folder's inode is not another's."""
+    """A `Pin` of a folder with its manifest ``name``. While it is open, the system does not reuse the folder's inode."""
     descriptor = None
     try:
         descriptor = os.open(folder, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
     except ValueError:
         pass
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # not a folder that changes
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files, not a change of the folder
             raise
     try:
         yield Pin(folder, descriptor, name)
@@ -66,8 +66,8 @@ def pinned(folder: Path, name: str = FILENAME) -> Iterator[Pin]:
 def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
     """``read(manifest)`` of one dataset: repeated if the dataset was replaced during the call.
 
-    Raises what ``read`` and `read_manifest` raise of a folder that stays as it is, and DatasetBusyError of one that is
-    replaced again and again.
+    Raises the errors of ``read`` and `read_manifest` for an unchanged folder, and DatasetBusyError for a folder that is
+    replaced repeatedly.
     """
     for wait in _WAITS:
         time.sleep(wait)
@@ -84,7 +84,7 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Whether a folder has a manifest; one that a writer is about to replace is waited for, for about a second."""
+    """Whether a folder has a manifest; waits about a second for a folder that a writer is replacing."""
     for wait in _WAITS:
         time.sleep(wait)
         with pinned(folder) as pin:
@@ -99,17 +99,17 @@ def has_manifest(folder: Path) -> bool:
     """Whether a folder has a manifest at this moment."""
     try:
         return (folder / FILENAME).is_file()
-    except (OSError, ValueError):  # it may not be entered, or no folder could have its name
+    except (OSError, ValueError):  # no permission, or an invalid folder name
         return False
 
 
 def aside(folder: Path) -> Path:
-    """Where a dataset stands for the moment between two renames in which another takes its place (`folder.DatasetPlace`)."""
+    """The path of a dataset between the two renames that replace it by another (`folder.DatasetPlace`)."""
     return folder.with_name(f".{folder.name}.old")
 
 
 def _is_being_replaced(folder: Path) -> bool:
     try:
         return not folder.exists() and (aside(folder) / FILENAME).exists()
-    except (OSError, ValueError):  # no name that a folder could have
+    except (OSError, ValueError):  # an invalid folder name
         return False

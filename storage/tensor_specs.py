@@ -1,4 +1,4 @@
-"""Specs: which values the tensors of a key may have. The classes of TorchRL of the same names, without TorchRL.
+"""Specs: the allowed values of the tensors of a key. The classes have the names of TorchRL's, and do not need TorchRL.
 
     Bounded                       numbers between two bounds, both included
     Unbounded                     every number of the dtype
@@ -55,7 +55,7 @@ Shape: TypeAlias = int | Sequence[int]
 Device: TypeAlias = torch.device | str | int | None
 Key: TypeAlias = str | tuple[Any, ...]
 Domain: TypeAlias = Literal["continuous", "discrete"]
-#: What a bound, a mask or a value to be encoded may be.
+#: The types of a bound, a mask or a value to be encoded.
 Numbers: TypeAlias = Any
 
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -76,7 +76,7 @@ class CategoricalBox(NamedTuple):
 
 
 class TensorSpec:
-    """What all specs have. ``domain`` is "continuous", "discrete" or "composite"; a Composite has no ``dtype``.
+    """Base of all specs. ``domain`` is "continuous", "discrete" or "composite"; a Composite has no ``dtype``.
 
     ``expand``, ``reshape``, ``squeeze``, ``[...]`` and so on do to a spec what they do to its values, except that the last
     dimension of OneHot, MultiOneHot and MultiCategorical stays as it is. `torch.stack` takes specs whose bounds and masks
@@ -144,20 +144,20 @@ class TensorSpec:
     def is_in(self, value: Any) -> bool:
         """Whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
 
-        A Composite takes TensorDicts and dicts, and ignores further keys. Raises ArgumentTypeError for what is not a tensor.
+        A Composite takes TensorDicts and dicts, and ignores further keys. Raises ArgumentTypeError for other types.
         """
         return self._fault(value) is None
 
     def assert_is_in(self, value: Any) -> None:
-        """Raise SpecError, which is an AssertionError, for a value that is not in the spec; it says what is wrong."""
+        """Raise SpecError, which is an AssertionError, for a value outside the spec; its message states the fault."""
         fault = self._fault(value)
         if fault is not None:
             raise SpecError(f"the value is not in the spec: {fault}", hint="spec.project(value) is in it")
 
     def project(self, value: Any) -> Any:
-        """``value`` itself where it is in the spec, otherwise one near it that is; ``value`` stays as it is.
+        """``value`` itself if it is in the spec, otherwise a value near it that is; ``value`` is not changed.
 
-        Numbers are rounded and limited. Where a mask forbids a choice, another one is drawn. Rows of OneHot are drawn by
+        Numbers are rounded and limited. If a mask forbids a choice, another choice is drawn. Rows of OneHot are drawn by
         their weights. Raises UsageError for a shape that does not fit, SpecError for NaN.
         """
         raise NotImplementedError
@@ -172,9 +172,9 @@ class TensorSpec:
         raise NotImplementedError
 
     def to_numpy(self, value: Any, safe: bool = True) -> Any:
-        """The array that `encode` makes such a value of; a Composite gives a dict of them.
+        """The array from which `encode` makes such a value; a Composite returns a dict of arrays.
 
-        Raises SpecError for values outside the spec, which ``safe=False`` does not look at.
+        Raises SpecError for values outside the spec, unless ``safe=False``.
         """
         raise NotImplementedError
 
@@ -314,7 +314,7 @@ class TensorSpec:
 
     # -- parts: the tensors (bounds, masks) of a leaf's spec, the specs of a Composite -------------------------------------
 
-    #: What is not the same in specs that are not stacked.
+    #: For messages: how specs differ that cannot be stacked.
     _unlike = "that differ in more than their bounds and masks"
 
     def _parts(self) -> dict[str, Any]:
@@ -325,11 +325,11 @@ class TensorSpec:
         raise NotImplementedError
 
     def _description(self) -> tuple[Any, ...]:
-        """All that tells specs apart but their parts."""
+        """All attributes that distinguish specs, except their parts."""
         raise NotImplementedError
 
     def _with(self, change: Callable[[Any], Any]) -> Self:
-        """A copy whose parts ``change`` has changed."""
+        """A copy with ``change`` applied to its parts."""
         changed = copy.copy(self)
         changed._set_parts({name: None if part is None else change(part) for name, part in self._parts().items()})
         return changed
@@ -605,7 +605,7 @@ class UnboundedDiscrete(Unbounded):
 
 
 class _Choices(_LeafSpec):
-    """What specs of one choice (``n``) and of several (``nvec``) have in common.
+    """Base of specs of one choice (``n``) and of several choices (``nvec``).
 
     ``mask`` is False where a choice is not allowed: it is not drawn, and not in the spec. Its last dimension has the choices;
     of several, those of the first, then those of the second.
@@ -626,7 +626,7 @@ class _Choices(_LeafSpec):
 
     @property
     def _widths(self) -> tuple[int, ...]:
-        """How many choices there are of each."""
+        """The number of values of each choice."""
         return (self.n,)
 
     def _together(self, numbers: Sequence[Tensor]) -> Tensor:
@@ -634,7 +634,7 @@ class _Choices(_LeafSpec):
         return torch.stack(tuple(numbers), -1) if self._several else numbers[0]
 
     def update_mask(self, mask: Numbers | None) -> None:
-        """Allow the choices alone for which ``mask`` is True; None allows all.
+        """Allow only the choices for which ``mask`` is True; None allows all.
 
         Raises UsageError for a mask that cannot be expanded to ``[*shape, n]`` (OneHot: ``shape``; of several choices,
         their sum in place of the last dimension), and for one of other numbers than 0 and 1.
@@ -709,7 +709,7 @@ class Categorical(_Choices):
         return self.mask is None or bool(self._allowed(value, self.mask).all())
 
     def _allowed(self, value: Tensor, mask: Tensor) -> Tensor:
-        """Of each number whether the mask allows it."""
+        """Whether the mask allows each number."""
         pairs = zip(mask.to(value.device).split(self._widths, -1), self._apart(value))
         return self._together([_picked(one, numbers) for one, numbers in pairs])
 
@@ -738,7 +738,7 @@ class Categorical(_Choices):
         return torch.cat([_one_hot(*pair) for pair in zip(self._apart(value), self._widths)], -1)
 
     def to_one_hot_spec(self) -> OneHot:
-        """The spec of what `to_one_hot` gives."""
+        """The spec of the result of `to_one_hot`."""
         return OneHot(self.n, (*self._shape, self.n), self._device, mask=self.mask)
 
     def to_categorical(self, value: Tensor, safe: bool = True) -> Tensor:
@@ -893,7 +893,7 @@ class OneHot(_Choices):
         return self._together([one.long().argmax(-1) for one in value.split(self._widths, -1)])
 
     def to_categorical_spec(self) -> Categorical:
-        """The spec of what `to_categorical` gives."""
+        """The spec of the result of `to_categorical`."""
         return Categorical(self.n, self._shape[:-1], self._device, mask=self.mask)
 
     def to_one_hot(self, value: Tensor, safe: bool = True) -> Tensor:
@@ -1014,7 +1014,7 @@ class Composite(TensorSpec):
 
     def __delitem__(self, key: Key) -> None:
         path = _path(key)
-        self[key]  # raises for one that is not there
+        self[key]  # raises for a missing key
         assert path is not None
         del (self[path[:-1]] if path[1:] else self)._specs[path[-1]]
 
@@ -1088,7 +1088,7 @@ class Composite(TensorSpec):
         return not self._stated()
 
     def _stated(self) -> list[tuple[str, Any]]:
-        """The keys of which something is stated, and their specs."""
+        """The keys whose spec is not None, and their specs."""
         empty = (spec is None or (isinstance(spec, Composite) and spec.is_empty(True)) for spec in self._specs.values())
         return [item for item, nothing in zip(self._specs.items(), empty) if not nothing]
 
@@ -1128,7 +1128,7 @@ class Composite(TensorSpec):
         return self._each(value, lambda spec, one: spec.to_numpy(one, safe))
 
     def _each(self, value: Any, change: Callable[[TensorSpec, Any], Any]) -> dict[str, Any]:
-        """What ``change`` makes of the values of each key, which SpecError names."""
+        """The results of ``change`` for the values of each key; SpecError names the key."""
         if not isinstance(value, (Mapping, TensorDictBase)):
             raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
         changed = {}
@@ -1252,14 +1252,14 @@ def _counts(counts: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _largest(dtype: torch.dtype) -> int:
-    """The largest number up to which a dtype holds all whole ones."""
+    """The largest number up to which a dtype holds all integers."""
     if dtype == torch.bool:
         return 1
     return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _path(key: Any) -> tuple[str, ...] | None:
-    """A key as a tuple of strings; None for what is not a key, but an index."""
+    """A key as a tuple of strings; None for an index."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, tuple) or not key:
@@ -1298,7 +1298,7 @@ def _tensor(value: Numbers) -> Tensor:
         return value
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of unlike lengths
+    except ValueError:  # lists of different lengths
         array = np.empty((), object)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise ArgumentTypeError(f"{str(value)[:80]} is not an array of numbers")
@@ -1343,7 +1343,7 @@ def _whole_numbers(low: Tensor, high: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _drawn(weights: Tensor) -> Tensor:
-    """For each row of weights ``[..., n]`` the number of an entry, drawn by them, int64 ``[...]``."""
+    """For each row of weights ``[..., n]`` the number of an entry, drawn with these weights, int64 ``[...]``."""
     rows = weights.reshape(-1, weights.shape[-1]).double()
     if not rows.any(-1).all():
         raise SpecError("the mask of the spec allows no choice")
@@ -1351,7 +1351,7 @@ def _drawn(weights: Tensor) -> Tensor:
 
 
 def _picked(entries: Tensor, numbers: Tensor) -> Tensor:
-    """Of each row of ``entries`` ``[..., n]`` the one with the number in ``numbers`` ``[...]``, both broadcast."""
+    """For each row of ``entries`` ``[..., n]``, the entry with the number in ``numbers`` ``[...]``, both broadcast."""
     try:
         shape = torch.broadcast_shapes(entries.shape[:-1], numbers.shape)
     except RuntimeError as error:
@@ -1406,7 +1406,7 @@ def _torchrl() -> Any:
     return tensor_specs
 
 
-#: In the order in which TorchRL's are told apart: some derive from others.
+#: In the order in which TorchRL's classes must be tested, because some derive from others.
 _LEAVES: tuple[type[_LeafSpec], ...] = (MultiOneHot, OneHot, Binary, MultiCategorical, Categorical, Bounded, Unbounded)
 
 

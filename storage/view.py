@@ -1,4 +1,4 @@
-"""What a view is made of: segments of the episodes of one or several datasets, and rows that are read from these.
+"""The parts of a view: segments of the episodes of one or several datasets, and rows that are read from the members.
 
 A *segment* is a run of consecutive steps of one episode of one of the datasets, the *members* of the view. Each segment is an
 episode of the view, in the order of the segments. One that leaves out the first steps of its episode begins midway, one that
@@ -8,8 +8,8 @@ leaves out the last is cut, and its last step is truncated:
     segments   (0, b, 0..1)  (1, c, 1..2)
     view       b0 b1 | c1 c2           c1 is midway, c2 is cut: done and truncated there
 
-No row is copied: `SegmentRows` turns the numbers of rows of the view into those of the members. Segments that lie one behind
-the other there are read as one. `dataset.DatasetView` is the dataset made of these.
+No row is copied: `SegmentRows` maps row numbers of the view to row numbers of the members. Segments that are adjacent in a
+member are read together. `dataset.DatasetView` is the dataset made of these parts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .schema import Schema
 
 #: The flags that are set where a segment ends and its episode continues.
 _ENDING = ("next/done", "next/truncated")
-#: Rows of up to this many bytes of several members are joined and then ordered; longer ones are copied once, to their places.
+#: Rows of up to this many bytes from several members are joined and then ordered; longer rows are copied once, to their places.
 _SHORT_ROW = 128
-#: Of the ``source`` of a manifest: what holds for a part of the data, and for several datasets if all state it.
+#: Entries of ``source`` in a manifest that apply to a part of the data, and to several datasets if all state them.
 _OF_ANY_PART = ("name", "dataset", "options", "environment", "reference_scores")
 
 
 class Member(Protocol):
-    """What a view asks of the datasets that it is made of (`dataset.Dataset`)."""
+    """The interface that a view needs of its members (`dataset.Dataset`)."""
 
     manifest: Manifest
 
@@ -56,10 +56,10 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class Segments:
-    """Which steps of which members: int64 ``[segments]`` each.
+    """The segments of a view: int64 ``[segments]`` each.
 
-    ``member`` is the number of the dataset, ``episode`` that of its episode, ``offset`` the steps of it that are left out
-    before the segment, ``length`` (at least 1) the steps that it has.
+    ``member`` is the number of the dataset, ``episode`` the number of its episode, ``offset`` the number of steps of the
+    episode before the segment, ``length`` (at least 1) the number of steps of the segment.
     """
 
     member: np.ndarray
@@ -78,7 +78,7 @@ class Segments:
 
     @classmethod
     def of_steps(cls, table: EpisodeTable, steps: np.ndarray) -> Segments:
-        """Steps in the order given; those that follow each other in one episode are a segment."""
+        """Steps in the order given; consecutive steps of one episode are a segment."""
         episode = np.searchsorted(table.start, steps, "right") - 1
         begins = np.ones(len(steps), bool)
         begins[1:] = (np.diff(steps) != 1) | (np.diff(episode) != 0)
@@ -93,7 +93,7 @@ class Segments:
         return cls(*map(np.concatenate, columns))
 
     def within(self, outer: Segments) -> Segments:
-        """Segments of a view, as those of the members of the view, whose segments are ``outer``."""
+        """Segments of a view, whose own segments are ``outer``, as segments of the view's members."""
         there = self.episode  # an episode of the view is one of its segments
         return Segments(outer.member[there], outer.episode[there], outer.offset[there] + self.offset, self.length)
 
@@ -108,7 +108,7 @@ class Segments:
 
 
 def chosen(what: str, given: Any, count: int) -> np.ndarray:
-    """Numbers of episodes or steps below ``count``, int64: of numbers, a range, a slice or a mask (bool ``[count]``).
+    """Numbers of episodes or steps below ``count``, int64, from numbers, a range, a slice or a mask (bool ``[count]``).
 
     Raises UsageError for anything else (masked arrays), and for numbers that are out of range.
     """
@@ -142,9 +142,9 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
 
 
 def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> list[Leaf]:
-    """The leaves of a view: those of the members, which must be alike, or with ``common`` those that are.
+    """The leaves of a view: the leaves of the members, which must be equal, or with ``common`` the equal leaves.
 
-    Raises UsageError, naming the leaves, where they are not, and with ``common`` where no observation is left.
+    Raises UsageError, naming the leaves, if they differ, and with ``common`` if no observation is left.
     """
     first, *others = [member.schema for member in members]
     names = dict.fromkeys(leaf.name for schema in (first, *others) for leaf in schema)
@@ -180,7 +180,7 @@ def _form(leaf: Leaf | None) -> str:
 
 
 def make_manifest(members: Sequence[Member], segments: Segments, schema: Schema, table: EpisodeTable) -> ViewManifest:
-    """The manifest of a view: what its members agree on. That of a single member keeps its source, lineage and notes."""
+    """The manifest of a view: the facts shared by all members. With a single member it keeps source, lineage and notes."""
     manifests = [member.manifest for member in members]
     first, returns, lengths = manifests[0], *table.summary()
     sources = [original_source(one)[0] for one in manifests]
@@ -221,7 +221,7 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 
 
 def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
-    """The episodes of a view. The return of a piece of an episode is the sum of its rewards, which are read for that."""
+    """The episodes of a view. The return of a part of an episode is the sum of its rewards, which are read from the member."""
     tables = [member.episodes for member in members]
     there = _gather(segments, lambda number, episodes: np.asarray(tables[number].length[episodes], np.int64))
     returns = _gather(segments, lambda number, episodes: np.asarray(tables[number].returns[episodes], np.float64))
@@ -238,7 +238,7 @@ def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
 
 
 def _gather(segments: Segments, column: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """A value for each segment: ``column`` gives those of the episodes of a member."""
+    """A value for each segment: ``column`` returns the values for episodes of a member."""
     out: np.ndarray | None = None
     for number in range(int(segments.member.max(initial=0)) + 1):
         mine = segments.member == number
@@ -256,7 +256,7 @@ def _gather(segments: Segments, column: Callable[[int, np.ndarray], np.ndarray])
 def make_rows(
     members: Sequence[Member], segments: Segments, leaves: Sequence[Leaf], table: EpisodeTable, marked: bool = False
 ) -> dict[str, Rows]:
-    """The rows of the leaves of a view, by name; where it is ``marked`` with the leaf ``dataset`` (`MemberRows`)."""
+    """The rows of the leaves of a view, by name; if ``marked``, with the leaf ``dataset`` (`MemberRows`)."""
     start = _gather(segments, lambda number, episodes: np.asarray(members[number].episodes.start[episodes], np.int64))
     first, number = start + segments.offset, np.arange(len(segments))
     runs = {
@@ -279,11 +279,11 @@ def make_rows(
 
 
 class _Places:
-    """Where in the members some rows of a view lie.
+    """The locations of n rows of a view in the members.
 
-    ``runs`` (int64 ``[n]``) is the run of each, ``there`` its number in the member. ``groups``: for each member that has any of
-    them, its number and their numbers there; empty where there is one member. ``order`` are the places among the n of those of
-    the first group, of the second, ...; ``back`` is its inverse.
+    ``runs`` (int64 ``[n]``) is the run of each row, ``there`` its number in the member. ``groups``: for each member with some
+    of the rows, the member's number and the row numbers in it; empty for a single member. ``order``: the places among the n
+    rows, sorted by group; ``back`` is its inverse.
     """
 
     def __init__(self, rows: torch.Tensor, runs: _Runs) -> None:
@@ -302,16 +302,16 @@ class _Places:
 
 
 class _Runs:
-    """Rows of a view that lie one behind the other in a member.
+    """Runs of rows of a view that are consecutive in a member.
 
-    ``start`` (int64 ``[runs + 1]``) is the first row of each in the view and, last, their number; ``shift`` is what is added
-    to the number of a row to get that in the member, ``member``. ``members`` is how many there are.
+    ``start`` (int64 ``[runs + 1]``) is the first row of each run in the view and, last, the number of rows; ``shift`` is added
+    to a row number of the view to get the row number in ``member``. ``members`` is the number of members.
     """
 
     def __init__(
         self, member: np.ndarray, here: np.ndarray, there: np.ndarray, count: np.ndarray, members: int
     ) -> None:
-        """Of rows ``there`` to ``there + count - 1`` of each ``member``, which are rows ``here`` and on of the view."""
+        """Runs of rows ``there`` to ``there + count - 1`` of each ``member``: the rows of the view from ``here`` on."""
         begins = np.ones(len(member), bool)
         begins[1:] = (np.diff(member) != 0) | (there[1:] != there[:-1] + count[:-1])
         start = here[begins]
@@ -331,7 +331,7 @@ class _Runs:
         return runs_of(self.start, rows)
 
     def places(self, rows: torch.Tensor) -> _Places:
-        """Where rows lie. All leaves of a batch are asked for the same ones: those of the last call are remembered."""
+        """The locations of rows. All leaves of a batch request the same rows, so the result of the last call is kept."""
         last = self._last
         if last is not None and last[0] is rows and last[1] == rows._version:
             return last[2]
@@ -356,7 +356,7 @@ class SegmentRows:
         inside = first + length <= lookup(self._runs.start, places.runs + 1)
         if bool(inside.all()):
             return self._read(places, lambda rows, there: rows.windows(there, length), (length,))
-        # What is read beyond the end of a run are rows of other episodes, which most readers replace.
+        # Rows beyond the end of a run belong to other episodes; most readers replace them.
         out = self._empty(len(first), length)
         out[inside] = self.windows(first[inside], length)
         crossing = (first[~inside][:, None] + torch.arange(length)).reshape(-1)
@@ -376,7 +376,7 @@ class SegmentRows:
         return np.concatenate(data), np.concatenate(lengths)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Rows, int, int]]:
-        """The rows of members that rows ``start..stop-1`` are."""
+        """The rows of members that form rows ``start..stop-1``."""
         runs = self._runs
         run = int(torch.searchsorted(runs.start, start, right=True)) - 1
         while start < stop:
@@ -388,7 +388,7 @@ class SegmentRows:
     def _read(
         self, places: _Places, read: Callable[[Rows, torch.Tensor], torch.Tensor], extent: tuple[int, ...]
     ) -> torch.Tensor:
-        """What ``read`` gives for rows of members, in the order of the view."""
+        """The results of ``read`` for rows of members, in the order of the view."""
         if len(self._rows) == 1:
             return read(self._rows[0], places.there)
         if not places.groups:  # no rows: the states behind the last steps of a batch that has no last step
@@ -414,8 +414,8 @@ class SegmentRows:
 class ComputedRows:
     """Rows that are computed from their numbers. A derived class defines ``take``."""
 
-    #: Whether a row says what the action of the step led to, as the leaves under ``next`` do: with n-step returns it is
-    #: that of the last step.
+    #: Whether a row describes the result of the step's action, as the leaves under ``next`` do: with n-step returns it is then
+    #: the row of the last step.
     follows_action = False
 
     def __init__(self, leaf: Leaf, count: int) -> None:

@@ -76,8 +76,8 @@ def plan_windows(
     outside = inside != wanted
     start, moved = None, np.ones((len(few), 1), bool)
     if length <= rows:
-        # What reaches over the edge of its episode holds rows of the next one there; what would reach over the edge of
-        # the leaf is read from elsewhere, and its own rows then one by one.
+        # A window that crosses the edge of its episode holds rows of the next episode there. A window that would cross the edge
+        # of the leaf is read from another place, and its own rows are then read one by one.
         read = np.clip(begin, 0, rows - length)
         start, moved = torch.from_numpy(read), (read != begin)[few, None]
     places = few[:, None] * length + np.arange(length)
