@@ -4,9 +4,9 @@ All of it is work for the engine (`Workers`). Nothing here imports torch at the 
 the work need not load it.
 
 - First passes (`collect_statistics`): statistics over all data that a function needs before it can be called. The partial
-statistics of each section are a small file in the working folder, so that an interrupted pass can be continued. They are
-merged in order, so that sums do not depend on the order in which workers finish. If other, possibly slow functions come
-first, few sections are cut into more pieces, which also follow from the data alone.
+  statistics of each section are a small file in the working folder, so that an interrupted pass can be continued. They are
+  merged in order, so that sums do not depend on the order in which workers finish. If other, possibly slow functions come
+  first, few sections are cut into more pieces, which also follow from the data alone.
 - The functions are tried on the first steps (`prepare_layout`): the first result decides the leaves of the new dataset.
 - A dry run (`dry_run`) makes a few chunks; nothing is written to the root.
 """

@@ -31,7 +31,7 @@ class ProbeResult:
     - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
     - ``passthrough``: compressed leaves that no function changed.
     - ``dropped``: number of dropped episodes; ``nans``: NaN values by leaf that the input does not have; ``step_seconds``: the
-    time of one step.
+      time of one step.
     """
 
     before: Shapes

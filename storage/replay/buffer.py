@@ -86,7 +86,7 @@ class ReplayBuffer:
     - ``transform`` or ``transform_factory``: see `transforms`.
     - ``batch_size``: may be given to `sample` instead, but iteration and prefetching need it here.
     - ``prefetch``: the number of batches that are drawn and made ahead, in as many threads. ``pin_memory``, ``device``: where
-    batches are put; with a CUDA device one batch is prefetched unless ``prefetch`` is given, so that copies overlap with work.
+      batches are put; with a CUDA device one batch is prefetched unless ``prefetch`` is given: copies overlap with work.
     - ``dim_extend``: the dimension of the data of `extend` that counts records, by default the last one of the storage.
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
@@ -96,10 +96,10 @@ class ReplayBuffer:
     - ``delayed_init``: make the parts when they are first used, which may be in another process. The default is True with a
       ``transform_factory``.
     - ``compilable``, ``service_backend_options``, ``transport_options``: no effect, because nothing is compiled or served here.
-    ``service_backend`` and ``transport`` may be "direct" (or "auto").
+      ``service_backend`` and ``transport`` may be "direct" (or "auto").
     - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `Edges`).
     - ``rank``, ``world_size``: the share of this process in data-parallel training. Without replacement all processes follow
-    the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
+      the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
 
     `sample` of a plain buffer returns the stored records; the sampler's information (``index``, flags, weights) is returned
     with ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.

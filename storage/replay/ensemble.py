@@ -168,8 +168,8 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
     """The samplers of an ensemble's members, and which members a batch comes from.
 
     - ``p``: probabilities of the members, as weights >= 0 of any sum; None: equal. ``"sampleable"``: in proportion to the
-    number of records (or starts of slices) that can be drawn from each at that moment; 0 for members too small for their
-    part.
+      number of records (or starts of slices) that can be drawn from each at that moment; 0 for members too small for their
+      part.
     - ``sample_from_all``: a part from every member, in order; excludes ``p``.
     - ``num_buffer_sampled``: the number of parts of a batch; the default is the number of members.
 
@@ -392,15 +392,15 @@ class ReplayBufferEnsemble:
 
     - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
     - ``p``: probability that a part of a batch comes from each member, as positive weights of any sum; by default equal. It is
-    the share over many batches: in one batch, shares are multiples of 1 / ``num_buffer_sampled``. ``"sampleable"``: in
-    proportion to the size of each member at that moment. ``sample_from_all``: a part from every member, in order; excludes
-    ``p``.
+      the share over many batches: in one batch, shares are multiples of 1 / ``num_buffer_sampled``. ``"sampleable"``: in
+      proportion to the size of each member at that moment. ``sample_from_all``: a part from every member, in order; excludes
+      ``p``.
     - ``prefetch``: the number of parts that each member makes ahead, see `ReplayBuffer`.
     - ``transform`` or ``transform_factory``: applied after the members' own.
     - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, which replaces
-    the member's own.
+      the member's own.
     - ``routing_key``, ``routing_dim``: `extend` distributes records to the members by the integer under this key, or by their
-    place along this dimension; without either an ensemble is read-only: write to the members.
+      place along this dimension; without either an ensemble is read-only: write to the members.
     - ``generator`` or ``seed``: same seed, same batches, also of the members. ``shared``: see `ReplayBuffer`.
 
     ``checkpointer``, ``compilable``, ``delayed_init``, ``dim_extend``, ``service_backend`` and ``transport`` (with their

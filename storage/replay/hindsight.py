@@ -189,14 +189,14 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
     - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or
-    ``[n, 1]``: which steps end the episode, for environments that end it when the goal is reached. The result becomes
-    ``terminated``, and ``done`` follows. By default flags stay as stored, as in TorchRL: a step that reaches its new goal is
-    then not terminated, and a step that reached the stored goal still is.
+      ``[n, 1]``: which steps end the episode, for environments that end it when the goal is reached. The result becomes
+      ``terminated``, and ``done`` follows. By default flags stay as stored, as in TorchRL: a step that reaches its new goal is
+      then not terminated, and a step that reached the stored goal still is.
     - ``her_ratio``: the fraction of every batch that is relabelled, from its beginning; the rest is as stored.
     - ``strategy``: "future", "final", "episode" or "random".
     - ``goal_key``, ``achieved_goal_key``, ``reward_key``: the keys of goals, achieved goals and rewards. With
-    ``achieved_goal_key=("next", "achieved_goal")`` goals are those achieved after the step, as in the paper; with the
-    default, as in TorchRL, those achieved before the step.
+      ``achieved_goal_key=("next", "achieved_goal")`` goals are those achieved after the step, as in the paper; with the
+      default, as in TorchRL, those achieved before the step.
     - ``end_key``: the flag that ends episodes; its sibling ``terminated`` ends them as well. By default the usual keys, or a
       dataset's episode table (see `Edges`). Goals never come from another episode, whatever the sampler draws.
     - all other ``options`` are those of `TensorDictReplayBuffer`.

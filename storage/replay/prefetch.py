@@ -10,15 +10,15 @@ Locking: every buffer has one lock (``ReplayBuffer._lock``). A thread holds it t
 
 - A read takes only the lock of its job, and waits for nothing.
 - A writer holds the buffer's lock and first completes all reads (`Prefetcher.complete_reads`): it waits for running reads,
-and performs the others itself. So a batch holds whole rows, with their values at the time of the draw.
+  and performs the others itself. So a batch holds whole rows, with their values at the time of the draw.
 - Finishing runs user functions, which may call the buffer. No thread waits for it while holding the buffer's lock. It waits
-for the previous batch, never for a later one, and runs for one batch at a time.
+  for the previous batch, never for a later one, and runs for one batch at a time.
 - If no thread has begun a batch, its caller makes it in its own thread. If that is quicker (see `Pace`), threads get no
-batches; equally many batches are drawn ahead, so that their rows do not depend on measured time.
+  batches; equally many batches are drawn ahead, so that their rows do not depend on measured time.
 - Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): if the number
-changes while a batch is read, the batch is dropped, and made in the caller's thread under the lock of the writers.
+  changes while a batch is read, the batch is dropped, and made in the caller's thread under the lock of the writers.
 - A thread that exchanges transforms or loads states first withdraws all unfinished batches, waits for running jobs without
-any lock (not from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
+  any lock (not from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 
 `Pace` decides by measurement whether batches are made ahead of time in threads, or on request in the caller's thread.
 

@@ -65,8 +65,8 @@ class SliceSampler(Sampler):
       by default the usual keys, or a dataset's own episode table. ``ends`` or ``trajectories``: tensors that say it for the
       rows there are.
     - ``strict_length``: only episodes that are long enough are drawn from. If False, shorter episodes give shorter slices,
-    and batches are shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")`` is then True for
-    real steps, if there are episodes shorter than a slice).
+      and batches are shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")`` is then True for
+      real steps, if there are episodes shorter than a slice).
     - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
       one step remains, a number for at most this many steps; one value, or (left, right).
     - ``truncated_key``, ``init_key``: see `SliceMarks`; the ``done`` beside the former is set as well.
