@@ -323,7 +323,6 @@ def note_named(names: Iterable[str], folder: Path) -> None:
 _UNSEEN = (
     *(".h5", ".hdf5", ".hdf", ".parquet", ".arrow", ".feather", ".safetensors", ".onnx", ".nc", ".pt", ".pth"),
     *(".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".xml", ".memmap"),
-    *(".bin", ".dat", ".raw"),  # numbers that torch.from_file maps
 )
 
 

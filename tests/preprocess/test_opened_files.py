@@ -450,15 +450,8 @@ def test_files_that_c_libraries_read(here):
         shutil.rmtree("table", ignore_errors=True)
         TensorDict(k=torch.tensor([value]), batch_size=[1]).memmap("table")
 
-    def raw(value):
-        Path("table.bin").write_bytes(np.array([value]).tobytes())
-
-    def mapped(td):
-        return times(float(torch.from_file("table.bin", size=1, dtype=torch.float64)), td)
-
     path = Path("table.parquet")
     functions: dict[Any, Any] = {
-        raw: (mapped, {}),
         hdf5: (lambda td: times(float(h5py.File("table.h5")["k"][()]), td), {}),
         parquet: (lambda td: times(pyarrow.parquet.read_table(path)["k"][0].as_py(), td), {}),
         memmap: (lambda td: times(float(TensorDict.load_memmap("table")["k"]), td), {}),
