@@ -195,7 +195,11 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     if not request.dry_run:
         make_writable(place.root)
     job = _open_raw(path, source, place, request)
-    check = partial(_check_origin, source=source, path=path, listener=listener)
+
+    def check(existing: Manifest) -> None:
+        _check_origin(existing, source, path, listener)
+        _check_made_from(existing, job)
+
     return run(job, place, request, listener, str(path.resolve()), check)
 
 

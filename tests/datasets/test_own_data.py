@@ -21,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from rbdata.datasets import acquire
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
@@ -726,5 +727,9 @@ def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_ther
         os.utime(path, ns=(time_ns, time_ns))
         with pytest.raises(DatasetExistsError, match="files that were changed since"):
             rbdata.convert(path, "my/own", map=first)
+    with monkeypatch.context() as patch:
+        patch.setattr(acquire, "find_existing", lambda *_: None)  # another process finished it in the meantime
+        with pytest.raises(DatasetExistsError, match="another map"):
+            rbdata.convert(path, "my/own", map={"observation": "y"})
     rbdata.convert(path, "my/own", map={"observation": "y"}, force=True)
     assert not rbdata.open_dataset("my/own")["observation"].any()
