@@ -59,14 +59,9 @@ class Crc32c:
         other._value, other.length = self._value, self.length
         return other
 
-    @property
-    def hex(self) -> str:
-        """Eight lowercase hex digits."""
-        return self.range[1]
-
     def hexdigest(self) -> str:
-        """The same as ``hex``, by the name that hashlib gives it."""
-        return self.hex
+        """Eight lowercase hex digits; named as in hashlib."""
+        return self.range[1]
 
     @property
     def range(self) -> tuple[int, str]:
@@ -165,7 +160,7 @@ def record_of(data: Any) -> list[Any]:
 
 def crc32c(data: Any) -> str:
     """crc32c of a buffer, as eight hex digits."""
-    return _summed(data).hex
+    return _summed(data).hexdigest()
 
 
 def hash_file(path: Path, digest: Digest) -> Digest:

@@ -94,7 +94,7 @@ class Journal:
         checksum = Crc32c()
         for line in lines[:-1]:  # after the last line feed comes a truncated line, or nothing
             checksum.update(line[_SEAL:])
-            record = _parse(line[_SEAL:]) if line[:_SEAL] == f"{checksum.hex} ".encode() else None
+            record = _parse(line[_SEAL:]) if line[:_SEAL] == f"{checksum.hexdigest()} ".encode() else None
             if record is None:
                 break
             records.append(record)
@@ -124,7 +124,7 @@ def seal(records: Iterable[dict[str, Any]], checksum: Crc32c) -> bytes:
     for record in records:
         data = json.dumps(record).encode()
         checksum.update(data)
-        lines.append(f"{checksum.hex} ".encode() + data + b"\n")
+        lines.append(f"{checksum.hexdigest()} ".encode() + data + b"\n")
     return b"".join(lines)
 
 

@@ -262,4 +262,4 @@ def sum_piece(path: Path, piece: dict[str, Any]) -> str:
     checksum = Crc32c()
     for block in read_pieces(path, [piece]):
         checksum.update(block)
-    return checksum.hex
+    return checksum.hexdigest()

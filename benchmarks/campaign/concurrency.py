@@ -359,7 +359,7 @@ def rows_of(dataset: Dataset) -> str:
     for name in sorted(dataset.rows):
         rows = dataset.rows[name]
         total.update(rows.block(0, rows.count).contiguous().view(torch.uint8).numpy())
-    return f"{len(dataset)} steps, {total.hex}"
+    return f"{len(dataset)} steps, {total.hexdigest()}"
 
 
 def fingerprint(folder: Path) -> str:

@@ -332,7 +332,7 @@ def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | No
         record = {"name": raw.path, "size": stream.fetched, "crc32c": stream.crc32c}
     else:
         assert path is not None
-        record = {"name": raw.path, "size": path.stat().st_size, "crc32c": hash_file(path, Crc32c()).hex}
+        record = {"name": raw.path, "size": path.stat().st_size, "crc32c": hash_file(path, Crc32c()).hexdigest()}
     if not _is_of(record, raw):
         raise ObjectChangedError(f"{raw.item.url} changed while it was read", hint="run the command again")
     return record

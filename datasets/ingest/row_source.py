@@ -90,7 +90,7 @@ class CountedStream:
     @property
     def crc32c(self) -> str:
         """The crc32c of all bytes fetched so far."""
-        return self._crc32c.hex
+        return self._crc32c.hexdigest()
 
     def _count_retry(self, _: object) -> None:
         self.retries += 1

@@ -312,7 +312,7 @@ def test_journal_ends_at_the_first_bad_line(tmp_path, line):
     checksum = Crc32c()
     before = seal([{"fingerprint": "a"}, {"n": 1}], checksum)
     checksum.update(line)
-    sealed = checksum.hex.encode() + b" " + line
+    sealed = checksum.hexdigest().encode() + b" " + line
     for bad in (line, sealed):
         path.write_bytes(before + bad + b"\n" + seal([{"n": 2}], checksum))
         assert Journal(path).entries == [{"n": 1}]
@@ -339,9 +339,9 @@ def test_a_journal_is_believed_up_to_the_first_line_that_changed(tmp_path):
 def test_records_that_no_writer_makes_end_the_journal(tmp_path, content):
     checksum = Crc32c()
     checksum.update(b'{"fingerprint": "a"}')
-    head = f"{checksum.hex} ".encode() + b'{"fingerprint": "a"}\n'
+    head = f"{checksum.hexdigest()} ".encode() + b'{"fingerprint": "a"}\n'
     checksum.update(content)
-    (tmp_path / "journal").write_bytes(head + f"{checksum.hex} ".encode() + content + b"\n")
+    (tmp_path / "journal").write_bytes(head + f"{checksum.hexdigest()} ".encode() + content + b"\n")
     assert Journal(tmp_path / "journal").entries == []
 
 

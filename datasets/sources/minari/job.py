@@ -107,7 +107,9 @@ class MinariJob(Job):
         found, data = self._found, self._data
         columns.reserve(int(found.steps.sum()))
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
-            sums = pool.submit(lambda: {path: hash_file(file, Crc32c()).hex for path, file in data.files.items()})
+            sums = pool.submit(
+                lambda: {path: hash_file(file, Crc32c()).hexdigest() for path, file in data.files.items()}
+            )
             with open_reader(data) as reader:
                 planner = EpisodePlanner(reader, found, self.title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
