@@ -288,10 +288,10 @@ class _Places:
 
     def __init__(self, rows: torch.Tensor, runs: _Runs) -> None:
         self.runs = runs.of(rows)
-        self.there = rows + lookup(runs.shift, self.runs)
+        self.there = rows if runs.unmoved else rows + lookup(runs.shift, self.runs)
         self.groups: list[tuple[int, torch.Tensor]] = []
         if runs.members > 1:
-            members = lookup(runs.member, self.runs).numpy()
+            members = (self.runs if runs.one_each else lookup(runs.member, self.runs)).numpy()
             counts = np.bincount(members, minlength=runs.members)
             # NumPy sorts numbers of one or two bytes several times faster than others.
             order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
@@ -318,6 +318,10 @@ class _Runs:
         columns = (np.append(start, int(count.sum())), there[begins] - start, member[begins])
         self.start, self.shift, self.member = (torch.from_numpy(column.astype(np.int64)) for column in columns)
         self.members = members
+        #: Whether all rows have the same numbers in their members.
+        self.unmoved = not self.shift.any()
+        #: Whether run i is the only run of member i, as in a concatenation of whole datasets.
+        self.one_each = bool(torch.equal(self.member, torch.arange(members)))
         self._last: tuple[torch.Tensor, int, _Places] | None = None
 
     @property
@@ -328,6 +332,8 @@ class _Runs:
         """The run of each row."""
         if len(self.member) == 1:
             return torch.zeros_like(rows)
+        if len(self.member) == 2:  # several times faster than a search
+            return torch.from_numpy((rows.numpy() >= self.start[1].item()).astype(np.int64))
         return runs_of(self.start, rows)
 
     def places(self, rows: torch.Tensor) -> _Places:

@@ -109,13 +109,22 @@ class Sequence(SampleUnit):
     def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
         """See `SampleUnit.expand`. Raises UsageError if the storage does not state where episodes end."""
         anchor = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
-        rows = storage.flat(anchor)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(storage):
+        rows, expanded = self.windows(storage.flat(anchor), info, storage)
+        on_device = {key: value.to(anchor.device) for key, value in expanded.items() if isinstance(value, torch.Tensor)}
+        there = storage.coordinates(rows)
+        if isinstance(there, tuple):
+            return tuple(part.to(anchor.device) for part in there), expanded | on_device
+        return there.to(anchor.device), expanded | on_device
+
+    def windows(
+        self, anchors: torch.Tensor, info: dict[str, Any], storage: Storage
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """As `expand`, with flat rows (int64 ``[B]``, ``[N]``) in main memory."""
+        if len(anchors) and not 0 <= int(anchors.min()) <= int(anchors.max()) < len(storage):
             raise SamplingError(f"an anchor is outside the {len(storage)} records there are")
         timeline = self._timeline(storage)
-        position = timeline.positions(rows)
-        episode = timeline.episode_of(position)
-        first, after = timeline.extent_of(episode)
+        position = timeline.positions(anchors)
+        first, after = timeline.extent_of(timeline.episode_of(position))
         last = after - 1
         if self.episode_boundary == "stop":
             beyond = position + self.dilation * (self.length + self.bootstrap - 1) - last
@@ -124,19 +133,15 @@ class Sequence(SampleUnit):
         wanted = position[:, None] + (step - self.burn_in) * self.dilation
         found = wanted.clamp(first[:, None], last[:, None])
         learning = (step >= self.burn_in) & (step < self.burn_in + self.length)
-        said = {
-            "sequence_id": self._repeat(torch.arange(len(rows))),
-            "step_in_sequence": step.repeat(len(rows)),
-            "learning_mask": learning.repeat(len(rows)),
-            "validity_mask": (wanted == found).reshape(-1),
-        }
         expanded = {name: self._repeat(value) for name, value in info.items()}
-        expanded |= {name: value.to(anchor.device) for name, value in said.items()}
-        expanded["anchor_index"] = self._repeat(anchor if storage.ndim > 1 else anchor.reshape(-1))
-        there = storage.coordinates(timeline.rows(found.reshape(-1)))
-        if isinstance(there, tuple):
-            return tuple(part.to(anchor.device) for part in there), expanded
-        return there.to(anchor.device), expanded
+        expanded |= {
+            "sequence_id": self._repeat(torch.arange(len(anchors))),
+            "step_in_sequence": step.repeat(len(anchors)),
+            "learning_mask": learning.repeat(len(anchors)),
+            "validity_mask": (wanted == found).reshape(-1),
+            "anchor_index": self._repeat(rows_as_index(storage, anchors)),
+        }
+        return timeline.rows(found.reshape(-1)), expanded
 
     def _anchor_priorities(
         self, data: TensorDictBase, priority: torch.Tensor, storage: Storage, reduction: str
@@ -191,30 +196,41 @@ def check_unit(unit: Any) -> SampleUnit | None:
 
 def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> list[Draw]:
     """Draws expanded by a unit. Raises UsageError for slices, SamplingError for rows that do not exist."""
-    if len(draws) == 1 or type(unit) is not Sequence or any(draw.marks is not None for draw in draws):
+    for draw in draws:
+        if draw.marks is not None or draw.length > 1:
+            message = f"a {type(unit).__name__} expands single records, and the sampler draws slices"
+            raise UsageError(message, hint="leave out slices, or the sample_unit")
+    if type(unit) is not Sequence:
         return [_expand(unit, draw, storage) for draw in draws]
     # Windows of small batches are a few dozen numbers: calls dominate the cost, so all draws are expanded in one call.
-    together = _expand(unit, Draw.join(draws), storage)
+    together = draws[0] if len(draws) == 1 else Draw.join(draws)
+    expanded = _to_draw(*unit.windows(together.rows(), together.info, storage))
+    if len(draws) == 1:
+        return [expanded]
     windows = torch.tensor([len(draw.start) for draw in draws])
     sizes = (windows * unit.records).tolist()
-    together.info["sequence_id"] -= torch.from_numpy(np.repeat((windows.cumsum(0) - windows).numpy(), sizes))
-    pieces = zip(*(value.split_with_sizes(sizes) for value in together.info.values()))
+    expanded.info["sequence_id"] -= torch.from_numpy(np.repeat((windows.cumsum(0) - windows).numpy(), sizes))
+    pieces = zip(*(value.split_with_sizes(sizes) for value in expanded.info.values()))
     return [
-        Draw(start, info=dict(zip(together.info, piece)), notes=dict(together.notes), overlapping=True)
-        for start, piece in zip(together.start.split_with_sizes(sizes), pieces)
+        Draw(start, info=dict(zip(expanded.info, piece)), notes=dict(expanded.notes), overlapping=True)
+        for start, piece in zip(expanded.start.split_with_sizes(sizes), pieces)
     ]
 
 
 def _expand(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
-    if draw.marks is not None or draw.length > 1:
-        message = f"a {type(unit).__name__} expands single records, and the sampler draws slices"
-        raise UsageError(message, hint="leave out slices, or the sample_unit")
     index, info = unit.expand(storage.coordinates(draw.rows()), dict(draw.info), storage)
     rows = rows_of(index, storage, f"the index that {type(unit).__name__}.expand returned")
+    expanded = _to_draw(rows, info)
+    expanded.info = {name: value.clone() for name, value in expanded.info.items()}  # a unit may reuse its memory
+    return expanded
+
+
+def _to_draw(rows: torch.Tensor, info: dict[str, Any]) -> Draw:
+    """A draw of single rows; info that has no value for each row becomes notes."""
     each = {
-        name: value.clone()
+        name: value
         for name, value in info.items()
         if name != "index" and isinstance(value, torch.Tensor) and value.shape[:1] == rows.shape
     }
-    others = {name: value for name, value in info.items() if name != "index" and name not in each}
-    return Draw(rows, info=each, overlapping=True, notes=others)
+    notes = {name: value for name, value in info.items() if name != "index" and name not in each}
+    return Draw(rows, info=each, notes=notes, overlapping=True)
