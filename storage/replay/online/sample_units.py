@@ -109,14 +109,14 @@ class Sequence(SampleUnit):
     def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
         """See `SampleUnit.expand`. Raises UsageError if the storage does not state where episodes end."""
         anchor = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
-        rows, expanded = self.windows(storage.flat(anchor), info, storage)
+        rows, expanded = self._windows(storage.flat(anchor), info, storage)
         on_device = {key: value.to(anchor.device) for key, value in expanded.items() if isinstance(value, torch.Tensor)}
         there = storage.coordinates(rows)
         if isinstance(there, tuple):
             return tuple(part.to(anchor.device) for part in there), expanded | on_device
         return there.to(anchor.device), expanded | on_device
 
-    def windows(
+    def _windows(
         self, anchors: torch.Tensor, info: dict[str, Any], storage: Storage
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """As `expand`, with flat rows (int64 ``[B]``, ``[N]``) in main memory."""
@@ -204,7 +204,7 @@ def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> l
         return [_expand(unit, draw, storage) for draw in draws]
     # Windows of small batches are a few dozen numbers: calls dominate the cost, so all draws are expanded in one call.
     together = draws[0] if len(draws) == 1 else Draw.join(draws)
-    expanded = _to_draw(*unit.windows(together.rows(), together.info, storage))
+    expanded = _to_draw(*unit._windows(together.rows(), together.info, storage))
     if len(draws) == 1:
         return [expanded]
     windows = torch.tensor([len(draw.start) for draw in draws])
