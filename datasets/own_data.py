@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -137,6 +138,14 @@ def from_episodes(
 
 def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
     """The episodes from number ``first`` on."""
+    if callable(episodes):
+        try:
+            inspect.signature(episodes).bind(first)
+        except TypeError as error:
+            message = f"episodes is called with one argument, the number of the first episode wanted: {error}"
+            raise UsageError(message, hint="def episodes(first): ...; or give what the function returns") from error
+        except ValueError:  # a callable written in C has no signature
+            pass
     begun = episodes(first) if callable(episodes) else episodes
     if not isinstance(begun, Iterable):
         what = f"episodes({first}) returned" if callable(episodes) else "episodes are"
