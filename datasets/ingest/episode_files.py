@@ -145,7 +145,7 @@ class Unit:
 
 
 def units_of_files(
-    location: Location, files: Iterable[tuple[str, RemoteObject]], most_bytes: int = 64 << 20
+    location: Location, files: Iterable[tuple[str, RemoteObject]], most_bytes: int = 16 << 20
 ) -> list[Unit]:
     """Units of small files, given with their paths in a mirror: consecutive files of at most about ``most_bytes`` together."""
     groups: list[list[RawObject]] = []
