@@ -677,7 +677,7 @@ def test_a_function_that_cannot_be_identified_states_its_identity(tmp_path: Path
 
 def test_a_function_without_an_argument_is_told_which_one_it_gets() -> None:
     with pytest.raises(UsageError, match="the number of the first episode wanted"):
-        rbdata.from_episodes(lambda: episodes([3]), "my/x", identity="v1")  # type: ignore[arg-type,misc]
+        rbdata.from_episodes(lambda: episodes([3]), "my/x", identity="v1")  # type: ignore[misc]
 
 
 def test_a_function_that_gives_no_episodes() -> None:
