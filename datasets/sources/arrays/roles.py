@@ -232,7 +232,14 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
     if value in arrays:
         return {"": value}
     inside = {"/" + name.removeprefix(value + "/"): name for name in arrays if name.startswith(value + "/")}
-    matched = {"/" + name.rpartition("/")[2]: name for name in arrays if "*" in value and fnmatchcase(name, value)}
+    matched: dict[str, str] = {}
+    for name in arrays:
+        if "*" in value and fnmatchcase(name, value):
+            inner = "/" + name.rpartition("/")[2]
+            if inner in matched and not inside:
+                message = f"{where}: the map's {value!r} gives {matched[inner]} and {name} the same key, {key}{inner}"
+                raise UsageError(message, hint="name each in an entry of its own, such as observation/NAME=NAME")
+            matched[inner] = name
     if not inside and not matched:
         message = f"{where}: the map gives {key} as {value!r}, and there is no such array"
         raise UsageError(message, hint=f"the arrays are {listed(arrays)}")
@@ -248,7 +255,7 @@ def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
 
 
 def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[str]) -> dict[str, dict[str, str]]:
-    """The arrays or groups that have one of the names of a role: by that name, their arrays by key."""
+    """The arrays or groups that have one of the names of a role: by that name, as written, their arrays by key."""
     candidates: dict[str, dict[str, str]] = {}
     for name in arrays:
         if name in taken:
@@ -256,11 +263,13 @@ def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[st
         plain = name.lower().removeprefix(_OUTER)
         top = next((one for one in names if plain == one or (role in _TREES and plain.startswith(one + "/"))), None)
         if top is not None:
-            inner = name[len(name) - len(plain) + len(top) :]
-            candidates.setdefault(top, {})[role.removeprefix("next_") + inner] = name
+            end = len(name) - len(plain) + len(top)
+            # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
+            candidates.setdefault(name[:end], {})[role.removeprefix("next_") + name[end:]] = name
     # TED also has the flags of the previous state at the root, and robomimic has the simulator's states beside observations.
-    ted = {top: leaves for top, leaves in candidates.items() if top.startswith("next/")}
-    own = {top: leaves for top, leaves in candidates.items() if top not in _SIMULATOR}
+    plain_tops = {top: top.lower().removeprefix(_OUTER) for top in candidates}
+    ted = {top: leaves for top, leaves in candidates.items() if plain_tops[top].startswith("next/")}
+    own = {top: leaves for top, leaves in candidates.items() if plain_tops[top] not in _SIMULATOR}
     return ted or own or candidates
 
 

@@ -133,9 +133,13 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
     """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``.
 
     The table gets these arrays. Entries stay as they are where the arrays are not of one number per row.
+    Raises UsageError for arrays with different numbers of rows, and for entries of other types.
     """
     plain: dict[str, str | float] = {}
     for key, value in given.items():
+        if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
+            message = f"{table.name}: the map gives {key} as {value!r}"
+            raise UsageError(message, hint="an entry is the name of an array, several names, or a number (reward=0)")
         names = (
             []
             if isinstance(value, (int, float)) or (isinstance(value, str) and value in table.values)
@@ -143,6 +147,10 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
         )
         columns = [table.values[name] for name in names if name in table.values]
         if names and len(columns) == len(names) and all(column.shape[1:] in ((), (1,)) for column in columns):
+            if len({column.shape[:1] for column in columns}) > 1:
+                rows = ", ".join(f"{name} {column.shape[0]}" for name, column in zip(names, columns))
+                message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
+                raise UsageError(message, hint="give each a key of its own, such as observation/NAME")
             plain[key] = ",".join(names)
             table.values[",".join(names)] = _Joined(tuple(names), columns)
         else:
@@ -621,17 +629,21 @@ class _NotNumbersError(ValueError):
 
 
 def _joined(names: Iterable[str]) -> dict[str, list[str]]:
-    """Columns by the array that they belong to: ``obs_0``, ``obs_1`` ... belong to ``obs``, if all from 0 on exist."""
-    numbered: dict[str, dict[int, str]] = {}
+    """Columns by the array that they belong to: ``obs_0``, ``obs_1`` ... belong to ``obs``, if each number from 0 on occurs
+    once (not as ``obs_1`` and ``obs_01``)."""
+    numbered: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         if match := _NUMBERED.fullmatch(name):
-            numbered.setdefault(match[1], {})[int(match[2])] = name
-    whole = {stem: parts for stem, parts in numbered.items() if stem and set(parts) == set(range(len(parts)))}
+            numbered.setdefault(match[1], []).append((int(match[2]), name))
+    whole: dict[str, list[str]] = {}
+    for stem, parts in numbered.items():
+        if stem and sorted(number for number, _ in parts) == list(range(len(parts))):
+            whole[stem] = [name for _, name in sorted(parts)]
     made_of: dict[str, list[str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
         if match and match[1] in whole and match[1] not in names:
-            made_of[match[1]] = [whole[match[1]][number] for number in range(len(whole[match[1]]))]
+            made_of[match[1]] = whole[match[1]]
         else:
             made_of[name] = [name]
     return made_of

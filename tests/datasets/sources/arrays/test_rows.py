@@ -220,3 +220,29 @@ def test_the_order_of_bytes_is_no_other_dtype(tmp_path, orders):
     assert len(dataset.episodes) == 1
     assert np.array_equal(dataset["observation"], states[:-1])
     assert np.array_equal(dataset["next", "observation"], states[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "role"),
+    [
+        ("obs", "Obs", "observation"),
+        ("obs", "data/obs", "observation"),
+        ("obs/a", "OBS/a", "observation"),
+        ("rew", "Rew", "reward"),
+        ("terminated", "Terminated", "terminated"),
+        ("next/reward", "Next/reward", "reward"),
+    ],
+)
+def test_names_that_differ_in_case_or_by_their_outer_group_are_ambiguous(name: str, other: str, role: str) -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
+    values = arrays.pop({"observation": "obs", "reward": "rew", "terminated": "terminated"}[role])
+    for first, second in ((name, other), (other, name)):
+        with pytest.raises(UsageError, match=f"may each be the {role}"):
+            read({**arrays, first: values, second: values})
+
+
+def test_arrays_that_a_pattern_would_give_one_key_are_refused() -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
+    arrays |= {"left/pos": arrays["obs"], "right/pos": arrays["obs"]}
+    with pytest.raises(UsageError, match=r"left/pos and right/pos .* observation/pos"):
+        read(arrays, observation="*/pos")

@@ -15,7 +15,7 @@ import rbdata
 import torch
 from pyarrow import feather, ipc, parquet
 from rbdata.datasets.sources.arrays.roles import find_roles
-from rbdata.datasets.sources.arrays.tables import memory_table, natural, open_tables
+from rbdata.datasets.sources.arrays.tables import join_columns, memory_table, natural, open_tables
 from rbdata.errors import CorruptSourceError, UsageError
 from tensordict import TensorDict
 
@@ -332,3 +332,27 @@ def test_a_file_that_this_program_has_open_is_not_called_damaged(mode: str, sour
     with h5py.File(tmp_path / "mine.hdf5", locking=False):
         path = rbdata.convert(tmp_path / "mine.hdf5", "my/open", **options)
     assert len(rbdata.open_dataset(path)) == 8
+
+
+@pytest.mark.parametrize("columns", [["x_0", "x_1", "x[0]"], ["x_0", "x0", "x_1", "x1"], ["x_0", "x_1", "x_01"]])
+def test_a_number_that_two_columns_have_joins_none(columns: list[str], tmp_path: Path) -> None:
+    """One of the two would be lost."""
+    values = {name: np.arange(3) + 10 * i for i, name in enumerate(columns)}
+    parquet.write_table(pa.table(values), tmp_path / "a.parquet")
+    with open_tables(tmp_path / "a.parquet", tmp_path / "scratch") as (table,):
+        assert {name: list(array) for name, array in table.values.items()} == {
+            name: list(array) for name, array in values.items()
+        }
+
+
+@pytest.mark.parametrize(("one", "other"), [(6, 4), (4, 6)])
+def test_arrays_of_other_lengths_are_not_joined(one: int, other: int) -> None:
+    """One with a row per state, one with a row per step: their rows are not those of the same states."""
+    with pytest.raises(UsageError, match=f"pos {one}, vel {other}"):
+        join_columns(memory_table({"pos": np.zeros(one), "vel": np.zeros(other)}), {"observation": ["pos", "vel"]})
+
+
+@pytest.mark.parametrize("value", [None, 3j, b"pos"])
+def test_an_entry_of_a_map_that_names_nothing_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="the map gives goal as"):
+        join_columns(memory_table({"pos": np.zeros(4)}), {"goal": value})
