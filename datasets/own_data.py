@@ -272,10 +272,14 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     if missing:
         message = f"episode {number} has no {', '.join(missing)}"
         raise UsageError(message, hint=f"its keys are {', '.join(map(str, arrays)) or 'none'}")
+    if not np.ndim(arrays["reward"]):
+        raise UsageError(f"episode {number}: reward has one value", hint="a reward per step: a number for each action")
     length = len(arrays["reward"])
     if not length:
         raise UsageError(f"episode {number} has no step", hint="leave it out")
     for name in ("terminated", "truncated"):
+        if np.ma.is_masked(arrays.get(name)):
+            raise UsageError(f"episode {number}: {name} has masked elements", hint="fill them")
         try:
             value = cast(np.asarray(arrays.get(name, False)), bool)
         except LossyCastError as error:

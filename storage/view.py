@@ -110,7 +110,7 @@ class Segments:
 def chosen(what: str, given: Any, count: int) -> np.ndarray:
     """Numbers of episodes or steps below ``count``, int64, from numbers, a range, a slice or a mask (bool ``[count]``).
 
-    Raises UsageError for anything else (masked arrays), and for numbers that are out of range.
+    Raises UsageError for anything else (masked arrays, a mask of integers), and for numbers that are out of range.
     """
     if isinstance(given, slice):
         return np.arange(*given.indices(count), dtype=np.int64)
@@ -132,6 +132,9 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
     if numbers.dtype.kind not in "iu":
         raise UsageError(f"{what} are numbers, a range, a slice or a mask, not {given!r}")
     numbers = numbers.astype(np.int64)
+    if len(numbers) == count > 3 and ((numbers == 0) | (numbers == 1)).all():
+        message = f"{what} are given as {count} numbers that are all 0 or 1: as numbers they would repeat the first two"
+        raise UsageError(message, hint="a mask is of bool: mask.astype(bool), or mask.bool() of a tensor")
     outside = numbers[(numbers < -count) | (numbers >= count)]
     if len(outside):
         raise UsageError(f"there is no {what.removesuffix('s')} {int(outside[0])}: there are {count:,}")

@@ -464,6 +464,8 @@ def test_flags_may_be_missing_or_per_step_and_a_last_observation_too() -> None:
     [
         ({"action": np.zeros((3, 2), np.float32)}, "episode 600 is unlike"),
         ({"reward": [0.0, np.nan, 0.0]}, "reward"),
+        ({"reward": 1.0}, "episode 600: reward has one value"),
+        ({"terminated": np.ma.masked_array([0, 0, 0], [0, 0, 1])}, "episode 600: terminated has masked elements"),
         ({"observation": np.zeros((7, 2))}, "observation"),
         ({"goal": None}, "episode 600"),
         ({"action": "left"}, "action"),

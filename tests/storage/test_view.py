@@ -184,7 +184,7 @@ def test_where(pair):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"top": 0}, {"top": -1}, {"top": 2.5}, {"top": True}, {"top": "x"}, {"outcome": "won"}]
+    "wrong", [{"top": 0}, {"top": -1}, {"top": 2.5}, {"top": True}, {"top": "x"}, {"outcome": "won"}, {"outcome": 1}]
 )
 def test_wrong_conditions(pair, wrong):
     with pytest.raises(UsageError):
@@ -204,6 +204,8 @@ def test_wrong_conditions(pair, wrong):
         {"episodes": np.ones(3, bool)},
         {"steps": [10**9]},
         {"steps": np.ma.array([0, 1], mask=[False, True])},
+        {"episodes": torch.tensor([number % 2 for number in range(EPISODES)], dtype=torch.uint8)},
+        {"episodes": [0] * EPISODES},
     ],
     ids=str,
 )

@@ -24,7 +24,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A value as a NumPy array; a torch tensor may be on any device, and part of a graph."""
+    """A value as a NumPy array; a torch tensor may be on any device, and part of a graph.
+
+    Raises TypeError, ValueError, RuntimeError for what is not an array, and for masked elements, which a row cannot hold.
+    """
+    if np.ma.is_masked(value):
+        raise ValueError("some of its elements are masked")
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
@@ -127,7 +132,10 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _number(value: Any, name: str) -> Any:
-    array = as_array(value)
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RbdataError(f"it gave {name} as {value!r:.60}, not one number") from error
     if array.size != 1 or array.dtype.kind not in "fiub":
         raise RbdataError(f"it gave {name} as {value!r:.60}, not one number")
     return array.reshape(-1)[0]
