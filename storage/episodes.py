@@ -115,7 +115,8 @@ class EpisodeTable(Sequence[EpisodeRow]):
                     raise UsageError(f"returns and lengths are compared with numbers, not with {bound!r}")
                 met &= within(values, bound)
         if outcome is not None:
-            wanted = [outcome] if isinstance(outcome, str) or not hasattr(outcome, "__iter__") else list(outcome)
+            is_several = hasattr(outcome, "__iter__") and not isinstance(outcome, str)
+            wanted: list[Any] = list(outcome) if is_several else [outcome]
             codes = {name: code for code, name in OUTCOMES.items()}
             unknown = [str(name) for name in wanted if name not in codes]
             if unknown:
