@@ -180,7 +180,7 @@ class _ReturnToGo(ComputedRows):
         self._rewards, self._dataset = rows["next/reward"], dataset
         super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
         #: By step; the system allocates memory only for computed ones.
-        self._sums = torch.empty(self.count, *self.leaf.shape)
+        self._sums = torch.empty(self.count, *self.leaf.shape, dtype=torch.float32)
         self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:

@@ -342,6 +342,8 @@ class _Runs:
     def places(self, rows: torch.Tensor) -> _Places:
         """The locations of rows. All leaves of a batch request the same rows, so the result of the last call is kept."""
         last = self._last
+        if rows.is_inference():  # inference mode does not count changes in place
+            return _Places(rows, self)
         if last is not None and last[0] is rows and last[1] == rows._version:
             return last[2]
         found = _Places(rows, self)

@@ -108,7 +108,7 @@ class OfflineToOnlineReplayBuffer:
             raise UsageError("the batch_size must be provided", hint="give it to the buffer, or to sample()")
         offline = size if not len(self.online_buffer) else round(self._offline_fraction * size)
         parts = [
-            buffer.sample(count)
+            _drawn(buffer, count)
             for buffer, count in ((self.offline_buffer, offline), (self.online_buffer, size - offline))
             if count
         ]
@@ -119,8 +119,10 @@ class OfflineToOnlineReplayBuffer:
         return batch if changed is None else changed
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the online buffer, and where annealing stands."""
+        """The states of both buffers, and where annealing stands."""
+        offline = self.offline_buffer
         return {
+            **({"offline_buffer": offline.state_dict()} if hasattr(offline, "state_dict") else {}),
             "online_buffer": self.online_buffer.state_dict(),
             "offline_fraction": self._offline_fraction,
             "base_offline_fraction": self._base_offline_fraction,
@@ -128,6 +130,8 @@ class OfflineToOnlineReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         fractions = state["offline_fraction"], state["base_offline_fraction"]
+        if "offline_buffer" in state:  # older states are without it
+            self.offline_buffer.load_state_dict(state["offline_buffer"])
         self.online_buffer.load_state_dict(state["online_buffer"])
         self._offline_fraction, self._base_offline_fraction = fractions
 
@@ -243,6 +247,17 @@ def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any
         message = f"{', '.join(options)}: options are only forwarded when the dataset is named"
         raise UsageError(message, hint="give them to the buffer you pass")
     return dataset
+
+
+def _drawn(buffer: Any, count: int) -> Any:
+    """``count`` records: where a pass without replacement ends within them, the next pass fills them up."""
+    batch = buffer.sample(count)
+    while isinstance(batch, TensorDictBase) and 0 < len(batch) < count:
+        more = buffer.sample(count - len(batch))
+        if not len(more):
+            break
+        batch = torch.cat([batch, more])
+    return batch
 
 
 def _check_kinds(key: Any, offline: Any, online: Any) -> None:

@@ -95,7 +95,7 @@ class Draw:
     def ends(self) -> torch.Tensor:
         """The place in ``indices`` of the last step of every piece, int64 ``[n]``."""
         if self.lengths is None:
-            return torch.arange(self.length - 1, len(self.start) * self.length, self.length)
+            return torch.arange(1, len(self.start) + 1) * self.length - 1
         if self.padded:
             return torch.arange(0, len(self.start) * self.length, self.length) + self.lengths - 1
         return self.lengths.cumsum(0) - 1

@@ -90,6 +90,8 @@ class HindsightRelabeling:
     def read(self, storage: Storage, rows: torch.Tensor) -> torch.Tensor:
         """The achieved goals at rows, ``[n, *goal]``. Raises UnknownKeyError."""
         key = as_key(self.achieved)
+        if not len(rows):  # no step gets a new goal; a list of no records has no leaves
+            return torch.zeros(0)
         values = storage._leaf_at(key, rows)
         if values is None:
             raise UnknownKeyError(f"the records have no achieved_goal_key {key}", hint=_HINT)

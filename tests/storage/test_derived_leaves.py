@@ -287,3 +287,14 @@ def test_parts_of_a_dataset(made):
     states = np.concatenate([episodes[2].states["observation"][:-1], episodes[0].states["observation"][:-1]])
     assert np.allclose(buffer.statistics["observation"]["mean"], states.mean(0))
     assert not list(folder.parent.glob(".*.statistics.json"))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_returns_to_go_beside_another_default_dtype(made, default):
+    folder, episodes = made
+    torch.set_default_dtype(default)
+    try:
+        found = rbdata.load(folder, extra="return_to_go")[:]["return_to_go"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32 and np.array_equal(found.numpy(), truth_of(episodes)["return_to_go"])

@@ -408,3 +408,20 @@ def test_wrong_mixtures(pair, wrong):
 def test_weights_of_one_dataset(pair):
     with pytest.raises(UsageError, match="several datasets"):
         rbdata.load(pair[0], batch_size=4, weights=[1.0])
+
+
+def test_views_in_inference_mode(pair):
+    """Inference mode does not count changes in place, by which a view knows rows that it has looked up."""
+    both = rbdata.concat(list(pair))
+    rows = torch.tensor([0, len(both) - 1, 3])
+    wanted = [both[rows], both[rows + 0 * rows]]
+    with torch.inference_mode():
+        rows = rows.clone()
+        assert_equal(both[rows], wanted[0])
+        rows[0] = 2
+        assert_equal(both[rows], both[torch.tensor([2, len(both) - 1, 3])])
+        mixed = rbdata.load(list(pair), weights=[0.5, 0.5], batch_size=8, seed=0)
+        found = [mixed.sample() for _ in range(3)]
+    mixed = rbdata.load(list(pair), weights=[0.5, 0.5], batch_size=8, seed=0)
+    for batch in found:
+        assert_equal(batch, mixed.sample())

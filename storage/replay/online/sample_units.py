@@ -73,8 +73,8 @@ class Sequence(SampleUnit):
 
     ``episode_boundary`` is about windows that reach beyond the end of the anchor's episode: "pad" repeats its last record;
     "stop" moves the window back until it ends with the episode, but not beyond the episode's beginning, and pads the rest;
-    "include_reset" continues with the next episode. Burn-in never moves a window: before the episode it repeats the first
-    record. Windows never cross from the newest record of a storage to its oldest.
+    "include_reset" continues with the next episode, and burn-in with the one before. Otherwise burn-in before the episode
+    repeats its first record; it never moves a window. Windows never cross from the newest record of a storage to its oldest.
 
     ``done_key`` marks the ends of episodes; with None all stored records count as one episode. Over a dataset the usual key
     means its episode table. Raises UsageError for invalid lengths.

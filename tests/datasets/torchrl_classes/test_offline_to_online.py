@@ -225,3 +225,33 @@ def test_goals_are_not_lost_on_the_way_into_a_buffer(folder):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
     with pytest.raises(UsageError, match="goals"):
         rbdata.prefill_replay_buffer(buffer, rbdata.load(folder, goals=rbdata.Goals()))
+
+
+@pytest.mark.parametrize("options", [{}, {"replacement": False}, {"n_step": 3}], ids=str)
+def test_a_state_goes_on_with_both_parts(folder, options):
+    def made(seed):
+        both = rbdata.OfflineToOnlineReplayBuffer(folder, online_capacity=30, batch_size=8, seed=seed, **options)
+        both.extend(rbdata.open_dataset(folder)[:25])
+        return both
+
+    both, other = made(1), made(2)
+    for _ in range(5):
+        both.sample()
+    other.load_state_dict(both.state_dict())
+    assert all(equal(both.sample(), other.sample()) for _ in range(20))
+    older = {key: value for key, value in both.state_dict().items() if key != "offline_buffer"}
+    other.load_state_dict(older)
+    assert other.sample().batch_size == (8,)
+
+
+def test_shares_are_exact_where_a_pass_ends(folder):
+    """67 steps in parts of 5: the last one of a pass has 2, and 3 of the next pass."""
+    both = rbdata.OfflineToOnlineReplayBuffer(folder, online_capacity=30, batch_size=10, replacement=False, seed=0)
+    both.extend(rbdata.open_dataset(folder)[:25].apply(lambda leaf: torch.zeros_like(leaf)))
+    drawn = []
+    for _ in range(27):
+        batch = both.sample()
+        assert batch.batch_size == (10,)
+        drawn += batch["observation"][:5].flatten(1).tolist()
+    rows = rbdata.open_dataset(folder)[:]["observation"].flatten(1).tolist()
+    assert sorted(drawn[:67]) == sorted(rows) == sorted(drawn[67:134])

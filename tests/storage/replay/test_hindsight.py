@@ -169,6 +169,8 @@ def test_lists_of_records():
     buffer = HERReplayBuffer(distance, storage=ListStorage(30), batch_size=8, strategy="final")
     buffer.extend(list(steps([4, 5]).unbind(0)))
     check(buffer.sample(), 0.8, "final", [4, 5])
+    buffer.her_ratio = 0.01  # no step of 8 gets a new goal
+    check(buffer.sample(), 0.01, "final", [4, 5])
 
 
 @pytest.mark.parametrize("layout", ["flat", "raw"])

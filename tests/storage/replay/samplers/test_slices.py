@@ -243,3 +243,15 @@ def test_a_left_span_assigned_to_slices_by_priority():
     with pytest.warns(UserWarning, match="the left span is turned off"):
         sampler.span = (2, 1)
     assert sampler.span == (False, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict_length": False, "pad_output": True}, {"n_step": 2}], ids=str)
+def test_a_process_without_a_slice_of_the_pass_gets_an_empty_batch(folder, options):
+    """Four episodes, six processes: as without slices, all of them have as many batches."""
+    counts = []
+    for rank in range(6):
+        own = {"slice_len": 3, "replacement": False, "seed": 3, "rank": rank, "world_size": 6, **options}
+        batches = list(rbdata.load(folder, batch_size=3, **own))
+        assert len(batches) == 1
+        counts.append(len(batches[0]))
+    assert counts == [3, 3, 3, 3, 0, 0]
