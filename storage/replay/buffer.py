@@ -936,6 +936,7 @@ class ReplayBuffer:
         if not self._storage.is_shared:
             with self._writing():  # memory moves
                 self._storage.share_memory_()  # type: ignore[attr-defined]
+                self._writer._share_count()
 
     def split(self, rank: int, world_size: int, epoch: int = 0) -> None:
         """Restrict this buffer to the share ``rank`` of ``world_size`` of its steps, as a data loader's worker does.
@@ -1011,6 +1012,7 @@ class ReplayBuffer:
             return
         if parent_process() is not None:  # a process of multiprocessing: other processes share the rows
             self._made_in = state["_made_in"]
+        self._writer._share_count()
         self._make_pipeline(make_generator(seed))
         self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position, batches))
 

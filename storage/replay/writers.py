@@ -84,6 +84,9 @@ class Writer(Saved):
     def register_storage(self, storage: Storage) -> None:
         self._storage = storage
 
+    def _share_count(self) -> None:
+        """Put what counts the records into shared memory, where the rows are."""
+
     def add(self, data: Any) -> Any:
         """Write one record; returns its row (an int, or ``[rows, ndim]``), None where it was not kept."""
         raise NotImplementedError
@@ -166,8 +169,7 @@ class RoundRobinWriter(Writer):
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        #: Records written by this process.
-        self.write_count = 0
+        self._written = torch.zeros(1, dtype=torch.int64)
         self.tracks_generations = track_generations
         self._begin = 0  # the cursor, and the stamps, until there is a storage
         self._stamps: SlotGenerations | None = None
@@ -176,6 +178,20 @@ class RoundRobinWriter(Writer):
         super().register_storage(storage)
         if self.tracks_generations and storage.generations is None:
             storage.generations = self._stamps or SlotGenerations()
+        self._share_count()
+
+    @property
+    def write_count(self) -> int:
+        """The number of records written, by all processes where they share the rows."""
+        return int(self._written.numpy()[0])
+
+    @write_count.setter
+    def write_count(self, count: int) -> None:
+        self._written.numpy()[0] = count  # torch would refuse it outside of inference mode, where it was made inside
+
+    def _share_count(self) -> None:
+        if self._storage.is_shared:
+            self._written.share_memory_()
 
     @property
     def cursor(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import multiprocessing
 import subprocess
@@ -15,7 +16,7 @@ import rbdata
 import torch
 from checkpoint_tools import ROWS_OF_LARGE, dump_for_ever, large
 from paths import SUPPORT
-from rbdata.storage.replay import LazyTensorStorage, RoundRobinWriter, TensorDictReplayBuffer
+from rbdata.storage.replay import LazyMemmapStorage, LazyTensorStorage, RoundRobinWriter, TensorDictReplayBuffer
 from replay_tools import equal, own_memory
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -156,3 +157,26 @@ def test_a_checkpoint_is_of_one_moment(tmp_path):
     restored.loads(tmp_path / "checkpoint")
     restored.extend(TensorDict({"a": torch.arange(7, 9)}, [2]))
     assert restored[:]["a"].tolist() == list(range(9))
+
+
+def write_ten(buffer):
+    buffer.extend(TensorDict({"a": torch.arange(9)}, [9]))
+    buffer.add(TensorDict({"a": torch.tensor(9)}, []))
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("copied", [False, True])
+def test_records_that_other_processes_write_are_counted(kind, copied):
+    """Actors write, and the learner waits for so many records, or makes so many updates for each."""
+    buffer = TensorDictReplayBuffer(storage=kind(20), batch_size=4, shared=True)
+    buffer.extend(TensorDict({"a": torch.arange(3)}, [3]))
+    buffer = copy.deepcopy(buffer) if copied else buffer
+    for _ in range(3):
+        other = FORK.Process(target=write_ten, args=(buffer,))
+        other.start()
+        other.join(60)
+        assert other.exitcode == 0
+    assert buffer.write_count == buffer.stats()["write_count"] == 33 and len(buffer) == 20
+    alone = copy.deepcopy(buffer)
+    alone.empty()
+    assert (alone.write_count, buffer.write_count) == (0, 33)
