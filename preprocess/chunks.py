@@ -28,16 +28,18 @@ from ..storage.episodes import CUT, EpisodeTable
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """The episodes of a view. All arrays but ``starts`` are bool ``[episodes]``.
+    """The episodes of a view. All arrays but ``starts`` and ``returns`` are bool ``[episodes]``.
 
     ``starts``: int64 ``[episodes + 1]``, steps. ``cut``: the recording or a slice ends there, not the episode. ``midway``:
-    the beginning is missing. ``added``: the episode ends there in the view, not in the dataset.
+    the beginning is missing. ``added``: the episode ends there in the view, not in the dataset. ``returns``: float64
+    ``[episodes]``, of the episodes of the dataset that end there; NaN where none does.
     """
 
     starts: np.ndarray
     cut: np.ndarray
     midway: np.ndarray
     added: np.ndarray
+    returns: np.ndarray
 
     def __len__(self) -> int:
         return len(self.cut)
@@ -56,6 +58,7 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
     added = ends < starts + table.length[:count]
     cut = (table.outcome[:count] == CUT) | added
     midway = np.array(table.midway[:count], bool)
+    returns = np.asarray(table.returns[:count], np.float64)
     if slice_len is not None:
         pieces = -(-(ends - starts) // slice_len)
         last = np.cumsum(pieces) - 1
@@ -67,7 +70,9 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
         cut = np.where(is_last, np.repeat(cut, pieces), True)
         added = np.where(is_last, np.repeat(added, pieces), True)
         midway = np.where(within == 0, np.repeat(midway, pieces), False)
-    return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added)
+        returns = np.repeat(returns, pieces)
+    returns = np.where(added, np.nan, returns)
+    return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added, returns)
 
 
 #: Limits of the default batch size: bytes of the input of a function, and steps.

@@ -118,6 +118,9 @@ def make_manifest(
         "nans": dict(nans),
     }
     notes, warnings = _make_notes(len(dones), totals, unchained)
+    if probe.changed is not None:  # the first batch need not be like the others
+        later = {name for part in parts for name in part.get("changed", ())}
+        probe = replace(probe, changed=sorted({*probe.changed, *later}))
     source, options = context.input, {"codec": context.request.codec, "layout": context.request.layout}
     manifest = Manifest(
         id=context.place.id,
@@ -140,7 +143,7 @@ def make_manifest(
         lengths=lengths,
         licence=source.licence,
         citation=source.citation,
-        lineage=_make_lineage(context, probe, unchained),
+        lineage=_make_lineage(context, probe, unchained, _other_returns(context, dones, episodes)),
     )
     return manifest, warnings
 
@@ -181,6 +184,20 @@ def _make_episodes(
     return EpisodeTable(start, end - start + 1, np.concatenate(returns), outcome.astype(np.uint8), midway)
 
 
+def _other_returns(context: RunContext, dones: np.ndarray, made: EpisodeTable) -> bool:
+    """Whether an episode became several, or has another return now. Those that were dropped, or cut, do not count.
+
+    ``dones``: how many episodes each episode of the view became. Sums of the same rewards differ by rounding.
+    """
+    before = context.episodes.returns
+    compared = np.isfinite(before) & (dones > 0)
+    if (dones[compared] > 1).any():
+        return True
+    before, after = before[compared], made.returns[(np.cumsum(dones) - 1)[compared]]
+    rounding = 1e-6 * max(1e-3, float(np.abs(before).max(initial=0.0)))
+    return bool((np.abs(after - before) > rounding).any())
+
+
 def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -> tuple[list[str], list[str]]:
     """Notes for the manifest, and the subset that are warnings."""
     notes, warnings = [], []
@@ -197,7 +214,7 @@ def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -
     return [*notes, *warnings], warnings
 
 
-def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str]) -> dict[str, Any]:
+def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str], other_returns: bool) -> dict[str, Any]:
     """See `lineage`."""
     keys = ("functions", "per", "batch", "windows", "num_frames", "seed", "versions")
     return {
@@ -205,7 +222,7 @@ def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str]) 
         **{key: context.identity[key] for key in keys},
         **{key: context.identity[key] for key in ("process",) if key in context.identity},
         "statistics": named_statistics(context.config.chain.functions, context.config.statistics),
-        "leaves": leaf_changes(probe),
+        "leaves": leaf_changes(probe, other_returns),
         "unchained": sorted(unchained),
         "fingerprint": context.config.run,
     }

@@ -10,7 +10,8 @@ process        default dtype, deterministic algorithms, decimal context, if not 
 statistics     {function: ...}: the results of first passes
 opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
                (`datasets.user_code.opened_files`)
-leaves         {added, dropped, changed}, according to the first batch
+leaves         {added, dropped, changed}, according to the first batch; rewards also by the returns, leaves with a space
+               by all batches
 unchained      observations whose successor is not the observation of the following step
 fingerprint    sha256 of everything that decides the bytes of the result
 """
@@ -78,11 +79,13 @@ def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
     return remaining
 
 
-def leaf_changes(probe: ProbeResult) -> dict[str, list[str]]:
-    """Leaves that were added, dropped and changed."""
+def leaf_changes(probe: ProbeResult, other_returns: bool) -> dict[str, list[str]]:
+    """Leaves that were added, dropped and changed. Where episodes have ``other_returns``, the rewards were changed."""
     before, after, changed = probe.before, probe.after, probe.changed
     if changed is None:
         changed = [path for path in after if path in before and after[path] != before[path]]
+    if other_returns:
+        changed = [*{*changed, "next/reward"}]
     return {
         "added": sorted(set(after) - set(before)),
         "dropped": sorted(set(before) - set(after) - set(FLAGS)),

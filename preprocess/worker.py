@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,11 @@ class PartWriter:
         self._last: dict[str, torch.Tensor] = {}
         self._done = True
 
-    def add(self, columns: Columns, where: str, source: SourceStates | None) -> None:
+    def add(self, columns: Columns, where: str, source: SourceStates | None) -> set[str]:
         """Append rows. ``where`` describes them in messages; ``source``: the states of the input that the rows may equal.
 
-        Leaves that were not decoded have no columns, and are copied. Raises ResultError for successors of a state leaf that
-        are not the observation of the following step.
+        Leaves that were not decoded have no columns, and are copied. Returns the leaves that are copied. Raises ResultError
+        for successors of a state leaf that are not the observation of the following step.
         """
         done = columns["next/done"].view(-1)
         copied: dict[str, SourceRows] = {}
@@ -114,6 +114,7 @@ class PartWriter:
                 rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
             self._sinks[leaf.name].append(as_bytes(rows))
         self._steps += len(done)
+        return set(copied)
 
     def _copy(self, leaf: Leaf, source: SourceRows, runs: list[StepRun], done: torch.Tensor) -> None:
         """Copy the states of each run, with the final state where an episode ends."""
@@ -235,7 +236,8 @@ def write_part(
 
     The leaves ``undecoded`` are copied as they are stored, and functions do not get them.
     The record is that of `PartWriter.finish`, the fields of `ResultCounts`, ``dones``: how many episodes each episode of
-    the chunk became, and where there are any ``lost_edges``, both as `records.pack_counts`; ``seconds``.
+    the chunk became, and where there are any ``lost_edges``, both as `records.pack_counts`; ``changed``: leaves with a
+    space whose values are not those of the input; ``seconds``.
     """
     began = time.perf_counter()
     applier = open_applier(config, "data")
@@ -245,12 +247,16 @@ def write_part(
     lost_edges = np.zeros_like(dones)
     counts, steps = ResultCounts(), 0
     expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
+    watched = _leaves_with_space(applier) - undecoded
+    changed: set[str] = set()
     try:
         with isolated(applier):
             for batch in applier.apply(chunk, counts, undecoded=undecoded):
                 if batch.columns:
                     check_same(batch.columns, expected, name, batch.where)
-                    part.add(batch.columns, batch.where, batch.source)
+                    copied = part.add(batch.columns, batch.where, batch.source)
+                    start = chunk.start + steps
+                    changed |= _other_values(applier, batch, start, watched - changed - copied)
                 low = batch.first - chunk.first
                 dones[low : low + len(batch.dones)] += batch.dones
                 if batch.lost_edges is not None:
@@ -260,10 +266,39 @@ def write_part(
         record = {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
         if lost_edges.any():
             record["lost_edges"] = pack_counts(lost_edges)
+        if changed:
+            record["changed"] = sorted(changed)
         return {**record, "seconds": round(time.perf_counter() - began, 6)}
     except BaseException:
         part.abandon()
         raise
+
+
+def _leaves_with_space(applier: Applier) -> frozenset[str]:
+    """The leaves whose space holds for the result as long as a function of the user does not change them."""
+    dataset = applier.view.dataset
+    if applier.config.whole_episodes or not any(fn.runs_users_code for fn in applier.chain):
+        return frozenset()  # of episodes no space is kept
+    spaces = dataset.manifest.spaces
+    return frozenset(
+        leaf.name
+        for leaf in dataset.schema
+        if any(leaf.name == name or leaf.name.startswith(name + "/") for name in spaces)
+    )
+
+
+def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Collection[str]) -> set[str]:
+    """The leaves among ``names`` whose values in the result of the steps from ``start`` on are not those of the input."""
+    rows = applier.view.dataset.rows
+    stored = [name for name in names if rows[name].leaf.kind == "state"]
+    same = find_passthrough(batch.source, batch.columns, stored)[0] if stored and batch.source is not None else []
+    other = set(stored) - set(same)
+    for name in set(names) - set(stored):
+        found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
+        is_like = found is not None and (found.shape, found.dtype) == (before.shape, before.dtype)
+        if not is_like or bool(differing(before, found).any()):
+            other.add(name)
+    return other
 
 
 def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Dataset:
         """The returns of the episodes as scores, float64 ``[episodes]``; NaN for episodes that are not whole.
 
         Episodes that the end of the data cut, or whose beginning is missing, are not whole: average with `np.nanmean`. Raises
-        UsageError if no scores are known, or if they do not apply (Atari's clipped rewards, rewards changed by preprocessing).
+        UsageError if no scores are known, or if they do not apply (Atari's clipped rewards, returns changed by preprocessing).
         """
         return normalized_returns(self.manifest, self.episodes)
 

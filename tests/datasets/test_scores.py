@@ -86,6 +86,56 @@ def test_a_d4rl_dataset_and_what_is_made_from_it():
     assert normalized_score("my/scaled", high) == 100
 
 
+def double_late(td, step):
+    td["next", "reward"][step >= 64] *= 2
+    return td
+
+
+def double(td):
+    td["next", "reward"] *= 2
+    return td
+
+
+def without_the_first_step(td):
+    return td[1:] if len(td) > 1 else td
+
+
+OTHER_RETURNS = {
+    "later than the first batch": (double_late, {"batch_size": 16}),
+    "of episodes": (double, {"per": "episode"}),
+    "shorter episodes": (without_the_first_step, {"per": "episode"}),
+    "n_step": ("rbdata:n_step", {"args": {"n": 3}}),
+    "n_step when read": ((), {"n_step": 3}),
+    "success": ("rbdata:relabel_rewards", {"args": {"rule": "success"}}),
+    "slices": ((), {"slice_len": 4}),
+    "twice": (lambda td: torch.cat([td, td]), {"per": "episode"}),
+}
+SAME_RETURNS = {
+    "a copy": ((), {}),
+    "fewer episodes": ("rbdata:filter_episodes", {"args": {"min_length": 5}}),
+    "frame skip": ("rbdata:subsample", {"args": {"every": 2}}),
+    "normalised": ("rbdata:normalize_observations", {}),
+    "even": ("rbdata:relabel_rewards", {"args": {"rule": "even"}}),
+    "the first steps": ((), {"num_frames": 100}),
+}
+
+
+@pytest.mark.parametrize("name", [*OTHER_RETURNS, *SAME_RETURNS])
+def test_scores_are_those_of_the_returns_that_are_known(name):
+    rbdata.download("d4rl/hopper-full-replay-v2", mirror=str(DATA / "d4rl"), procs=1)
+    fn, options = {**OTHER_RETURNS, **SAME_RETURNS}[name]
+    made = rbdata.open_dataset(rbdata.preprocess("hopper-full-replay-v2", fn, dest="my/made", procs=1, **options))
+    if name in SAME_RETURNS:
+        known = rbdata.open_dataset("hopper-full-replay-v2").normalized_returns
+        scores = made.normalized_returns[~np.isnan(made.normalized_returns)]
+        assert len(scores) and np.isclose(scores[:, None], known, rtol=1e-4).any(1).all()
+        return
+    made.save("my/copy", procs=1)
+    for dataset in (made, made.select(steps=slice(0, 90)), rbdata.open_dataset("my/copy")):
+        with pytest.raises(UsageError, match="preprocessing changed the rewards"):
+            _ = dataset.normalized_returns
+
+
 def test_minari_states_its_own(tmp_path, monkeypatch):
     with pytest.raises(DatasetNotFoundError):
         normalized_score("minari/mujoco/hopper/expert-v0", 5)

@@ -859,3 +859,48 @@ def test_memory_mapped_tensors_are_copied_with_a_function(shared, tmp_path):
 
     rewards = run(shared, fn, dest="set/mapped", batch_size=10_000).to_tensordict()["next", "reward"]
     assert (rewards == 1).all() and float(scale) == 1 and float(stored["shift"]) == 0
+
+
+def late_action(td, step):
+    td["action"][step >= 100] = 7
+    return td
+
+
+def late_observation(td, step):
+    for key, first in (("observation", 100), (("next", "observation"), 99)):
+        td[key][step >= first] += 1
+    return td
+
+
+@pytest.mark.parametrize("layout", ["steps", "states"])
+@pytest.mark.parametrize(
+    ("fn", "left"),
+    [
+        (late_action, {"observation"}),
+        (late_observation, {"action"}),
+        ([late_action, new_keys], set()),
+        (lambda td: td, {"observation", "action"}),
+        ((), {"observation", "action"}),
+        ("rbdata:clip_rewards", {"observation", "action"}),
+    ],
+)
+def test_a_space_is_kept_where_no_batch_changes_the_leaf(tmp_path, monkeypatch, layout, fn, left):
+    """Not only the first batch, whose values the function leaves."""
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+
+    class Frames(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 200, (40, 40), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    env = "CartPole-v1" if layout == "steps" else Frames()
+    recorded = rbdata.record(env, steps=200, name="spaces")
+    made = Dataset(rbdata.preprocess(recorded, fn, dest="my/made", batch_size=16, procs=1))
+    assert set(made.manifest.spaces) == left
+    assert set(Dataset(recorded).manifest.spaces) == {"observation", "action"}
