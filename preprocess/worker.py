@@ -295,9 +295,10 @@ def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Colle
     other = set(stored) - set(same)
     for name in set(names) - set(stored):
         found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
-        is_like = found is not None and (found.shape, found.dtype) == (before.shape, before.dtype)
-        if not is_like or bool(differing(before, found).any()):
-            other.add(name)
+        if found is not None and (found.shape, found.dtype) == (before.shape, before.dtype):
+            if not bool(differing(before, found).any()):
+                continue
+        other.add(name)
     return other
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import rbdata
@@ -886,7 +887,6 @@ def late_observation(td, step):
 )
 def test_a_space_is_kept_where_no_batch_changes_the_leaf(tmp_path, monkeypatch, layout, fn, left):
     """Not only the first batch, whose values the function leaves."""
-    gymnasium = pytest.importorskip("gymnasium")
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
 
     class Frames(gymnasium.Env):
