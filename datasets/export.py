@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -333,11 +334,10 @@ def _nested(leaves: dict[str, np.ndarray], space: Any) -> Any:
 
 def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     """A row per step: the numbers of its episode and of the step in it, then a column for each TED key."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("export to parquet needs pyarrow", hint="pip install 'rbdata[parquet]'") from error
+    _require_pyarrow("parquet")
+    import pyarrow
+    from pyarrow import parquet
+
     dataset, keys = work.dataset, work.ted_keys()
     size = max(1, _BLOCK_BYTES // max(1, sum(work.leaf(key).row_bytes for key in keys)))
     with parquet.ParquetWriter(part, _parquet_schema(work, pyarrow), compression="zstd") as writer:
@@ -351,6 +351,11 @@ def _write_parquet(work: _Export, part: Path, target: Path) -> None:
             writer.write_batch(pyarrow.record_batch(columns, schema=writer.schema))
             work.wrote(sum(block.nbytes for block in blocks))
     _note_cut(work)
+
+
+def _require_pyarrow(to: str) -> None:
+    if find_spec("pyarrow") is None:
+        raise MissingExtraError(f"export to {to} needs pyarrow", hint="pip install 'rbdata[parquet]'")
 
 
 def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
@@ -462,6 +467,7 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
 
     lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
     """
+    _require_pyarrow("lerobot")
     from .formats.lerobot_writer import OWN, LerobotFolder, WrittenColumn
     from .formats.video import require_av
 

@@ -308,6 +308,15 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*out*"))
 
 
+def test_without_the_extra_for_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make(episodes(pixels=True))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for to in ("lerobot", "parquet"):
+        with pytest.raises(MissingExtraError, match="needs pyarrow"):
+            rbdata.export(dataset, tmp_path / "out", to=to)
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_without_the_extra_for_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make(episodes(pixels=True))
     monkeypatch.setitem(sys.modules, "av", None)
