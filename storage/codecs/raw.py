@@ -72,7 +72,7 @@ class RawRows:
         width, word = widest_word(leaf.row_bytes)
         self._words, self._word, self._per_row = bytes_.view(word).numpy(), word, leaf.row_bytes // width
         self._views: dict[int, np.ndarray] = {}
-        self._in_numpy = in_numpy(self.tensor)
+        self._array = self.tensor.numpy() if in_numpy(self.tensor) else None
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
         import torch
@@ -95,10 +95,10 @@ class RawRows:
         return rows.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        if self._in_numpy:
-            from ..row_index import lookup  # here: processes that only write do without torch
+        if self._array is not None:  # as `row_index.lookup`
+            import torch
 
-            return lookup(self.tensor, index)
+            return torch.from_numpy(self._array.take(index.numpy(), 0))
         return self.windows(index, 1).squeeze(1)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
