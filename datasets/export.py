@@ -46,6 +46,8 @@ Frames = Literal["video", "image"]
 _RENAME = "use another format, or rename the leaf with a function of `rbdata preprocess`"
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
+#: Relative and absolute difference of successors that are the observation that follows, rounded (as in `sources.arrays.rows`).
+_CLOSE = (1e-5, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def write_export(
         with ScratchFolder(target.parent, f".{target.name}.") as scratch:
             part = scratch / target.name
             write(work, part, target)
+            _note_midway(work)
             remove_tree(target)
             part.rename(target)
     except OSError as error:
@@ -196,6 +199,7 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
         lengths = dataset.episodes.length.astype(np.int64)
         with _member(archive, "episode_lengths", lengths.dtype, lengths.shape) as file:
             file.write(lengths.data)
+    _note_cut(work)
 
 
 def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
@@ -257,6 +261,45 @@ def _note_cut(work: _Export) -> None:
         work.notes.append(f"{some} as truncated, as at a time limit.")
 
 
+def _note_midway(work: _Export) -> None:
+    count = int(work.dataset.episodes.midway.sum())
+    if count:
+        some = "1 episode" if count == 1 else f"{count} episodes"
+        work.notes.append(f"the beginning of {some} is not in the data, which the format does not say.")
+
+
+def _check_successors(work: _Export) -> None:
+    """For formats with a row per state: compare successors with the rows that follow in their episode.
+
+    Raises UsageError for other ones, as those of n-step returns. Where they differ by rounding alone, a note says so.
+    """
+    goes_on = np.ones(len(work.dataset), bool)
+    goes_on[work.dataset.episodes.start + work.dataset.episodes.length - 1] = False
+    for key in work.ted_keys():
+        if f"next/{key}" not in work.dataset.rows:
+            continue  # it has none, or is stored per state
+        is_rounded = False
+        size = max(1, _BLOCK_BYTES // max(1, work.leaf(key).row_bytes))
+        for low in range(0, len(goes_on) - 1, size):
+            high = min(low + size, len(goes_on) - 1)
+            after, stated = work.rows(key, low + 1, high + 1), work.rows(f"next/{key}", low, high)
+            same = after == stated
+            if after.dtype.kind == "f":
+                exact, same = (
+                    same | (np.isnan(after) & np.isnan(stated)),
+                    np.isclose(after, stated, *_CLOSE, equal_nan=True),
+                )
+                is_rounded |= bool((~exact.reshape(high - low, -1).all(1) & goes_on[low:high]).any())
+            other = ~same.reshape(high - low, -1).all(1) & goes_on[low:high]
+            if other.any():
+                step = low + int(other.argmax())
+                message = f"next/{key} of step {step} of {work.dataset.id} is not the {key} of the step that follows"
+                hint = "this format has one row per state; npz, parquet, d4rl and torchrl hold both"
+                raise UsageError(message, hint=hint)
+        if is_rounded:
+            work.notes.append(f"next/{key} becomes the {key} of the step that follows, which differs by rounding.")
+
+
 # -- Minari --------------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +314,7 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
     if not re.fullmatch(r"[\w-]+-v\d+", target.name):
         message = f"{target.name} is not a name that Minari takes"
         raise UsageError(message, hint=f"its names end with a version: {target.with_name(target.name + '-v0')}")
+    _check_successors(work)
     dataset = work.dataset
     spaces = {base: getattr(dataset, f"{base}_space") for base in ("observation", "action")}
     if any(type(space).__name__ in ("Tuple", "Text") for space in spaces.values()):
@@ -397,6 +441,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     """An episode of n steps becomes n + 1 rows; the last holds the final observation, and zeros in all other columns."""
     from .formats.tfds_writer import EpisodeFolder, WrittenFeature, numbers, strings
 
+    _check_successors(work)
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
     keys = [key for key in work.ted_keys() if not key.startswith("next/")]
     own = {"reward", *flags}
@@ -471,6 +516,7 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     from .formats.lerobot_writer import OWN, LerobotFolder, WrittenColumn
     from .formats.video import require_av
 
+    _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
     tasks = _Tasks.of(work, source)
     fps = work.fps or _stated_fps(source)

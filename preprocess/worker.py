@@ -295,10 +295,10 @@ def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Colle
     other = set(stored) - set(same)
     for name in set(names) - set(stored):
         found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
-        if found is not None and (found.shape, found.dtype) == (before.shape, before.dtype):
-            if not bool(differing(before, found).any()):
-                continue
-        other.add(name)
+        if found is None or (found.shape, found.dtype) != (before.shape, before.dtype):
+            other.add(name)
+        else:
+            other |= {name} if bool(differing(before, found).any()) else set()
     return other
 
 

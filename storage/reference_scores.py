@@ -79,13 +79,24 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
 def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:
     """The ``source`` record of a dataset (for a preprocessed one, of its original dataset), and whether preprocessing changed
     the rewards."""
-    source, lineage, changed = manifest.source, manifest.lineage, False
+    source, lineage = manifest.source, manifest.lineage
+    changed = _has_other_rewards({"lineage": lineage, "parents": getattr(manifest, "parents", None)})
     while isinstance(lineage, Mapping):
-        changed = changed or "next/reward" in ((lineage.get("leaves") or {}).get("changed") or [])
         made_from = lineage.get("input") or {}
         source, lineage = made_from.get("source") or {}, made_from.get("lineage")
         source = {"dataset": str(made_from.get("id", "")).partition("/")[2], **source}
     return source, changed
+
+
+def _has_other_rewards(record: Mapping[str, Any]) -> bool:
+    """Whether preprocessing changed the rewards of a dataset, or of one of those that it was made from, views' members too."""
+    lineage = record.get("lineage")
+    made_from = [one for one in record.get("parents") or () if isinstance(one, Mapping)]
+    if isinstance(lineage, Mapping):
+        if "next/reward" in ((lineage.get("leaves") or {}).get("changed") or []):
+            return True
+        made_from.append(lineage.get("input") or {})
+    return any(_has_other_rewards(one) for one in made_from)
 
 
 def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,14 +205,48 @@ def test_tensordict_maps_the_folder(make: Any, tmp_path: Path) -> None:
     assert (mapped == dataset.to_tensordict()).all()
 
 
-def test_what_the_data_cut_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])
+def test_what_the_data_cut_is_said(to: Any, tmp_path: Path) -> None:
     one = next(episodes("vector")) | {"terminated": False, "truncated": False}
+    del one["info"]
     dataset = rbdata.open_dataset(rbdata.from_episodes([one], "my/cut"))
-    done = write_export(dataset, tmp_path / "out", "torchrl")
-    assert "1 episode that the data cut counts as truncated" in " ".join(done.notes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rbdata.export(dataset, tmp_path / "kept", "npz")
+    assert dataset.episodes.outcome.tolist() == [3]
+    done = write_export(dataset, tmp_path / "out-v0", to)
+    assert ("1 episode that the data cut counts as truncated" in " ".join(done.notes)) == (to != "rlds")
+    back = rbdata.open_dataset(rbdata.convert(done.path, "my/back", procs=1))
+    assert back.episodes.outcome.tolist() == [3 if to == "rlds" else 2]
+
+
+@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])
+def test_a_beginning_that_the_data_lack_is_said(make: Any, to: Any, tmp_path: Path) -> None:
+    view = make("vector").select(steps=[1, 2, 3, 4, 5])
+    assert view.episodes.midway.tolist() == [True, False]
+    done = write_export(view, tmp_path / "out-v0", to)
+    assert "the beginning of 1 episode is not in the data, which the format does not say" in " ".join(done.notes)
+
+
+@pytest.mark.parametrize("to", ["minari", "rlds", "lerobot"])
+def test_successors_that_are_not_the_next_observation_are_not_lost(make: Any, to: Any, tmp_path: Path) -> None:
+    """The format has a row per state; n-step successors would become those of one step."""
+    path = rbdata.preprocess(make("vector"), dest="my/n", n_step=3, procs=1)
+    with pytest.raises(UsageError, match=r"next/observation of step 0 .* the observation of the step that follows"):
+        write_export(rbdata.open_dataset(path), tmp_path / "out-v0", to)
+    assert not (tmp_path / "out-v0").exists()
+    write_export(rbdata.open_dataset(path), tmp_path / "out", "torchrl")
+
+
+@pytest.mark.parametrize("to", ["minari", "rlds"])
+def test_successors_that_differ_by_rounding_are_said(to: Any, tmp_path: Path) -> None:
+    states = np.random.default_rng(0).normal(size=(6, 3))
+    successors = states[1:] * (1 + 1e-9)
+    flags = {"action": np.zeros((5, 1)), "reward": np.zeros(5), "terminated": np.arange(5) == 4}
+    arrays = {"observation": states[:-1], "next_observation": successors, **flags}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rounded"))
+    assert len(dataset.episodes) == 1
+    done = write_export(dataset, tmp_path / "out-v0", to)
+    assert (
+        "next/observation becomes the observation of the step that follows, which differs by rounding" in done.notes[0]
+    )
 
 
 def test_an_existing_target_is_kept_unless_asked(make: Any, tmp_path: Path) -> None:

@@ -131,7 +131,18 @@ def test_scores_are_those_of_the_returns_that_are_known(name):
         assert len(scores) and np.isclose(scores[:, None], known, rtol=1e-4).any(1).all()
         return
     made.save("my/copy", procs=1)
-    for dataset in (made, made.select(steps=slice(0, 90)), rbdata.open_dataset("my/copy")):
+    both = [
+        rbdata.concat(pair, keys="common")
+        for pair in ([made, "hopper-full-replay-v2"], ["hopper-full-replay-v2", made])
+    ]
+    both.append(rbdata.open_dataset(both[1].save("my/both", procs=1)))
+    for dataset in (
+        made,
+        made.select(steps=slice(0, 90)),
+        rbdata.open_dataset("my/copy"),
+        *both,
+        both[1].select(episodes=[0]),
+    ):
         with pytest.raises(UsageError, match="preprocessing changed the rewards"):
             _ = dataset.normalized_returns
 
