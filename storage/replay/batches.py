@@ -182,7 +182,8 @@ class Prepared:
     ``columns`` by path, each ``[steps, ...]``; ``index``: storage rows; ``places``: their places in time, if windows need them.
     ``state_rows`` is set if there are state leaves, ``achieved`` if goals are replaced (`pipeline.Relabeling`).
     ``reader``: the reader of its rows; a later write may require a new reader. ``before``: the state of the order before
-    the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass.
+    the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass. ``transforms``: their
+    state before they changed the batch, if that was made ahead.
     """
 
     draw: Draw
@@ -194,6 +195,7 @@ class Prepared:
     reader: Any = None
     before: Any = None
     ran_out: bool = False
+    transforms: dict[str, Any] | None = None
 
 
 class RecordReader:

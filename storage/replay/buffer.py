@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
@@ -1000,12 +1000,19 @@ class ReplayBuffer:
             self._share_storage()  # otherwise the pickler would do it while threads write
         with self._lock:
             order, seed = self._pipeline.state(), self._rng.initial_seed()
+            # Memory that processes share is not set back: the batches on their way are the other one's.
+            before: dict[str, Any] | None = None
+            if self._pipeline.queued and not self.shared:
+                with suppress(Exception):  # of a state that cannot be copied: the copy counts those batches twice
+                    before = self._pipeline.transforms_state()
         left_out = ("_lock", "_saving", "_pipeline", "_rng")
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-        return {**state, "_order": (order.generator.numpy().tobytes(), order.sampler, seed, order.batches)}
+        place = (order.generator.numpy().tobytes(), order.sampler, seed, order.batches, order.own)
+        return {**state, "_order": place, "_before": before}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        generator, position, seed, batches = state.pop("_order", (None, None, None, 0))
+        generator, position, seed, batches, own = state.pop("_order", (None, None, None, 0, None))
+        transforms = state.pop("_before", None)
         self.__dict__.update(state)
         self._make_lock()
         if self._unmade is not None:
@@ -1014,7 +1021,10 @@ class ReplayBuffer:
             self._made_in = state["_made_in"]
         self._writer._share_count()
         self._make_pipeline(make_generator(seed))
-        self._pipeline.go_to(OrderState(torch.frombuffer(bytearray(generator), dtype=torch.uint8), position, batches))
+        generator = torch.frombuffer(bytearray(generator), dtype=torch.uint8)
+        self._pipeline.go_to(OrderState(generator, position, batches, own))
+        if transforms and parent_process() is None:
+            self._transforms.load_state_dict(transforms)
 
 
 #: The effect of assigning an attribute after the buffer is made, or the call to use instead.

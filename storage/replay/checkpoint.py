@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -276,11 +278,12 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
         storage.dumps(folder.path / "storage", *([buffer._save_hooks] if buffer._save_hooks else []))
         writer.dumps(folder.path / "writer")
         newest = storage.newest
-    buffer.sampler.dumps(folder.path / "sampler")
     order: OrderState = buffer._pipeline.state()
+    with _gone_back(buffer, order):
+        buffer.sampler.dumps(folder.path / "sampler")
     sampler = list(order.sampler) if isinstance(order.sampler, tuple) else order.sampler
     folder.tensors("position", {"generator": order.generator, "sampler": sampler, "batches": order.batches})
-    folder.tensors("transforms", buffer.transform.state_dict())
+    folder.tensors("transforms", buffer._pipeline.transforms_state())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
     folder.json("buffer_metadata.json", metadata)
@@ -294,6 +297,20 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
             "hooks": [type(hook).__name__ for hook in buffer._save_hooks],
         },
     )
+
+
+@contextmanager
+def _gone_back(buffer: Any, order: OrderState) -> Iterator[None]:
+    """Inside, a user's sampler has the state before the batches that are on their way."""
+    if order.own is None or not buffer._pipeline.queued:
+        yield
+        return
+    ahead = deepcopy(buffer.sampler.state_dict())
+    buffer.sampler.load_state_dict(deepcopy(order.own))
+    try:
+        yield
+    finally:
+        buffer.sampler.load_state_dict(ahead)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -374,9 +391,9 @@ def state_of(buffer: Any) -> dict[str, Any]:
     order: OrderState = buffer._pipeline.state()
     return {
         "_storage": buffer.storage.state_dict(),
-        "_sampler": buffer.sampler.state_dict(),
+        "_sampler": buffer.sampler.state_dict() if order.own is None else order.own,
         "_writer": buffer.writer.state_dict(),
-        "_transforms": buffer.transform.state_dict(),
+        "_transforms": buffer._pipeline.transforms_state(),
         "_batch_size": buffer.batch_size,
         "_rng": (order.generator, "cpu"),
         "position": order.sampler,

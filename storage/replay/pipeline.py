@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -40,12 +41,12 @@ from .devices import record_stream, to_device
 from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
-from .samplers.sampler import Sampler, draw_batch, fills_up, is_known
+from .samplers.sampler import Sampler, draw_batch, fills_up, is_known, own_state
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
 from .timeline import entry_key, path_of
-from .transforms import Transforms
+from .transforms import Transforms, copied_state
 
 Prepare = Callable[[Sequence[Draw]], list[Prepared]]
 
@@ -57,6 +58,8 @@ class OrderState:
     generator: torch.Tensor
     sampler: Any
     batches: int = 0
+    #: The whole state of a user's sampler, see `own_state`.
+    own: Any = None
 
 
 def check_count(batches: Any) -> int:
@@ -206,7 +209,7 @@ class BatchOrder:
 
     def _current(self) -> OrderState:
         """The state after all draws."""
-        return OrderState(self.generator.get_state(), self.sampler.position(), self.batches)
+        return OrderState(self.generator.get_state(), self.sampler.position(), self.batches, own_state(self.sampler))
 
     def _was_set(self) -> bool:
         """Whether other code has set the generator, or drawn from it."""
@@ -223,6 +226,8 @@ class BatchOrder:
         """Continue from a state; draws made ahead of time are discarded."""
         self._drawn.clear()
         self.generator.set_state(state.generator)
+        if state.own is not None:
+            self.sampler.load_state_dict(deepcopy(state.own))
         self.sampler.set_position(state.sampler)
         self.batches = state.batches
         if self._watched:
@@ -502,7 +507,7 @@ class Pipeline:
         if reads_by_get(self.storage):
             read = partial(self._read_alone, read)
         collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
-        finish: Callable[[Any], Any] = partial(self._finish, prepared, copied=self.runs_own_code)
+        finish: Callable[[Any], Any] = partial(self._finish_ahead, prepared, copied=self.runs_own_code)
         if self._collates_by_own_code:
             collate, finish = None, partial(self._collate_and_finish, prepared)
         queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
@@ -514,7 +519,21 @@ class Pipeline:
             return copy_of(read(prepared))
 
     def _collate_and_finish(self, prepared: Prepared, rows: Any) -> tuple[Any, Info]:
-        return self._finish(prepared, self._collate(prepared, rows), copied=True)
+        return self._finish_ahead(prepared, self._collate(prepared, rows), copied=True)
+
+    def _finish_ahead(self, prepared: Prepared, batch: Any, *, copied: bool) -> tuple[Any, Info]:
+        with suppress(Exception):  # of a state that cannot be copied, which a checkpoint will say
+            prepared.transforms = self.transforms.changed_by_use()
+        return self._finish(prepared, batch, copied=copied)
+
+    def transforms_state(self) -> dict[str, Any]:
+        """The state of the transforms after the last delivered batch: those on their way may have changed it."""
+        state = self.transforms.state_dict()
+        if not self.queued:
+            return state
+        assert self._queue is not None
+        before = self._queue.first.transforms  # looked at last: a thread may begin the batch meanwhile
+        return state if before is None else {**state, **copied_state(before)}
 
     @property
     def queued(self) -> int:

@@ -161,10 +161,19 @@ class Transforms:
     def state_dict(self) -> dict[str, Any]:
         """Copied states of the transforms that are modules, by ``place.name``: tensors, and results of ``get_extra_state``."""
         return {
-            f"{place}.{name}": _copied(value)
+            f"{place}.{name}": copied_state(value)
             for place, module in self._modules()
             for name, value in module.state_dict().items()
         }
+
+    def changed_by_use(self) -> dict[str, Any]:
+        """What a call may change of `state_dict`: without the parameters, which a learner changes meanwhile."""
+        found: dict[str, Any] = {}
+        for place, module in self._modules():
+            parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+            state = {name: value for name, value in module.state_dict().items() if name not in parameters}
+            found |= {f"{place}.{name}": copied_state(value) for name, value in state.items()}
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``, here or of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
@@ -177,7 +186,7 @@ class Transforms:
 
     def _load(self, state: dict[str, Any]) -> None:
         # A module may keep the extra state that it is given, and change it.
-        state = {name.removeprefix("transforms."): _copied(value) for name, value in state.items()}
+        state = {name.removeprefix("transforms."): copied_state(value) for name, value in state.items()}
         for place, module in self._modules():
             prefix = f"{place}."
             own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
@@ -259,7 +268,8 @@ def _rows(index: Any) -> torch.Tensor | None:
     return index.reshape(len(index), -1) if isinstance(index, torch.Tensor) and index.ndim else None
 
 
-def _copied(state: Any) -> Any:
+def copied_state(state: Any) -> Any:
+    """A state in new memory."""
     copy: Any = pytree.tree_map(
         lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf), state
     )

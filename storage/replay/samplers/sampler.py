@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 from abc import ABCMeta
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import Signature, signature
 from pathlib import Path
@@ -315,6 +316,27 @@ def draw_batch(sampler: Sampler, storage: Storage, batch_size: int, generator: t
         return _to_draw(sampler, storage, own(storage, batch_size))
     draw = sampler.draw(storage, batch_size, generator)
     return draw if is_known(sampler) else _copied(draw)
+
+
+#: Methods by which a class of a user learns what happens between draws.
+_BETWEEN_DRAWS = ("add", "extend", "update_priority", "mark_update")
+
+
+def own_state(sampler: Sampler) -> Any:
+    """A copy of the ``state_dict`` of a user's class, which drawing changes; None if there is nothing to go back to.
+
+    A class that defines ``position`` says itself what drawing changes. The state of one that is told of writes or priorities
+    stays as it is: going back to an earlier one would lose them.
+    """
+    if not is_overridden(sampler, "state_dict") or not is_overridden(sampler, "load_state_dict"):
+        return None
+    told = any(is_overridden(sampler, name) for name in _BETWEEN_DRAWS)
+    if told or sampler.values_per_row or is_overridden(sampler, "position"):
+        return None
+    try:
+        return deepcopy(sampler.state_dict()) or None
+    except NotImplementedError:  # as TorchRL's abstract methods
+        return None
 
 
 def _copied(draw: Draw) -> Draw:

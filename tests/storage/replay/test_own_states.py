@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict, deque, namedtuple
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     RandomSampler,
     ReplayBuffer,
+    Sampler,
+    SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -203,3 +207,137 @@ def test_samplers_and_writers_of_ones_own(base, tmp_path):
     assert same(other.writer.names, buffer.writer.names) and same(other.sampler.seen, buffer.sampler.seen)
     assert torch.equal(buffer.extend(rollout([3])), other.extend(rollout([3])))
     assert equal(buffer[:], other[:])
+
+
+# -- with batches on their way -----------------------------------------------------------------------------------------
+
+
+class InTurn(Sampler):
+    """Rows in order, without end; its place is in its state, as TorchRL's samplers have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = 0
+
+    def sample(self, storage, batch_size):
+        rows = torch.arange(self.place, self.place + batch_size) % len(storage)
+        self.place += batch_size
+        return rows, {}
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class Shuffled(SamplerWithoutReplacement):
+    """Counts its draws, beside the position of its base."""
+
+    draws = 0
+
+    def sample(self, storage, batch_size):
+        index, _ = super().sample(storage, batch_size)
+        self.draws += 1
+        return index, {"draws": torch.full((len(index),), self.draws)}
+
+    def state_dict(self):
+        return {**super().state_dict(), "draws": self.draws}
+
+    def load_state_dict(self, state):
+        state = dict(state)
+        self.draws = state.pop("draws")
+        super().load_state_dict(state)
+
+
+class Numbering(torch.nn.Module):
+    """Numbers batches; the parameter is a learner's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("number", torch.zeros((), dtype=torch.int64))
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, batch):
+        self.number += 1
+        return batch.set("number", self.number.expand(len(batch)).clone())
+
+
+def saved_as(way, buffer, made, folder):
+    """A second buffer, that goes on where the first one is."""
+    if way == "pickle":
+        return pickle.loads(pickle.dumps(buffer))
+    if way == "deepcopy":
+        return copy.deepcopy(buffer)
+    other = made()
+    other.sample()
+    if way == "state":
+        other.load_state_dict(buffer.state_dict())
+    else:
+        buffer.dumps(folder / "checkpoint")
+        other.loads(folder / "checkpoint")
+    return other
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("way", ["state", "folder", "pickle", "deepcopy"])
+@pytest.mark.parametrize("sampler", [InTurn, Shuffled, RandomSampler])
+def test_batches_on_their_way_are_not_lost(sampler, way, prefetch, tmp_path):
+    """Neither by a sampler of one's own, nor counted twice by a transform."""
+
+    def made():
+        parts = {"sampler": sampler(), "transform": Numbering(), "prefetch": prefetch}
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, seed=0, **parts)
+        buffer.extend(TensorDict({"a": torch.arange(20)}, [20]))
+        return buffer
+
+    alone, buffer = made(), made()
+    wanted = [alone.sample() for _ in range(15)]
+    for number in range(5):
+        assert equal(buffer.sample(), wanted[number])
+    with torch.no_grad():
+        buffer.transform[0].weight += 1  # after the batches on their way were made
+    other = saved_as(way, buffer, made, tmp_path)
+    assert torch.equal(other.transform[0].weight, torch.ones(3))
+    for number in range(5, 15):
+        assert equal(buffer.sample(), wanted[number])
+        assert equal(other.sample(), wanted[number])
+
+
+def test_a_sampler_that_is_told_of_writes_keeps_what_it_was_told():
+    """Its state before a batch on its way would be without the rows that came since."""
+
+    class Told(InTurn):
+        def __init__(self):
+            super().__init__()
+            self.rows = []
+
+        def extend(self, index):
+            self.rows += index.tolist()
+
+        def state_dict(self):
+            return {"rows": list(self.rows), "place": self.place}
+
+        def load_state_dict(self, state):
+            self.rows, self.place = list(state["rows"]), state["place"]
+
+    def made():
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, sampler=Told(), prefetch=2)
+
+    buffer = made()
+    for first in (0, 10):
+        buffer.extend(TensorDict({"a": torch.arange(10) + first}, [10]))
+        buffer.sample()
+    other = made()
+    other.load_state_dict(buffer.state_dict())
+    assert other.sampler.rows == buffer.sampler.rows == list(range(20))
+
+
+def test_a_sampler_without_a_state():
+    class Stateless(InTurn):
+        def state_dict(self):
+            raise NotImplementedError
+
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, sampler=Stateless(), prefetch=2)
+    buffer.extend(TensorDict({"a": torch.arange(20)}, [20]))
+    assert [buffer.sample()["a"][0].item() for _ in range(4)] == [0, 4, 8, 12]
