@@ -33,7 +33,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...errors import UsageError
-from .loading import ContentLoader, edited_error, is_edited
+from .loading import ContentLoader, edited_error, is_edited, is_imported_before
 from .opened_files import is_read_unseen
 from .source_files import (
     code_digest,
@@ -114,8 +114,10 @@ def hash_files(content: Content) -> dict[str, str]:
                 raise edited_error(name, path)
             continue
         loader = getattr(module, "__loader__", None)
-        if not isinstance(loader, ContentLoader) and _has_other_constants(module, path):
-            continue  # the content says what runs
+        if module is not None and not isinstance(loader, ContentLoader) and _has_other_constants(module, path):
+            if is_imported_before(module):
+                raise edited_error(name, path)
+            continue  # the program set them: the content says what runs
         digest = loader.sha256 if isinstance(loader, ContentLoader) else sha256_of(path)
         if digest is not None:
             hashes[name] = digest
@@ -123,8 +125,8 @@ def hash_files(content: Content) -> dict[str, str]:
 
 
 def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
-    """Whether a module's numbers and texts differ from those that its file sets now: it was edited, or they were set by
-    hand."""
+    """Whether a module's numbers and texts differ from those that its file sets now: it was edited, or the program set
+    them."""
     source = read_source(path) if module is not None and module.__name__ != "__main__" else None
     constants, inside = source.constants if source is not None else {}, vars(module) if module is not None else {}
     return any(name in inside and repr(inside[name]) != repr(value) for name, value in constants.items())

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import struct
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping
@@ -292,6 +293,25 @@ def is_edited(name: str, path: Path) -> bool:
         for function in functions_of(module)
         if Path(function.__code__.co_filename).absolute() == path.absolute()
     )
+
+
+def is_imported_before(module: ModuleType) -> bool:
+    """Whether Python's bytecode file, which an import writes, is of a source file of another size or time than it has now.
+
+    False where nothing tells: no such file was written, or it was since then, by another process.
+    """
+    spec = getattr(module, "__spec__", None)
+    if spec is None or not isinstance(spec.loader, SourceFileLoader) or not spec.cached or not spec.origin:
+        return False
+    try:
+        with Path(spec.cached).open("rb") as file:
+            magic, flags, time, size = struct.unpack("<4sLLL", file.read(16))
+        now = Path(spec.origin).stat()
+    except (OSError, struct.error):
+        return False
+    # As Python compares them: https://peps.python.org/pep-0552/
+    is_timed = magic == importlib.util.MAGIC_NUMBER and flags == 0
+    return is_timed and (time, size) != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
 
 
 def _edited_error(module: ModuleType, path: Path) -> UsageError:

@@ -291,6 +291,25 @@ def test_an_object_whose_file_was_edited_is_refused(here, monkeypatch):
     assert factor(here, "mine.py:fn", dest="my/file") == 7
 
 
+@pytest.mark.parametrize("edited", ["mine.py", "h2.py"])
+def test_a_number_of_an_object_that_was_edited_in_its_file_is_refused(here, monkeypatch, edited):
+    """Not one that the program set, though it is not what the file sets either."""
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write("h2.py", "GAIN = 2\n")
+    write("mine.py", "import h2\nSCALE = 3\n" + TIMES.format("SCALE * h2.GAIN"))
+    mine = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 6
+    mine.SCALE, mine.h2.GAIN = 5, 7
+    assert factor(here, mine.fn, force=True) == 35
+    mine.SCALE, mine.h2.GAIN = 3, 2
+    path = write(edited, Path(edited).read_text().replace("= 3\n", "= 30\n").replace("= 2\n", "= 20\n"))
+    name = path.stem
+    fails(here, mine.fn, UsageError, rf"{edited} was edited after {name} was imported")
+    importlib.reload(sys.modules[name])
+    assert factor(here, mine.fn, dest="my/other") == 60
+
+
 def test_globals_of_a_module(here, monkeypatch, workers):
     """A call fills a cache, and loads a model once: the run is the same. A setting that was changed makes another one."""
     monkeypatch.syspath_prepend(here)
