@@ -167,15 +167,15 @@ def _select(
 
 
 def _parse_top(text: str) -> float | int:
-    """``10%`` is 0.1, ``50`` is 50 episodes. Raises UsageError."""
+    """``10%`` is 0.1, ``50`` is 50 episodes (``1.0``, all of them in Python, is neither). Raises UsageError."""
+    if text.isdecimal() and int(text):
+        return int(text)
     try:
         share = float(text.removesuffix("%"))
     except ValueError:
         share = math.nan
     if text.endswith("%") and 0 < share <= 100:
         return share / 100
-    if not text.endswith("%") and share >= 1 and share == int(share):
-        return int(share)
     raise UsageError(f"--top {text!r} is neither a share nor a number of episodes", hint="for example: 10%, or 50")
 
 

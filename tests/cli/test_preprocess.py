@@ -62,6 +62,8 @@ def test_preprocess_shuffles_episodes(two, capsys):
         ("my/a --episodes x", "--episodes 'x' is not a list"),
         ("my/a --top 0%", "--top '0%' is neither"),
         ("my/a --top best", "--top 'best' is neither"),
+        ("my/a --top 1.0", "--top '1.0' is neither"),  # all of them in Python
+        ("my/a --top inf", "--top 'inf' is neither"),
         ("my/a --min-return 1e9", "no episode of my/a is selected"),
         ("my/a my/nothing", "unknown dataset 'my/nothing'"),
     ],
