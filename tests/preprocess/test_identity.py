@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,7 +299,7 @@ def test_a_number_of_an_object_that_was_edited_in_its_file_is_refused(here, monk
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     write("h2.py", "GAIN = 2\n")
     write("mine.py", "import h2\nSCALE = 3\n" + TIMES.format("SCALE * h2.GAIN"))
-    mine = importlib.import_module("mine")
+    mine: Any = importlib.import_module("mine")
     assert factor(here, mine.fn) == 6
     mine.SCALE, mine.h2.GAIN = 5, 7
     assert factor(here, mine.fn, force=True) == 35
