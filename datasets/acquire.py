@@ -23,7 +23,7 @@ from ..errors import (
     UsageError,
     refusing_exits,
 )
-from ..storage.folder import DatasetPlace, make_writable
+from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import WriterLock, when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
@@ -106,6 +106,7 @@ def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy |
 
     Raises UsageError for options that the source does not have, before any location is asked.
     """
+    check_is_text(request.id)
     root = settings.root(request.root)
     hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
     address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from .. import settings
 from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError, is_interrupt
 from ..storage import plugins
-from ..storage.folder import check_id
+from ..storage.folder import check_id, check_is_text
 from .sources.catalogue_entry import CatalogueEntry, RemoteListing
 from .sources.source import Source
 
@@ -35,6 +35,7 @@ def source_names() -> tuple[str, ...]:
 
 def check_own(dataset_id: str) -> None:
     """Raise UsageError if the id belongs to a source: a user's dataset would be taken for the source's."""
+    check_is_text(dataset_id)
     head, _, rest = dataset_id.partition("/")
     if rest and head in source_names():
         message = f"{dataset_id} is the id of a dataset of the source {head}"

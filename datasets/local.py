@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
 from ..storage.durable import is_dangling
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, find_datasets, is_empty_folder, remove_empty
+from ..storage.folder import (
+    JOURNAL,
+    DatasetPlace,
+    check_is_text,
+    disk_use,
+    find_datasets,
+    is_empty_folder,
+    remove_empty,
+)
 from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
@@ -218,6 +226,7 @@ def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> li
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place of a dataset, complete or not, to be deleted. Raises DatasetNotFoundError if there is nothing."""
+    check_is_text(text)
     where = settings.root(root)
     if catalogue.is_path(text):
         raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))

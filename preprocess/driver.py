@@ -30,7 +30,7 @@ from ..datasets.workers.engines import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import DamagedDatasetError, UnfinishedDatasetError, UsageError
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
-from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_space, make_writable, remove_tree
+from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_is_text, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.journal import Journal
 from ..storage.lock import when_free
@@ -298,6 +298,7 @@ def _replaced_input(source: Input) -> Iterator[None]:
 
 
 def _check_dest(dest: str) -> None:
+    check_is_text(dest)
     try:
         check_id(dest)
     except UsageError as error:

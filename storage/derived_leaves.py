@@ -94,6 +94,8 @@ def derive_leaves(
 
 
 def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
+    if isinstance(extra, bool):
+        raise UsageError(f"extra is {extra}, not a leaf or several", hint=f"there are {', '.join(EXTRA)}")
     names = () if extra is None else (extra,) if isinstance(extra, str) else tuple(extra)
     for name in names:
         if name not in EXTRA:
@@ -214,6 +216,8 @@ def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
         return {}
     if isinstance(normalize, Mapping):
         return {name: _given(dataset, name, values) for name, values in normalize.items()}
+    if isinstance(normalize, bool) or not isinstance(normalize, (str, Iterable)):
+        raise UsageError(f"normalize is {normalize!r}, not a key or several", hint='normalize="observation"')
     keys = [normalize] if isinstance(normalize, str) else list(normalize)
     return read_statistics(dataset, [name for key in keys for name in _leaves(dataset, key)])
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
 from .amounts import size
@@ -173,8 +174,16 @@ def remove_empty(folder: Path, root: Path) -> None:
         folder = folder.parent
 
 
+def check_is_text(dataset_id: Any) -> None:
+    """Raise UsageError for an id of another type, such as a Path."""
+    if not isinstance(dataset_id, str):
+        message = f"an id is a text, not a {type(dataset_id).__name__}: {dataset_id!r:.80}"
+        raise UsageError(message, hint='an id is source/name, for example "atari/Pong/5" or "my/pong"')
+
+
 def check_id(dataset_id: str) -> None:
     """Raise UsageError for malformed ids: empty components, or ones that start with a dot or lead out of the root."""
+    check_is_text(dataset_id)
     parts = dataset_id.split("/")
     bad = [part for part in parts if not (part and part.isprintable()) or part[0] in ".-~" or "\\" in part]
     if len(parts) < 2 or bad or any(part.strip() != part for part in parts):

@@ -206,6 +206,30 @@ def test_errors_in_python_name_arguments(root, call, python, command):
     assert command in f"{failure.message}\n{failure.hint}"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path, root: rbdata.from_arrays({"reward": torch.zeros(3)}, path, root=root),
+        lambda path, root: rbdata.preprocess(ID, lambda batch: batch, dest=path, root=root),
+        lambda path, root: rbdata.open_dataset(ID, root=root).select(episodes=[0]).save(path, root=root),
+        lambda path, root: rbdata.download(path, root=root),
+        lambda path, root: rbdata.delete(path, root=root),
+    ],
+)
+def test_an_id_is_a_text(root, call):
+    with pytest.raises(rbdata.UsageError, match="an id is a text, not a PosixPath"):
+        call(Path("my/x"), root)
+
+
+def test_numbered_columns_are_named_by_a_pattern(tmp_path):
+    columns = {name: torch.zeros(4) for name in ("obs_0", "obs_1", "action", "reward", "done")}
+    with pytest.raises(rbdata.UsageError) as refused:
+        rbdata.from_arrays(columns, "my/x", root=tmp_path)
+    assert 'map={"observation": "obs_*"}' in str(refused.value)
+    path = rbdata.from_arrays(columns, "my/x", map={"observation": "obs_*"}, root=tmp_path)
+    assert rbdata.open_dataset(path)["observation"].shape[1:] == (2,)
+
+
 def test_hints_in_python_have_no_options():
     """All texts of errors that the functions of the Python API can raise."""
     parameters = inspect.signature(rbdata.download).parameters | inspect.signature(rbdata.api.preprocess).parameters

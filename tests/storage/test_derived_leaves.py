@@ -111,6 +111,12 @@ def test_loader_workers_and_pickles(made):
         assert np.array_equal(batch["return_to_go"].numpy(), truth["return_to_go"][batch["index"].numpy()])
 
 
+@pytest.mark.parametrize("options", [{"extra": True}, {"normalize": True}, {"normalize": 5}])
+def test_values_that_name_no_leaves(made, options):
+    with pytest.raises(UsageError, match="or several"):
+        rbdata.load(made[0], **options)
+
+
 def test_what_extra_refuses(made):
     folder, _ = made
     with pytest.raises(UsageError, match="no extra leaf 'steps'") as caught:

@@ -164,7 +164,9 @@ def find_roles(
     problems += _unread({*found, *given, *ambiguous}, unreadable)
     if problems:
         also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
-        raise UsageError(f"{where}: {'; '.join(problems)}", hint=f"{_HINT}; the arrays are {listed(arrays)}{also}")
+        raise UsageError(
+            f"{where}: {'; '.join(problems)}", hint=f"{_hint(arrays)}; the arrays are {listed(arrays)}{also}"
+        )
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
     roles = _roles(found, given, {**extra, **more}, left_out)
@@ -176,6 +178,16 @@ _BY_EPISODE = (
     "if the arrays are [episodes, steps, ...], flatten these two dimensions, and give episode_lengths as one more array"
 )
 _HINT = "state it in the map, ours to theirs, such as --map observation=obs"
+
+
+def _hint(arrays: Iterable[str]) -> str:
+    """How to state a role; with a pattern, if single numbers of observations or actions are arrays: ``obs_0, obs_1``."""
+    for role in ("observation", "action"):
+        for name in arrays:
+            stem = name.rstrip("0123456789")
+            if stem != name and stem.rstrip("._").lower() in NAMES[role]:
+                return f"state it in the map, ours to theirs, such as --map {role}={stem}*"
+    return _HINT
 
 
 def listed(arrays: Mapping[str, ArrayInfo]) -> str:
