@@ -45,6 +45,7 @@ _COUNTED = {
         "Stored as the observation of the next row: {n} next observations that differ from it by rounding, or by the sign of "
         "a zero, alone."
     ),
+    "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
     "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }

@@ -229,7 +229,7 @@ def blocks(
             else:
                 values = _states(table, roles, transitions, column.key, low, high)
             block.append(np.ascontiguousarray(values, column.dtype).reshape(-1, *column.shape))
-        yield Block(block, _rewards(table, roles, low, high)[kept], end_codes(transitions, low, high)[kept])
+        yield Block(block, _rewards(table, roles, transitions, low, high), end_codes(transitions, low, high)[kept])
         first_state += states
 
 
@@ -263,7 +263,17 @@ def _find_seams(
         transitions.counts[name] = transitions.counts.get(name, 0) + int(count.sum())
 
 
-def _rewards(table: Table, roles: Roles, low: int, high: int) -> np.ndarray:
+def _rewards(table: Table, roles: Roles, transitions: TransitionRows, low: int, high: int) -> np.ndarray:
+    """The rewards of the rows that are kept, float32. Counts those that are more than the rounding of a fraction away."""
+    kept = transitions.keep[low:high]
     if not isinstance(roles.reward, str):
-        return np.full(high - low, roles.reward, np.float32)
-    return to_rewards(table.read(roles.reward, low, high), f"{table.name}: {roles.reward}", "row", low)
+        return np.full(int(kept.sum()), roles.reward, np.float32)
+    given = table.read(roles.reward, low, high)
+    rewards = to_rewards(given, f"{table.name}: {roles.reward}", "row", low)[kept]
+    exact = given.reshape(-1)[kept].astype(np.float64)
+    if given.dtype.kind in "iu":
+        rounded = (rewards != exact) | (np.abs(exact) > 1 << 53)  # float64 rounds those itself
+    else:
+        rounded = np.abs(rewards - exact) > 1e-6 * np.abs(exact)
+    transitions.counts["rounded_rewards"] = transitions.counts.get("rounded_rewards", 0) + int(rounded.sum())
+    return rewards
