@@ -280,7 +280,7 @@ def load(
     growth: Sequence[Sequence[int]] | None = None,
     batch_size: int | None = None,
     frame_stack: int | None = None,
-    stack_keys: Sequence[str] | None = None,
+    stack_keys: str | Sequence[str | tuple[str, ...]] | None = None,
     n_step: int | None = None,
     gamma: float = 0.99,
     slice_len: int | None = None,

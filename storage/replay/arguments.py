@@ -136,7 +136,7 @@ class CommonOptions(ServiceOptions, total=False):
     device: Any
     seed: int | None
     frame_stack: int | None
-    stack_keys: Sequence[str] | None
+    stack_keys: str | Sequence[str | tuple[str, ...]] | None
     windows: Mapping[Any, tuple[int, int]] | None
     padding: Literal["repeat", "zero"]
     n_step: int | None

@@ -104,8 +104,8 @@ class KeyWindows:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """The rows to read around each step drawn: ``frame_stack`` states of state leaves and of observations (``stack_keys`` names
-    other leaves), an ``n_step`` return, or only ``key_windows``. ``edges`` tell where episodes end.
+    """The rows to read around each step drawn: ``frame_stack`` states of observations (``stack_keys``: of these paths
+    alone), an ``n_step`` return, or only ``key_windows``. ``edges`` tell where episodes end.
     """
 
     frame_stack: int | None = None
@@ -248,7 +248,9 @@ class BatchReader:
         self._stacked = self._stacked_names(fields, spec.stack_keys) if self.stack else []
         stacked = {*self._stacked, *("next/" + name for name in self._stacked)}
         self._states = states
-        if self.stack and not stacked and not states:
+        names = {rows.leaf.name for rows in states}
+        self._stacked_states = names if spec.stack_keys is None else names.intersection(spec.stack_keys)
+        if self.stack and not stacked and not self._stacked_states:
             raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
         if self.n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
@@ -409,10 +411,9 @@ class BatchReader:
         draw, places, state_rows = prepared.draw, prepared.places, prepared.state_rows
         assert state_rows is not None
         ahead = None if places is None or places.last is None else places.last - places.position
-        if self.stack and state_rows.sliced:
-            return self._slices_of_stacks(rows, state_rows)
-        if self.stack:
-            return self._stacks(rows, state_rows, ahead)
+        if self.stack and rows.leaf.name in self._stacked_states:
+            sliced = state_rows.sliced
+            return self._slices_of_stacks(rows, state_rows) if sliced else self._stacks(rows, state_rows, ahead)
         if ahead is not None:
             # Interleave rows and successors: if rows are decoded, one call decodes both.
             both = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1]))

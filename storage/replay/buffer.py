@@ -57,7 +57,7 @@ from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage, is_key, read_column, read_records, write_leaf, write_records
 from .storages.trees import as_list, copy_of, move_dim_first, stack_records
-from .timeline import Edges, as_key
+from .timeline import Edges, as_key, path_of
 from .transforms import Transforms, as_transforms, share_state
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
 
@@ -141,7 +141,7 @@ class ReplayBuffer:
         device: Any = None,
         seed: int | None = None,
         frame_stack: int | None = None,
-        stack_keys: Sequence[str] | None = None,
+        stack_keys: str | Sequence[str | tuple[str, ...]] | None = None,
         n_step: int | None = None,
         gamma: float = 0.99,
         end_key: Any = None,
@@ -173,7 +173,7 @@ class ReplayBuffer:
         unit = self._sample_unit = check_unit(sample_unit)
         self._spec = BatchSpec(
             frame_stack=frame_stack,
-            stack_keys=None if stack_keys is None else tuple(stack_keys),
+            stack_keys=None if stack_keys is None else _paths(stack_keys),
             edges=Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
             n_step=None if n_step is None else NStep(n_step, gamma),
             key_windows=None if windows is None else KeyWindows.of(windows, padding),
@@ -1025,6 +1025,10 @@ class ReplayBuffer:
         self._pipeline.go_to(OrderState(generator, position, batches, own))
         if transforms and parent_process() is None:
             self._transforms.load_state_dict(transforms)
+
+
+def _paths(keys: str | Sequence[str | tuple[str, ...]]) -> tuple[str, ...]:
+    return (keys,) if isinstance(keys, str) else tuple(path_of(key) for key in keys)
 
 
 #: The effect of assigning an attribute after the buffer is made, or the call to use instead.

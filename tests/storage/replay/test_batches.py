@@ -388,3 +388,35 @@ def test_n_step_does_not_replace_what_a_dataset_has(tmp_path, monkeypatch):
         rbdata.preprocess("my/three", dest="my/again", n_step=3)
     assert "gamma" in rbdata.load("my/three", batch_size=4, n_step=3, keys=["observation", "action"]).sample()
     assert rbdata.load("my/three", batch_size=4).sample()["gamma"].max() < 0.999
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 2}, {"slice_len": 2}, {"slice_len": 2, "n_step": 2}], ids=str)
+def test_only_the_named_leaves_are_stacked(tmp_path, options):
+    """Large frames are stored once per state, vectors once per step: what is stacked does not depend on that."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for count in (1, 4, 9):
+        frames = rng.integers(0, 255, (count + 1, 40, 40), np.uint8)
+        vectors = rng.normal(size=(count + 1, 3)).astype(np.float32)
+        last = np.arange(count) == count - 1
+        observation = {"pixels": frames, "vector": vectors}
+        episodes.append({"observation": observation, "action": last, "reward": last * 1.0, "terminated": last})
+    folder = rbdata.from_episodes(iter(episodes), "my/both", root=tmp_path)
+    kinds = {leaf.name: leaf.kind for leaf in rbdata.open_dataset(folder).schema.leaves}
+    assert kinds["observation/pixels"] == "state" and kinds["observation/vector"] == "step"
+
+    def sampled(**more):
+        return rbdata.load(folder, batch_size=8, seed=0, **options, **more).sample()
+
+    plain, stacked = sampled(), sampled(frame_stack=3)
+    names = ("pixels", "vector")
+    for keys in (["observation/pixels"], [("observation", "vector")], "observation/vector", None):
+        batch = sampled(frame_stack=3, stack_keys=keys)
+        named = names if keys is None else ["pixels"] if "pixels" in keys[0] else ["vector"]
+        for name in names:
+            wanted = stacked if name in named else plain
+            assert torch.equal(batch["observation", name], wanted["observation", name])
+            assert torch.equal(batch["next", "observation", name], wanted["next", "observation", name])
+    for keys, message in (([], "no observation to stack"), ("pixels", "unknown keys to stack: pixels")):
+        with pytest.raises(UsageError, match=message):
+            sampled(frame_stack=3, stack_keys=keys)
