@@ -18,7 +18,7 @@ import rbdata
 import torch
 from rbdata.cli.console import explain
 from rbdata.datasets.ingest.request import Listener
-from rbdata.errors import MissingExtraError
+from rbdata.errors import MissingExtraError, UsageError
 from rbdata.storage.amounts import html_table
 from rbdata.storage.keywords import arguments_for_options
 
@@ -217,13 +217,13 @@ def test_errors_in_python_name_arguments(root, call, python, command):
     ],
 )
 def test_an_id_is_a_text(root, call):
-    with pytest.raises(rbdata.UsageError, match="an id is a text, not a PosixPath"):
+    with pytest.raises(UsageError, match="an id is a text, not a PosixPath"):
         call(Path("my/x"), root)
 
 
 def test_numbered_columns_are_named_by_a_pattern(tmp_path):
     columns = {name: torch.zeros(4) for name in ("obs_0", "obs_1", "action", "reward", "done")}
-    with pytest.raises(rbdata.UsageError) as refused:
+    with pytest.raises(UsageError) as refused:
         rbdata.from_arrays(columns, "my/x", root=tmp_path)
     assert 'map={"observation": "obs_*"}' in str(refused.value)
     path = rbdata.from_arrays(columns, "my/x", map={"observation": "obs_*"}, root=tmp_path)
