@@ -20,7 +20,7 @@ import rbdata
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import csv, parquet
 from rbdata.datasets import acquire
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
@@ -191,6 +191,37 @@ def test_rounded_successors_of_frames_that_come_later_are_said() -> None:
     later = {**first, "next_observation": np.full((4, 300), -0.0, np.float32)}
     dataset = rbdata.open_dataset(rbdata.from_episodes((one for one in (first, later)), "my/frames"))
     assert any("sign of a zero" in note and ": 3 " in note for note in dataset.manifest.notes)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(
+    ("given", "observation", "info"),
+    [
+        ({"observation": "joint_*"}, [0, 1, 2], []),
+        ({"observation": "joint_0,joint_1,joint_2"}, [0, 1, 2], []),
+        ({"observation": ["joint_2", "joint_0"]}, [2, 0], ["info/joint"]),
+        ({"observation": "joint", "goal": "joint_1"}, [0, 1, 2], []),
+        ({"observation": "joint"}, [0, 1, 2], []),
+        ({"observation": "joint_1", "goal": "joint_*"}, 1, []),
+    ],
+)
+def test_a_map_may_name_numbered_columns_of_a_table(
+    suffix: str, given: Any, observation: Any, info: list[str], tmp_path: Path
+) -> None:
+    columns = {f"joint_{i}": np.arange(4) * 10.0 + i for i in range(3)}
+    table = pa.table({**columns, "act": np.arange(4), "rew": np.ones(4), "terminated": np.arange(4) == 3})
+    write = csv.write_csv if suffix == ".csv" else parquet.write_table
+    write(table, tmp_path / f"own{suffix}")
+    if given.get("goal") == "joint_1":
+        with pytest.raises(UsageError, match="the map gives goal as 'joint_1', and there is no such array"):
+            rbdata.convert(tmp_path / f"own{suffix}", "my/x", map=given)
+        return
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / f"own{suffix}", "my/x", map=given))
+    wanted = np.stack(list(columns.values()), -1)
+    np.testing.assert_array_equal(dataset["observation"], wanted[:, observation])
+    assert [name for name in dataset.schema.names if name.startswith("info")] == info
+    if "goal" in given:
+        np.testing.assert_array_equal(dataset["goal"], wanted)
 
 
 def test_columns_that_are_joined_are_not_rounded(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class Table:
     values: dict[str, Any]
     #: Arrays that are not numeric, and why they are not read.
     unreadable: dict[str, str] = field(default_factory=dict)
+    #: Arrays that were made of numbered columns, and the names of these, in order.
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
@@ -136,6 +138,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
     Raises UsageError for arrays with different numbers of rows, and for entries of other types.
     """
     plain: dict[str, str | float] = {}
+    _split_columns(table, given)
     for key, value in given.items():
         if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
             message = f"{table.name}: the map gives {key} as {value!r}"
@@ -156,6 +159,28 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
         else:
             plain[key] = value if isinstance(value, (str, int, float)) else ",".join(map(str, value))
     return plain
+
+
+def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
+    """Numbered columns that a map names, rather than the array that they were made into, become arrays of their own."""
+    texts = [value for value in given.values() if isinstance(value, str)]
+    texts += [
+        one for value in given.values() if isinstance(value, (list, tuple)) for one in value if isinstance(one, str)
+    ]
+    names = {name.strip() for text in texts for name in text.split(",")}
+
+    def is_named(array: str) -> bool:
+        return any(array == name or ("*" in name and fnmatchcase(array, name)) for name in names)
+
+    for array, columns in table.columns.items():
+        named = [column for column in columns if is_named(column)]
+        if not named or is_named(array):
+            continue
+        values = table.values[array]
+        for column in named:
+            table.values[column] = values[..., columns.index(column)] if len(columns) > 1 else values
+        if len(named) == len(columns):
+            del table.values[array]
 
 
 def _several(table: Table, value: str | Sequence[str]) -> list[str]:
@@ -470,7 +495,7 @@ def _open_columns(path: Path, scratch: Path) -> Table:
     except (pyarrow.ArrowException, OSError) as error:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
-    return Table(path.name, columns.mapped(), columns.unreadable)
+    return Table(path.name, columns.mapped(), columns.unreadable, columns.joined())
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -602,6 +627,11 @@ class _Columns:
             for name, (dtype, shape) in self._kinds.items()
             if name not in self.unreadable
         }
+
+    def joined(self) -> dict[str, list[str]]:
+        """The columns of each array that was made of numbered ones."""
+        made_of = (self._made_of or {}).items()
+        return {name: columns for name, columns in made_of if columns != [name] and name not in self.unreadable}
 
     def _numbers(self, column: Any, name: str) -> np.ndarray:
         """The rows of a column: numbers, or lists of them of one length."""
