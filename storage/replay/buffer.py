@@ -97,7 +97,8 @@ class ReplayBuffer:
       ``transform_factory``.
     - ``compilable``, ``service_backend_options``, ``transport_options``: no effect, because nothing is compiled or served here.
       ``service_backend`` and ``transport`` may be "direct" (or "auto").
-    - ``end_key``, ``traj_key``: where windows find the edges of episodes, if not under the usual keys (see `Edges`).
+    - ``end_key``, ``traj_key``: where windows (and the slices of ``rbdata.load``) find the edges of episodes, if not under the
+      usual keys (see `Edges`).
     - ``rank``, ``world_size``: the share of this process in data-parallel training. Without replacement all processes follow
       the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
 
@@ -158,6 +159,8 @@ class ReplayBuffer:
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
         frame_stack = None if frame_stack is None else check_frame_stack(frame_stack)
+        if stack_keys is not None and frame_stack is None:
+            raise UsageError("stack_keys goes with frame_stack")
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
         rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)

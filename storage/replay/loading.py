@@ -61,6 +61,10 @@ def load_buffer(
     if blocks and (storage.is_growing or growth):
         raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")
     made = _block_sampler(dataset, chosen) if blocks else make_sampler(storage.max_size, **chosen)
+    if isinstance(made, SliceSampler):
+        for name in ("end_key", "traj_key"):
+            if options.get(name) is not None:
+                setattr(made, name, options[name])
     if weights is not None:
         if sampler is not None or type(made) is not RandomSampler:
             raise UsageError("weights draw single steps with replacement: no slices, no priorities, no sampler")

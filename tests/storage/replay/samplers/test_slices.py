@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError, UsageError
+from rbdata.errors import SamplingError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSliceSampler,
@@ -255,3 +256,29 @@ def test_a_process_without_a_slice_of_the_pass_gets_an_empty_batch(folder, optio
         assert len(batches) == 1
         counts.append(len(batches[0]))
     assert counts == [3, 3, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("more", [{}, {"replacement": False}, {"alpha": 0.5, "beta": 0.5}], ids=str)
+def test_slices_end_where_load_is_told(tmp_path, more):
+    """Steps that go on over a time limit, or that belong together by another leaf."""
+    count = 60
+    number = np.arange(count)
+    arrays = {
+        "observation": number.astype(np.float32)[:, None],
+        "next_observation": number.astype(np.float32)[:, None] + 1,
+        "action": number // 15,
+        "reward": number * 1.0,
+        "terminated": number % 20 == 19,
+        "truncated": number % 5 == 4,
+    }
+    folder = rbdata.from_arrays(arrays, "my/limits", root=tmp_path)
+    for named, length in (({}, 5), ({"end_key": ("next", "terminated")}, 20), ({"traj_key": "action"}, 15)):
+        options = {"batch_size": 2 * length, "seed": 0, **named, **more}
+        buffer = rbdata.load(folder, slice_len=length, **options)
+        for _ in range(3):
+            starts = buffer.sample()["index"].view(-1, length)
+            assert bool((starts.diff(dim=1) == 1).all()) and bool((starts[:, 0] % length == 0).all())
+        with pytest.raises(SamplingError, match=f"the longest has {length}"):
+            rbdata.load(folder, slice_len=length + 1, **{**options, "batch_size": 2 * length + 2}).sample()
+    with pytest.raises(UnknownKeyError, match="no nothing"):
+        rbdata.load(folder, slice_len=2, batch_size=4, end_key="nothing", **more).sample()
