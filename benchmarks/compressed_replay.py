@@ -3,7 +3,7 @@
     python benchmarks/compressed_replay.py             # 5,000 steps of Pong: about 2 minutes
 
 Both storages get the same batches of 100 steps (frame, next frame, action, reward: 84x84 uint8 frames), then batches of 256
-steps are sampled. Every run is a process of its own; rivals are interleaved and compared by their medians.
+steps are sampled. Every run is a separate process; rivals are interleaved and compared by their medians.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def resize(td: Any) -> Any:
     return td
 
 
-# -- what is measured, each in a process of its own --------------------------------------------------------------------------
+# -- what is measured, each in its own process --------------------------------------------------------------------------
 
 
 def ours(source: Path, fn: str, dest: str, root: Path, **options: Any) -> int:

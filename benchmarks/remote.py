@@ -142,7 +142,7 @@ def listing(bucket: Path, prefix: str, delimiter: str) -> str:
 
 @contextmanager
 def served(root: Path, rate: float, latency: float) -> Iterator[str]:
-    """The address of such a server, in a process of its own."""
+    """The address of such a server, in its own process."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(root, rate, latency, there), daemon=True)
     process.start()

@@ -3,7 +3,7 @@
     python benchmarks/rl_unplugged.py                     # 8 files of 100,000 frames: about 5 minutes
     python benchmarks/rl_unplugged.py --rows 50000        # half the data: the same memory, and start-up weighs twice
 
-Real play (`atari_shards.Base`), each frame a PNG of its own, in gzip TFRecord files of whole episodes, as the public ones
+Real play (`atari_shards.Base`), each frame a PNG, in gzip TFRecord files of whole episodes, as the public ones
 are. Measured, each in a fresh process and interleaved: ``rbdata.download`` from a directory mirror with one process and
 with two, imports included (whole), and the same files through the decoder alone, from a worker pool that is already
 there (decode: gunzip, records, PNGs, zstd rows, files). The floor is Pillow, frame by frame.

@@ -52,7 +52,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 #: Types with values that float32 rounds.
 _BEYOND_FLOAT32 = ("int32", "int64", "float64")
-#: The error of the result, from a rounded ``shift``, that float32 may have: a few of its own steps near 1.
+#: The error of the result, from a rounded ``shift``, that float32 may have: a few float32 steps near 1.
 _LOST = 1e-6
 
 Moments = Mapping[str, np.ndarray]  # "mean" and "std"

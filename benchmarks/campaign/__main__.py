@@ -2,7 +2,7 @@
 
     python benchmarks/campaign [--rounds-scale X] [--seed N] [--report FILE] [NAME ...]
 
-Each campaign runs in a process of its own, without the settings and credentials of this machine. A fault names the seed that
+Each campaign runs in its own process, without the settings and credentials of this machine. A fault names the seed that
 repeats it. The exit status is 1 where a fault was found.
 """
 

@@ -515,7 +515,7 @@ BOMBS: dict[str, Callable[[Path], str]] = {
 
 
 def set_off(data: bytes, folder: Path) -> None:
-    """Make the bomb of this name in a process of its own, and read it in this one."""
+    """Make the bomb of this name in its own process, and read it in this one."""
     from input_readers import apart
     from report import reset_peak
 

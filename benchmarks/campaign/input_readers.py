@@ -42,7 +42,7 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True)
 class Reader:
-    """``corpus`` gives valid inputs, ``read`` reads one that may not be, ``change`` makes it so in a way of its own."""
+    """``corpus`` gives valid inputs, ``read`` reads one that may not be, ``change`` makes it so in its own way."""
 
     weight: int
     corpus: Callable[[Path], Corpus]
@@ -50,7 +50,7 @@ class Reader:
     change: Callable[[Corpus, random.Random, int], bytes] | None = None
     #: How often, where it does not depend on the rounds.
     rounds: int | None = None
-    #: Whether each input is read in a process of its own: what an earlier one left with the allocator does not count.
+    #: Whether each input is read in its own process: what an earlier one left with the allocator does not count.
     apart: bool = False
 
 
@@ -378,7 +378,7 @@ def _converted(source: str, name: str) -> Callable[[bytes, Path], None]:
 
 
 def apart(make: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns, called in a process of its own: what it imports is not part of what a reader takes."""
+    """What a function returns, called in its own process: what it imports is not part of what a reader takes."""
     receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def answer() -> None:

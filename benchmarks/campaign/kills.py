@@ -617,7 +617,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _serve(folder: Path) -> str:
-    """A plain web server in a process of its own; it states sizes and no checksums."""
+    """A plain web server in its own process; it states sizes and no checksums."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:

@@ -99,7 +99,7 @@ class Round:
     """A small disk of its own that the cache is on."""
 
     def new_cache(self) -> None:
-        """Have a folder of its own for what is opened from now on; who still fetches into the other one is not disturbed."""
+        """Use another folder for what is opened from now on; fetches into the other one are not disturbed."""
         self.cache = self.cache.with_name(f"{self.cache.name}+")
 
     @property
@@ -186,7 +186,7 @@ def alone(one: Round) -> str:
 
 
 def beside(one: Round) -> str:
-    """Two processes on one cache; the second one has an order of its own."""
+    """Two processes on one cache; the second one has its own order."""
 
     def other() -> None:
         one.options["seed"] += 1

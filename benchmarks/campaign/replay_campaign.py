@@ -3,7 +3,7 @@
     python benchmarks/campaign/replay_campaign.py --seconds 3600 --seed 1            # every storage in turn
     python benchmarks/campaign/replay_campaign.py --seconds 20 --case memmap-random-2-steady --seed 7
 
-A case is a storage, a sampler, a depth of prefetching and a kind of calls. It runs in a process of its own: 8 threads there,
+A case is a storage, a sampler, a depth of prefetching and a kind of calls. It runs in its own process: 8 threads there,
 and 4 more processes (2 forked, 2 spawned) where the rows are shared. ``steady`` calls write and read; ``stormy`` ones also
 empty, load, and change records. With odd seeds priorities are drawn by compiled loops, where numba is installed, from the 50th
 draw of a process on. Checked are:

@@ -1,4 +1,4 @@
-"""Campaigns one at a time, each in a process of its own: without the settings and credentials of this machine."""
+"""Campaigns one at a time, each in its own process: without the settings and credentials of this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def campaigns() -> list[str]:
 
 
 def run(name: str, rounds: int, seed: int) -> Report:
-    """Run a campaign in a process of its own; one that dies is a fault."""
+    """Run a campaign in its own process; one that dies is a fault."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_work, args=(name, rounds, seed, there))

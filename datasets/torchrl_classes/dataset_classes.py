@@ -578,7 +578,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         **options: Unpack[OpenMLReplayOptions],
     ) -> None:
         if "split_trajs" in options:
-            raise UsageError("every row of a table is an episode of its own: there is nothing to split")
+            raise UsageError("every row of a table is an episode: there is nothing to split")
         self._open(
             name,
             batch_size,

@@ -6,7 +6,7 @@ Such a leaf is a folder of flat files:
     offsets     int64 [rows + 1]: row i is blob[offsets[i]:offsets[i + 1]]
     dictionary  the compressor's dictionary (may be empty), if it uses one
 
-Any row can be decoded alone. Compressed sizes are not known in advance, so each part is written to a file of its own, and
+Any row can be decoded alone. Compressed sizes are not known in advance, so each part is written to its own file, and
 finished parts are appended to the blob in order: the bytes do not depend on the number of processes or on interruptions.
 """
 

@@ -284,7 +284,7 @@ class BatchReader:
 
     @staticmethod
     def _stacked_names(fields: dict[str, Readable], keys: Sequence[str] | None) -> list[str]:
-        """Root paths of the observations to stack that have a leaf of their own for the successor."""
+        """Root paths of the observations to stack that have their own leaf for the successor."""
         steps = [name for name, rows in fields.items() if rows.leaf.kind == "step" and "next/" + name in fields]
         steps = [name for name in steps if fields[name].leaf.shape == fields["next/" + name].leaf.shape]
         if keys is None:

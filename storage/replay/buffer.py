@@ -1048,5 +1048,5 @@ _ASSIGNED: dict[str, Callable[[Any, Any], Any] | str] = {
     "_pin_memory": "make the buffer with pin_memory=",
     "_priority_key": "assign priority_key",
     **dict.fromkeys(("dim_extend", "_dim_extend"), "make the buffer with dim_extend="),
-    **dict.fromkeys(("_replay_lock", "_write_lock", "_futures_lock"), "the buffer has a lock of its own"),
+    **dict.fromkeys(("_replay_lock", "_write_lock", "_futures_lock"), "the buffer has its own lock"),
 }

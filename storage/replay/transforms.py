@@ -408,7 +408,7 @@ class MultiStep(torch.nn.Module):
         return out
 
     def _of_groups(self, data: TensorDictBase, shape: torch.Size) -> TensorDictBase:
-        """The same for a batch whose members each have a done of their own, ``[*batch, time, *group]``: so has every leaf."""
+        """The same for a batch whose members each have their own done, ``[*batch, time, *group]``: so has every leaf."""
         time, dims = data.ndim - 1, len(shape)
         try:
             wide = data.copy()

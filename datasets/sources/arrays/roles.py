@@ -250,7 +250,7 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
             inner = "/" + name.rpartition("/")[2]
             if inner in matched and not inside:
                 message = f"{where}: the map's {value!r} gives {matched[inner]} and {name} the same key, {key}{inner}"
-                raise UsageError(message, hint="name each in an entry of its own, such as observation/NAME=NAME")
+                raise UsageError(message, hint="name each in its own entry, such as observation/NAME=NAME")
             matched[inner] = name
     if not inside and not matched:
         message = f"{where}: the map gives {key} as {value!r}, and there is no such array"

@@ -153,7 +153,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
             if len({column.shape[:1] for column in columns}) > 1:
                 rows = ", ".join(f"{name} {column.shape[0]}" for name, column in zip(names, columns))
                 message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
-                raise UsageError(message, hint="give each a key of its own, such as observation/NAME")
+                raise UsageError(message, hint="give each its own key, such as observation/NAME")
             plain[key] = ",".join(names)
             table.values[",".join(names)] = _Joined(tuple(names), columns)
         else:
@@ -225,7 +225,7 @@ def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
                 message = (
                     f"columns of {joined.dtype} would round the integer {column[beyond][0]} of a column beside them"
                 )
-                raise UsageError(message, hint="map the column of integers to a key of its own")
+                raise UsageError(message, hint="map the column of integers to its own key")
     return joined
 
 

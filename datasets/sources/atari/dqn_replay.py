@@ -4,7 +4,7 @@ The plan is made from the small arrays of all shards (`ring`). The frames of a s
 
     network -> gunzip -> blocks of rows -> (padding left out, blank states put in) -> sink
 
-The network and the unpacking run in threads of their own, so that a part is as fast as the slowest of the three; memory
+The network and the unpacking run in their own threads, so that a part is as fast as the slowest of the three; memory
 is a few blocks, whatever the size of the shard.
 """
 

@@ -130,7 +130,7 @@ def group_episode_files(objects: Iterable[RemoteObject], run: int | None, where:
             found.setdefault(int(match[1]), []).append(EpisodeFile(int(match[2]), int(match[3]), item))
     if len(found) > 1:
         message = f"{where} holds runs {', '.join(map(str, sorted(found)))}"
-        raise CorruptSourceError(message, hint="keep the files of one run in a folder of their own")
+        raise CorruptSourceError(message, hint="keep the files of one run in their own folder")
     files = sorted((file for files in found.values() for file in files), key=lambda file: file.number)
     if len({file.total for file in files}) > 1:
         totals = sorted({file.total for file in files})

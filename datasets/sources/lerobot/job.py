@@ -41,7 +41,7 @@ _SENTENCES = {
         "{n} episodes are done without success and taken as terminated. It may have been a time limit: lerobot's "
         "next.done is set for both."
     ),
-    "repeated_rows": "The last row of {n} episodes repeats the one before with the final observation: it is no step.",
+    "repeated_rows": "The last row of {n} episodes repeats the one before with the final observation: it is not a step.",
     "inner_dones": "next.done is set in {n} rows before the last of an episode, which goes on there.",
     "late_rows": "{n} rows have a timestamp more than half a frame from their place: frames go by place.",
     "spare_frames": "{n} frames behind the last row of an episode were left out.",

@@ -27,7 +27,7 @@ from ....storage.untrusted_json import parse_json
 from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
 
 FORMATS = ("hdf5", "arrow", "parquet")
-#: Keys that are not kept among "what else it says": they have places of their own, or say nothing about the values.
+#: Keys that are not kept among "what else it says": they have their own places, or say nothing about the values.
 _PLACED = {
     *("observation_space", "action_space", "env_spec"),
     *("data_format", "total_steps", "total_episodes", "dataset_size"),

@@ -278,7 +278,7 @@ class OpenmlJob(WholeFileJob):
 
 _MISSING = {
     "keep": "they are NaN in the observation (all zeros where one-hot)",
-    "code": "they have a code of their own, the last",
+    "code": "they have their own code, the last",
     "drop": "their rows are left out",
     "error": "they are refused",
 }

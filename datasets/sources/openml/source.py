@@ -126,7 +126,7 @@ class OpenmlSource(Source):
 
 
 def _parquet_place(url: str, options: FetchOptions) -> Location:
-    """At home, Parquet files are on a host of their own."""
+    """At home, Parquet files are on their own host."""
     return open_location(f"https://{urlsplit(url).hostname}", options=options)
 
 

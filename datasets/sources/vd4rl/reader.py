@@ -44,7 +44,7 @@ class VD4RLJob(EpisodeFilesJob):
         **SENTENCES,
         "files_with_more_flags": "{n} files have more flags than images: the images count (V-D4RL issue 13).",
         "cut_beginnings": (
-            "{n} shards begin inside an episode: those rows are an episode of their own, and the step across the cut is lost."
+            "{n} shards begin inside an episode: those rows are a separate episode, and the step across the cut is lost."
         ),
     }
 

@@ -200,7 +200,7 @@ class Sampler(metaclass=_Replacement):
             gc.collect()  # of a buffer that was dropped
             if before() is not None:
                 message = f"this {type(self).__name__} is in use by a buffer with other records"
-                hint = "give each buffer a sampler of its own, or call the sampler's empty() before it changes buffers"
+                hint = "give each buffer its own sampler, or call the sampler's empty() before it changes buffers"
                 raise SamplingError(message, hint=hint)
         _claimed[self] = ref(storage)
 
