@@ -17,7 +17,7 @@ from .buffer import ReplayBuffer
 from .samplers.prioritized import PrioritizedSampler
 from .storages.storage import is_key, read_records, rows_as_index
 from .storages.trees import as_list, stack, stack_records
-from .timeline import as_key, entry_key
+from .timeline import as_key, entry_at
 from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
 
 
@@ -113,7 +113,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _priority_leaf(self, data: TensorDictBase) -> Any:
         """The leaf ``priority_key`` of the data; None if it is missing."""
-        return data.get(entry_key(as_key(self.priority_key)), None)
+        return entry_at(data, as_key(self.priority_key))
 
     def _stored_priority(self, rows: torch.Tensor) -> torch.Tensor | None:
         """The priorities that the records in these rows have, ``[n]``."""

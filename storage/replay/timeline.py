@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from tensordict import is_tensor_collection
 
 from ...errors import UnknownKeyError, UsageError
 from ..row_index import lookup, runs_of
@@ -52,6 +53,15 @@ def as_key(key: str | Sequence[str]) -> Key:
 def path_of(key: str | Sequence[str]) -> str:
     """A key as text."""
     return "/".join(as_key(key))
+
+
+def entry_at(data: Any, key: Key) -> Any:
+    """The entry of a TensorDict at a key; None where there is none, or where a leaf lies on the way to it."""
+    for name in key[:-1]:
+        data = data.get(name, None)
+        if not is_tensor_collection(data):
+            return None
+    return data.get(key[-1], None)
 
 
 def entry_key(key: Key) -> Any:

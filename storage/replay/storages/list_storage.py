@@ -22,7 +22,7 @@ from ...row_index import of_one_dimension, row_index
 from ..devices import check_device
 from ..overrides import reads_by_get
 from ..saving import read_state, reading, write_state
-from ..timeline import Key, entry_key
+from ..timeline import Key, entry_at
 from .rows import is_number, written_rows
 from .storage import Storage
 from .trees import copy_of, from_state, records_of_columns
@@ -135,7 +135,7 @@ class ListStorage(Storage):
         records = [self._read(place) for place in range(len(self._records))]
         if not all(isinstance(record, TensorDictBase) for record in records):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
-        values = [record.get(entry_key(key), None) for record in records]
+        values = [entry_at(record, key) for record in records]
         return None if any(value is None for value in values) else torch.stack(values)
 
     def empty(self) -> None:

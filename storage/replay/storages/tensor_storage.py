@@ -31,7 +31,7 @@ from ...row_index import of_one_dimension, row_index
 from ..devices import check_device
 from ..locks import ProcessLock
 from ..saving import read_contents, reading, write_contents, write_files, write_metadata
-from ..timeline import Key, entry_key, path_of
+from ..timeline import Key, entry_at, path_of
 from .rows import (
     Readable,
     check_no_gap,
@@ -261,7 +261,7 @@ class TensorStorage(Storage):
     def column(self, key: Key) -> torch.Tensor | None:
         if not is_tensor_collection(self._data):
             raise UsageError("episodes can only be told apart in a storage of TensorDicts")
-        leaf = self._data.get(entry_key(key), None)
+        leaf = entry_at(self._data, key)
         return None if leaf is None else plain(leaf[: self.filled]).flatten(0, self.ndim - 1)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class TensorStorage(Storage):
 
     def leaf(self, key: Key) -> torch.Tensor | None:
         """The tensor of a leaf over all rows, to write to; call `touch` then."""
-        leaf = self._data.get(entry_key(key), None) if is_tensor_collection(self._data) else None
+        leaf = entry_at(self._data, key) if is_tensor_collection(self._data) else None
         return plain(leaf) if isinstance(leaf, torch.Tensor) else None
 
     def touch(self) -> None:

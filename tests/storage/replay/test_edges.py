@@ -6,12 +6,15 @@ import pytest
 import torch
 from rbdata.errors import UsageError
 from rbdata.storage.replay import (
+    CompressedListStorage,
     LazyTensorStorage,
+    ListStorage,
     ReplayBuffer,
     SliceSampler,
     TensorDictReplayBuffer,
 )
 from replay_tools import rollout
+from tensordict import TensorDict
 
 
 def test_no_edges_to_be_found():
@@ -64,3 +67,15 @@ def test_interleaved_pieces():
             assert slice_ == [slice_[0], slice_[0] + 1, slice_[0] + 2]
             seen.add(slice_[0])
     assert seen == {0, 1, 2, 3, 100, 101, 102}
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, CompressedListStorage])
+def test_a_leaf_named_as_the_group_of_ids(storage):
+    """``collector`` is looked into for ``traj_ids``: here it is a leaf, and episodes end where they are done."""
+    steps = torch.arange(30)
+    done = (steps % 5 == 4)[:, None]
+    data = TensorDict({"a": steps, "collector": steps, "next": {"done": done}}, [30])
+    buffer = TensorDictReplayBuffer(storage=storage(30), sampler=SliceSampler(slice_len=5), batch_size=10)
+    buffer.extend(data)
+    assert bool((buffer.sample()["a"].view(2, 5)[:, 0] % 5 == 0).all())
+    assert [len(trajectory.data) for trajectory in buffer.query()] == [5] * 6
