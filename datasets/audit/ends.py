@@ -98,8 +98,8 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
         what = f"episodes of {count(longest)} steps, none longer, are terminated: that is a time limit"
         yield find("time_limit_terminated", what, Hits.of(np.flatnonzero(capped)), episodes, unit="episode")
     short = length == 1
-    if 0 < short.sum() <= 0.5 * episodes and np.median(length) >= 20:
-        what = f"episodes of one step, where half have {count(int(np.median(length)))} or more"
+    if short.any() and np.median(length[~short]) >= 20:
+        what = f"episodes of one step, where half of the others have {count(int(np.median(length[~short])))} or more"
         yield find("short_episodes", what, Hits.of(np.flatnonzero(short)), episodes, unit="episode")
     for code, mask, what in (
         ("begins_midway", table.midway, "the beginning is not in the data"),

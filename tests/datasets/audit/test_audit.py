@@ -410,6 +410,25 @@ def test_bandits(tmp_path):
     assert report.findings == ()
 
 
+@pytest.mark.parametrize("each", [1, 2, 5])
+def test_episodes_of_one_step_may_be_more_than_half(tmp_path, each):
+    """Flags that are set again after every end leave several beside each episode."""
+    lengths = [40, *[1] * each] * 6
+    ends = np.cumsum(lengths)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observation": rng.normal(size=(ends[-1] + len(lengths), 3)),
+        "action": rng.normal(size=(ends[-1], 2)),
+        "reward": rng.normal(size=ends[-1]),
+        "terminated": np.zeros(ends[-1], bool),
+        "episode_ends": ends,
+    }
+    path = rbdata.from_arrays(arrays, "my/short", root=tmp_path)
+    (found,) = [finding for finding in rbdata.audit(path).findings if finding.code == "short_episodes"]
+    assert found.count == 6 * each and found.first[0] == 1
+    assert found.what == "episodes of one step, where half of the others have 40 or more"
+
+
 def test_arrays_whose_successors_are_their_own_states(tmp_path):
     """Each row is cut off from the next, so that no step of any episode contradicts another."""
     rng = np.random.default_rng(0)
