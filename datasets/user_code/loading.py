@@ -186,6 +186,20 @@ def load_fresh(where: str, folder: Path, text: str, forms: str) -> ModuleType | 
                 setattr(sys.modules[package], last, module)
 
 
+def imported_from(where: str, folder: Path) -> ModuleType | None:
+    """The module that the program itself has imported from the file ``where``, as the file is now; None without one."""
+    path = (folder / expanded(where)).resolve()
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if file is None or name == "__main__" or not str(file).endswith(path.name):
+            continue
+        if type(getattr(module, "__loader__", None)) is not SourceFileLoader:
+            continue  # loaded for a request, or compiled differently, as by pytest
+        if Path(file).resolve() == path and not is_edited(name, path) and not is_imported_before(module):
+            return module
+    return None
+
+
 def run_again(module: ModuleType, text: str) -> ModuleType:
     """Another module object of the same file, with variables as it sets them; other modules still import the first one.
 

@@ -17,7 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from ...datasets.user_code.identity import content_hash
-from ...datasets.user_code.loading import is_for_request, load_fresh, load_module, run_again
+from ...datasets.user_code.loading import (
+    imported_from,
+    is_for_request,
+    load_fresh,
+    load_module,
+    run_again,
+)
 from ...datasets.user_code.source_files import is_local_module
 from ...errors import FunctionNotFoundError, UsageError
 from . import find_builtin
@@ -66,13 +72,16 @@ def check_session(text: str, folder: Path) -> None:
     where, _, name = text.rpartition(":")
     if is_builtin_name(text) or not where or not name:
         return
-    fresh = load_fresh(where, folder, text, _FORMS)
-    if fresh is None:
+    others = [load_fresh(where, folder, text, _FORMS), imported_from(where, folder) if where.endswith(".py") else None]
+    if not any(others):
         return
     found = find_function(text, folder)
     try:
-        is_same = content_hash(found) == content_hash(_find_in(fresh, text))
-    except UsageError:  # reported when the function is identified
+        is_same = all(content_hash(found) == content_hash(_find_in(one, text)) for one in others if one is not None)
+    except (
+        UsageError,
+        FunctionNotFoundError,
+    ):  # reported when the function is identified, or not of the program's module
         return
     if not is_same:
         message = f"{text} reads a variable that this program has set to something else than its file does"

@@ -311,6 +311,22 @@ def test_a_number_of_an_object_that_was_edited_in_its_file_is_refused(here, monk
     assert factor(here, mine.fn, dest="my/other") == 60
 
 
+def test_a_variable_that_the_program_set_in_a_file_given_as_text_is_refused(here, monkeypatch):
+    """The program imported the file as a module; text names the file, which is loaded again, with what it sets itself."""
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = write("mine.py", "SCALE = 3\nOTHER = 1\n" + TIMES.format("SCALE"))
+    mine: Any = importlib.import_module("mine")
+    assert factor(here, "mine.py:fn") == 3
+    mine.OTHER = 2  # not read
+    assert factor(here, "mine.py:fn", dest="my/same") == 3
+    mine.SCALE = 5
+    fails(here, "mine.py:fn", UsageError, "this program has set to something else than its file does")
+    assert factor(here, mine.fn, dest="my/object") == 5
+    path.write_text(path.read_text().replace("SCALE = 3", "SCALE = 40"))  # an edit is what the text asks for
+    assert factor(here, "mine.py:fn", dest="my/edited") == 40
+
+
 def test_globals_of_a_module(here, monkeypatch, workers):
     """A call fills a cache, and loads a model once: the run is the same. A setting that was changed makes another one."""
     monkeypatch.syspath_prepend(here)
