@@ -272,6 +272,20 @@ class TakenKeys:
         name = str(key).lower()
         return name in self._keys or name in self._folders or not self._keys.isdisjoint(_folders(name))
 
+    def free(self, key: str) -> str:
+        """A key that collides with none: this one, or one like it. ``a/b`` is ``a_b`` where ``a`` is taken; then ``_`` is
+        appended as often as needed."""
+        levels: list[str] = []
+        for level in key.split("/"):
+            if levels and "/".join(levels).lower() in self._keys:
+                levels[-1] += f"_{level}"
+            else:
+                levels.append(level)
+        key = "/".join(levels)
+        while key in self:
+            key += "_"
+        return key
+
 
 def _folders(key: str) -> list[str]:
     return list(accumulate(key.split("/"), "{}/{}".format))[:-1]

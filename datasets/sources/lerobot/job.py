@@ -239,7 +239,7 @@ def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | No
 
 def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str, str]]:
     """The features that become leaves, by key, and why others do not."""
-    leaves, left_out, taken = dict[str, Feature](), dict[str, str](), TakenKeys(["task", "next/success"])
+    leaves, left_out, keys = dict[str, Feature](), dict[str, str](), _keys(info.features)
     for feature in info.features:
         if feature.name in _RULES:
             continue
@@ -252,16 +252,29 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
         except (TypeError, UsageError):
             left_out[feature.name] = f"its dtype is {feature.dtype[:40]}"
             continue
-        key = _key(feature.name)
-        while key in taken:
-            key += "_"
-        taken.add(key)
-        leaves[key] = feature
+        leaves[keys[feature.name]] = feature
     return leaves, left_out
+
+
+def _keys(features: Sequence[Feature]) -> dict[str, str]:
+    """The key of the leaf of each feature. Names of the fewest levels are placed first: a leaf has no leaves below it, so
+    ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features."""
+    names = [feature.name for feature in features if feature.name not in _RULES]
+    keys, taken = dict[str, str](), TakenKeys(["task", "next/success"])
+    is_tree = any(name.startswith("observation.") for name in names)
+    for name in sorted(names, key=lambda name: name.count(".")):
+        wanted = "observation/observation" if is_tree and name == "observation" else _key(name)
+        key = taken.free(wanted)
+        if key.partition("/")[0] != wanted.partition("/")[0]:
+            key = taken.free(f"info/{key}")
+        taken.add(key)
+        keys[name] = key
+    return keys
 
 
 def _key(name: str) -> str:
     """The key of a leaf: levels at the dots; below ``info`` unless it is an observation, an action or the task's number."""
     parts = ["".join(c if c.isascii() and c.isalnum() else "_" for c in part) or "_" for part in name.split(".")]
     parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
-    return "/".join(parts if parts[0] in ("observation", "action", "task_index", "info") else ["info", *parts])
+    is_placed = parts[0] in ("observation", "action", "task_index") or (parts[0] == "info" and len(parts) > 1)
+    return "/".join(parts if is_placed else ["info", *parts])

@@ -102,6 +102,30 @@ def test_columns_of_all_kinds(convert, tmp_path):
     assert dataset.manifest.source["tasks"] == {"0": TASKS[0], "1": TASKS[1]}
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_columns_whose_names_continue_those_of_others(convert, tmp_path, is_reversed):
+    """As in DROID: ``action`` and ``action.original``, ``observation.state`` and ``observation.state.gripper``."""
+    names = ["action.original", "action.delta.x", "observation.state.gripper", "Action.y", "a.b", "a.b.c", "a_b"]
+    names += ["observation.State", "observation.state.a", "observation.state_a", "observation"]
+    names += ["info", "info.x", "task_index.x"]
+    extra = {name: np.arange(4, dtype=np.float32) + 10 * place for place, name in enumerate(names)}
+    rows = episode(4, **extra)
+    rows = {name: rows[name] for name in sorted(rows, reverse=is_reversed)}
+    write(tmp_path / "raw", {0: rows})
+    dataset = convert(tmp_path / "raw")
+    keys = {feature: key for key, feature in dataset.manifest.source["keys"].items()}
+    assert keys["action"] == "action" and keys["observation.state"] in ("observation/state", "observation/state_")
+    assert keys["action.original"] == "info/action_original" and keys["action.delta.x"] == "info/action_delta/x"
+    assert keys["info"] == "info/info" and keys["task_index.x"] == "info/task_index_x"
+    assert keys["a.b"] == "info/a/b" and keys["a.b.c"] == "info/a/b_c"
+    for name in (*names, "action", "observation.state"):
+        found = dataset[keys[name]].numpy()
+        assert np.array_equal(found, rows[name][:3].reshape(found.shape)), name
+    for name in (name for name in rows if name.startswith("observation")):
+        successors = dataset[f"next/{keys[name]}"].numpy()
+        assert np.array_equal(successors, rows[name][1:].reshape(successors.shape)), name
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_74_and_75_rows_go_by_their_episode_index(convert, tmp_path, version):
     """Episodes 1 and 4 were deleted: places are not numbers. Several episodes lie in a file, and cameras are cut elsewhere."""
