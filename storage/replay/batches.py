@@ -256,8 +256,9 @@ class BatchReader:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
         added = ("next/original_reward", "steps_to_next_obs", "gamma") if self.n_step is not None else ()
         replaced = [name for name in added if name in fields]
-        if replaced and isinstance(storage, DatasetStorage):
-            message = f"{storage.dataset.id} has {', '.join(replaced)} of its own, which n_step would replace"
+        if replaced:
+            what = storage.dataset.id if isinstance(storage, DatasetStorage) else f"the {type(storage).__name__}"
+            message = f"{what} has {', '.join(replaced)}, which n_step would replace"
             hint = "leave out n_step where rewards are of several steps already; else rename these leaves, or use keys="
             raise UsageError(message, hint=hint)
         # An ``index`` that a writer stored is not read: the drawn rows are known already.

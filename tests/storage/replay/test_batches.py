@@ -352,12 +352,11 @@ def test_batches_at_indices_of_storages():
             assert equal(buffer.sample_at(batch["index"]), batch)
 
 
-def test_n_step_returns_are_not_those_that_were_stored():
-    """Rewards that are whole numbers have returns with fractions, and leaves of the same names do not take their place."""
+def test_n_step_returns_of_whole_numbers():
+    """Rewards that are whole numbers have returns with fractions."""
     steps = torch.arange(8.0)[:, None]
     after = {"observation": steps + 1, "reward": torch.ones(8, 1, dtype=torch.int64), "done": steps == 7}
-    stored = {"gamma": torch.full((8,), 0.99), "steps_to_next_obs": torch.full((8,), 77)}
-    data = TensorDict({"observation": steps, **stored, "next": after}, [8])
+    data = TensorDict({"observation": steps, "next": after}, [8])
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=2, gamma=0.5)
     buffer.extend(data)
     batch = buffer.sample_at([0, 7])
@@ -377,14 +376,24 @@ def test_only_leaves_with_a_successor_are_stacked():
         buffer.sample()
 
 
+def test_n_step_does_not_replace_what_records_have():
+    """Such as the leaves of a collector's MultiStep, whose rewards are sums already."""
+    steps = torch.arange(8.0)[:, None]
+    after = {"observation": steps + 1, "reward": torch.ones(8, 1), "done": steps == 7}
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=2)
+    buffer.extend(rbdata.MultiStep(gamma=0.5, n_steps=2)(TensorDict({"observation": steps, "next": after}, [8])))
+    with pytest.raises(UsageError, match=r"steps_to_next_obs.*which n_step would replace"):
+        buffer.sample()
+
+
 def test_n_step_does_not_replace_what_a_dataset_has(tmp_path, monkeypatch):
     """Such as the discounts of a dataset of n-step rewards: those of single steps stood in their place."""
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
     write_dataset(tmp_path, make_episodes(LENGTHS), "flat", id="my/plain")
     rbdata.preprocess("my/plain", "rbdata:n_step", dest="my/three", args={"n": 3})
-    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma of its own"):
+    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma, which"):
         rbdata.load("my/three", batch_size=4, n_step=3).sample()
-    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma of its own"):
+    with pytest.raises(UsageError, match=r"my/three has next/original_reward, steps_to_next_obs, gamma, which"):
         rbdata.preprocess("my/three", dest="my/again", n_step=3)
     assert "gamma" in rbdata.load("my/three", batch_size=4, n_step=3, keys=["observation", "action"]).sample()
     assert rbdata.load("my/three", batch_size=4).sample()["gamma"].max() < 0.999
