@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from itertools import count
@@ -466,6 +467,9 @@ def test_signatures():
         value = getattr(rbdata, name)
         if not inspect.isclass(value):
             found[name] = signature_of(value) if callable(value) else type(value).__name__
+            continue
+        if issubclass(value, Enum):  # its constructor is Python's
+            found[name] = {one.name: one.value for one in value}
             continue
         methods = {key: one for key, one in inspect.getmembers(value, inspect.isroutine) if not key.startswith("_")}
         # From Python 3.13 on a cached property counts as a routine, with the module of its function.
