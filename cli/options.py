@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -218,23 +219,26 @@ def _store(option: Any, flag: str) -> Any:
 
     def store(ctx: Context, param: typer.CallbackParam, value: Any) -> Any:
         if value is not None and value is not False and value != []:
-            stored = parse_key_values(value, flag) if option.type is dict else value
+            is_map = option.name == "map"
+            stored = parse_key_values(value, flag, keys_are_paths=is_map) if option.type is dict else value
             ctx.meta.setdefault(_SOURCE_OPTIONS, {})[option.name] = stored
         return value
 
     return store
 
 
-def parse_key_values(words: Sequence[str], flag: str) -> dict[str, Any]:
-    """``["map_name=8x8", "is_slippery=false"]`` as keyword arguments.
+def parse_key_values(words: Sequence[str], flag: str, *, keys_are_paths: bool = False) -> dict[str, Any]:
+    """``["map_name=8x8", "is_slippery=false"]`` as keyword arguments; with ``keys_are_paths`` also ``observation/state=obs``.
 
     Values are JSON, Python's True, False or None, or else strings. Raises UsageError.
     """
+    example = "observation/state=obs" if keys_are_paths else "is_slippery=false"
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"{flag} {word!r} is not KEY=VALUE", hint=f"for example: {flag} is_slippery=false")
+        is_key = re.fullmatch(r"\w+(/\w+)*", name) if keys_are_paths else name.isidentifier()
+        if not equals or not is_key:
+            raise UsageError(f"{flag} {word!r} is not KEY=VALUE", hint=f"for example: {flag} {example}")
         if name in arguments:
             raise UsageError(f"{flag} gives {name} twice", hint="give it once")
         try:

@@ -98,9 +98,9 @@ def from_episodes(
     """Make the dataset ``dataset_id`` of episodes, one after the other; returns its folder, for `load`.
 
     An episode of n steps is a dictionary: ``observation`` with n + 1 rows (or n, and perhaps ``next_observation``),
-    ``action`` and ``reward`` with n rows, and how it ended: ``terminated`` and ``truncated``, each with one value or n values.
-    Observations and actions may be dictionaries of arrays; other keys are leaves with n rows. All episodes have the same keys,
-    dtypes and shapes of rows.
+    ``action`` and ``reward`` with n rows, and how it ended: ``terminated`` and ``truncated``, each with one value or n values
+    (``done`` alone counts as terminated). Observations and actions may be dictionaries of arrays; other keys are leaves with n
+    rows. All episodes have the same keys, dtypes and shapes of rows.
 
     ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they arrive. If it
     raises, no dataset is made.
@@ -277,7 +277,10 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     length = len(arrays["reward"])
     if not length:
         raise UsageError(f"episode {number} has no step", hint="leave it out")
-    for name in ("terminated", "truncated"):
+    _check_flag_names(arrays, number)
+    # ``done`` alone is taken as terminated, as in `from_arrays`.
+    needed = () if "done" in arrays else ("terminated", "truncated")
+    for name in [name for name in ("terminated", "truncated", "done") if name in arrays or name in needed]:
         if np.ma.is_masked(arrays.get(name)):
             raise UsageError(f"episode {number}: {name} has masked elements", hint="fill them")
         try:
@@ -300,6 +303,23 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
             hint = "a row per step; observations may have one more, and flags may be one value"
             raise UsageError(message, hint=hint)
     return table.values
+
+
+def _check_flag_names(episode: Mapping[Any, Any], number: int) -> None:
+    """Raise UsageError for flags and successors under the names of other libraries: they would become leaves, and the ends
+    and successors would be lost."""
+    from .sources.arrays.roles import NAMES, other_flags
+
+    roles = ("terminated", "truncated", "done", "next_observation")
+    for role in roles:
+        names = [key for key in episode if str(key).lower() in NAMES[role]]
+        if names and role not in episode:
+            raise UsageError(f"episode {number}: {names[0]} may be the {role}", hint=f"name it {role}")
+    if not {"terminated", "truncated", "done"} & set(episode):
+        problems, hint = other_flags([key for key in episode if isinstance(key, str)])
+        if problems:
+            hint = f"{hint.partition(';')[0]}; state terminated, too"
+            raise UsageError(f"episode {number}: {problems[0]}", hint=hint)
 
 
 def _kind(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

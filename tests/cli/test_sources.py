@@ -123,6 +123,15 @@ def test_parse_env_args():
             parse_key_values(bad, "--env-arg")
 
 
+def test_keys_of_a_map_may_have_levels(tmp_path, call):
+    arrays = {"x/pos": np.zeros((4, 2)), "act": np.zeros(4), "r": np.zeros(4), "done": np.arange(4) == 3}
+    np.savez(tmp_path / "own.npz", **arrays)
+    words = ["--name", "my/own", "--root", tmp_path / "root", "--map", "observation/pos/0=x/pos"]
+    assert call("convert", tmp_path / "own.npz", *words, "--map", "next/reward=r")[0] == 0
+    code, _, told = call("convert", tmp_path / "own.npz", *words, "--map", "a//b=r")
+    assert code == 2 and "for example: --map observation/state=obs" in told
+
+
 def test_parse_env_args_reach_the_environment(tmp_path, call):
     words = ["download", "gymnasium/FrozenLake-v1", "--steps", 400, "--root", tmp_path]
     assert call(*words, "--env-arg", "map_name=8x8", "--env-arg", "is_slippery=false")[0] == 0

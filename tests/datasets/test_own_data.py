@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -382,6 +383,65 @@ def test_flags_and_successors_that_cannot_be_read_are_not_left_out(name: str, ro
     with pytest.raises(UsageError, match=f"{name} may be the .*, and is not read") as error:
         rbdata.from_arrays(arrays, "my/objects")
     assert "Python objects" in str(error.value.hint)
+    assert not (root / "my").exists()
+
+
+@pytest.mark.parametrize("name", ["masks", "not_done", "dones_float", "Is_Terminal", "discount", "data/is_last"])
+@pytest.mark.parametrize("ends", [{}, {"timeouts": transitions()["timeouts"]}, {"episode_lengths": [100, 200]}])
+def test_flags_of_other_libraries_are_not_left_out(name: str, ends: dict[str, Any], root: Path) -> None:
+    arrays = {key: values for key, values in transitions().items() if key not in ("terminals", "timeouts")}
+    arrays |= {**ends, name: transitions()["terminals"]}
+    with pytest.raises(UsageError, match=f"{name} may say where episodes end"):
+        rbdata.from_arrays(arrays, "my/flags")
+    assert not (root / "my").exists()
+    rbdata.from_arrays(arrays, "my/kept", map={"info/flag": name})
+    rbdata.from_arrays({**arrays, "terminals": np.zeros(N, bool)}, "my/stated")
+
+
+def test_files_in_the_order_of_dm_env_are_not_taken_for_steps(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=np.float32)[:, None]
+    for number in range(2):
+        names = ("observation", "action", "reward", "discount")
+        np.savez(tmp_path / f"20261126_{number}_5.npz", **dict.fromkeys(names, rows))
+    with pytest.raises(UsageError, match="discount may say where episodes end") as error:
+        rbdata.convert(tmp_path, "my/drq")
+    assert "action[1:]" in str(error.value.hint)
+
+
+def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
+    ends, there = np.isin(np.arange(9), [2, 5, 8]), np.arange(9.0)[:, None]
+    steps = {"actions": there, "rewards": there, "terminals": np.arange(9) == 2}
+    with h5py.File(tmp_path / "d3rlpy.h5", "w") as file:
+        for key, values in {**steps, "observations": there, "episode_terminals": ends, "version": np.zeros(1)}.items():
+            file[key] = values
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "d3rlpy.h5", "my/d3rlpy"))
+    assert dataset.episodes.outcome.tolist() == [1, 2, 2]
+    assert dataset[:]["next", "observation"].squeeze(-1).tolist() == [1, 2, 0, 4, 5, 7, 8]
+    arrays = {**steps, "obs": there, "new_obs": there + 1, "truncateds": ends & ~steps["terminals"]}
+    assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
+
+
+@pytest.mark.parametrize("done", [True, np.arange(4) == 3, [[0], [0], [0], [1]]])
+@pytest.mark.parametrize(("flags", "outcome"), [({}, 1), ({"terminated": False}, 2), ({"truncated": False}, 1)])
+def test_done_of_an_episode_is_what_it_is_in_arrays(done: Any, flags: dict[str, Any], outcome: int) -> None:
+    episode = {"observation": np.arange(5.0), "action": np.zeros(4), "reward": np.zeros(4), "done": done, **flags}
+    dataset = rbdata.open_dataset(rbdata.from_episodes([episode, episode], "my/done"))
+    assert dataset.episodes.outcome.tolist() == [outcome, outcome]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("terminals", "may be the terminated"),
+        ("timeouts", "may be the truncated"),
+        ("next_obs", "may be the next_observation"),
+        ("is_terminal", "is_terminal may say where episodes end"),
+    ],
+)
+def test_episodes_with_flags_of_other_names_are_refused(key: str, text: str, root: Path) -> None:
+    episode = {"observation": np.arange(4.0), "action": np.zeros(4), "reward": np.zeros(4), key: np.zeros(4)}
+    with pytest.raises(UsageError, match=text):
+        rbdata.from_episodes([episode], "my/x")
     assert not (root / "my").exists()
 
 

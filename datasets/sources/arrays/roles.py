@@ -53,12 +53,13 @@ NAMES: dict[str, tuple[str, ...]] = {
         "terminations",
     ),
     "truncated": ("next/truncated", "truncated", "truncateds", "timeout", "timeouts", "truncation", "truncations"),
-    "done": ("next/done", "done", "dones"),
+    "done": ("next/done", "done", "dones", "episode_terminals"),
     "next_observation": (
         "next/observation",
         "next_observation",
         "next_observations",
         "next_obs",
+        "new_obs",
         "obs_next",
         "obs2",
         "next_state",
@@ -77,6 +78,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "episode_lengths": ("episode_lengths", "episode_length", "traj_lengths", "lengths"),
     "episode_ends": ("episode_ends", "meta/episode_ends"),
+}
+#: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
+OTHER_FLAGS = {
+    **dict.fromkeys(("masks", "not_done", "not_dones", "nonterminal", "nonterminals"), "terminated is 1 minus it"),
+    **dict.fromkeys(("dones_float", "is_done"), "it may be terminated, truncated or done"),
+    **dict.fromkeys(
+        ("discount", "discounts", "is_first", "is_last", "is_terminal", "step_type"),
+        "rows of dm_env and Dreamer hold the action and reward that led to their observation, where steps here hold those "
+        "that follow it: shift them with rbdata.from_episodes, observations of n + 1 rows with action[1:] and reward[1:]",
+    ),
 }
 #: Roles that may consist of several arrays.
 _TREES = ("observation", "action", "next_observation")
@@ -162,10 +173,14 @@ def find_roles(
             taken |= set(found[role].values())
     problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
     problems += _unread({*found, *given, *ambiguous}, unreadable)
+    hint = ""
+    if not problems and not {"terminated", "done"} & {*found, *given}:
+        single = [name for name in arrays if name not in taken and arrays[name].shape[1:] in ((), (1,))]
+        problems, hint = other_flags(single)
     if problems:
         also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
         raise UsageError(
-            f"{where}: {'; '.join(problems)}", hint=f"{_hint(arrays)}; the arrays are {listed(arrays)}{also}"
+            f"{where}: {'; '.join(problems)}", hint=f"{hint or _hint(arrays)}; the arrays are {listed(arrays)}{also}"
         )
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
@@ -301,6 +316,16 @@ def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
         arrays = [name for leaves in _named(role, names, unreadable, set()).values() for name in leaves.values()]
         problems += [f"{name} may be the {role}, and is not read" for name in arrays]
     return problems
+
+
+def other_flags(names: Iterable[str]) -> tuple[list[str], str]:
+    """What is wrong where arrays have names in `OTHER_FLAGS` and nothing says what terminated; and what to do about it."""
+    flags = [name for name in names if name.lower().removeprefix(_OUTER) in OTHER_FLAGS]
+    if not flags:
+        return [], ""
+    message = f"{', '.join(flags)} may say where episodes end, and nothing says which steps are terminated"
+    why = OTHER_FLAGS[flags[0].lower().removeprefix(_OUTER)]
+    return [message], f"{flags[0]}: {why}; where it is no flag, give it a key: --map info/{flags[0]}={flags[0]}"
 
 
 def _others(

@@ -406,18 +406,39 @@ def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
                 break
             group = inner
         episodes = _episodes(group)
+        others: dict[str, str] = {}
         if (
             "data" in group and not episodes and isinstance(group["data"], h5py.Group)
         ):  # robomimic: data/demo_0, mask/...
-            inside = _episodes(group["data"])
-            group, episodes = (group["data"], inside) if inside else (group, [])
+            episodes = _episodes(group["data"])
+            if episodes:
+                others = _beside_data(group, path.name)
+                group = group["data"]
         if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
             ordered = sorted(episodes, key=natural)
-            others = _other_groups(group, set(episodes), path.name)
+            others |= _other_groups(group, set(episodes), path.name)
             tables = [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in ordered]
             tables[0].unreadable.update(others)
             return tables
         return [Table(path.name, *_datasets(file))]
+
+
+def _beside_data(group: Any, where: str) -> dict[str, str]:
+    """What lies beside a group ``data`` of episodes, and why it is not read.
+
+    Raises UsageError for another group of episodes: the data would lack them.
+    """
+    import h5py
+
+    others: dict[str, str] = {}
+    for name, item in group.items():
+        if name == "data":
+            continue
+        if isinstance(item, h5py.Group) and _episodes(item):
+            message = f"{where}: data and {name} both hold a group per episode"
+            raise UsageError(message, hint="copy each of them to a file, and convert these one by one")
+        others[name] = "it lies beside the episodes, which are in data"
+    return others
 
 
 def _other_groups(group: Any, episodes: Collection[str], where: str) -> dict[str, str]:

@@ -94,7 +94,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
     if missing:
         there = ", ".join(sorted(found)[:12]) or "nothing"
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
-        raise CorruptSourceError(message, hint=f"it holds {there}")
+        raise CorruptSourceError(message, hint=f"it holds {there}; --source arrays reads any file of arrays")
     size, stored = file.id.get_filesize(), 0
     for path, dataset in found.items():
         stored += check_storage(dataset.id, f"{name}: {path}", least=1 << 16, size=size)

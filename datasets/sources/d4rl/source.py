@@ -120,7 +120,9 @@ class D4rlSource(Source):
         from ...ingest.raw_files import hdf5_names
 
         file = only_file(path, ".hdf5", ".h5")
-        return file is not None and {"observations", "actions", "rewards", "terminals"} <= hdf5_names(file)
+        names = hdf5_names(file) if file is not None else set()
+        # d3rlpy 1 has the four names too, and the ends of episodes under another one.
+        return {"observations", "actions", "rewards", "terminals"} <= names and "episode_terminals" not in names
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one HDF5 file, or with that of ``dataset``."""

@@ -141,6 +141,20 @@ def test_numbered_groups_of_other_names_are_episodes(inside: str, tmp_path: Path
         assert all(set(table.values) == {"x", "sensors/u"} for table in tables)
 
 
+def test_what_lies_beside_data_is_said_and_other_episodes_there_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(2):
+            _write_episode(file.create_group(f"data/demo_{number}"), number)
+        file["mask/train"], file["mean"] = np.array([b"demo_0"]), np.zeros(2)
+    with open_tables(tmp_path / "a.h5", tmp_path) as tables:
+        assert len(tables) == 2 and sorted(tables[0].unreadable) == ["mask", "mean"]
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        _write_episode(file.create_group("valid/demo_0"), 0)
+    message = "data and valid both hold a group per episode"
+    with pytest.raises(UsageError, match=message), open_tables(tmp_path / "a.h5", tmp_path):
+        pass
+
+
 def test_numbered_groups_beside_others_are_not_episodes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         for name in ("camera_0/rgb", "camera_1/rgb", "arm/position", "action/arm"):
