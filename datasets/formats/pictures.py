@@ -3,7 +3,7 @@
 TensorFlow Datasets (core/features/image_feature.py): uint8 pictures have 1 to 4 channels, uint16 ones (depth) are 16-bit PNGs
 of one, and float32 ones of one channel are PNGs whose four channels are the bytes of the numbers. JPEG is decoded by Pillow,
 which gives the values of TensorFlow with ``dct_method="INTEGER_ACCURATE"``; by default TensorFlow decodes faster, and two
-thirds of the values differ by up to 6. PNG is the same everywhere.
+thirds of the values differ by a few (up to 10 were seen). PNG is the same everywhere.
 
 Minari since 0.5.3: spaces that look like pictures (uint8, 0..255, two or three dimensions, the first two at least 32) are
 stored as JPEG: smaller, and lossy. A flag in the metadata states this, but older files lack it, and it was not always right;

@@ -181,20 +181,27 @@ class RldsJob(EpisodeFilesJob):
 def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tuple[Feature, ...], dict[str, str]]:
     """The features to store, and those that are not, with the reason. Raises UsageError for names of unknown features."""
     unwanted = [name.strip().strip("/") for name in (options["leave_out"] or "").split(",") if name.strip()]
-    names = {feature.name: feature.name.removeprefix(f"{STEPS}/") for feature in features}
+    short = {feature.name: feature.name.removeprefix(f"{STEPS}/") for feature in features}
+    counts = Counter(short.values())
+    # A feature of the steps and one of the episode may have the same name.
+    names = {name: name if counts[one] > 1 else one for name, one in short.items()}
+
+    def is_meant(name: str, one: str) -> bool:
+        return any(f"{path}/".startswith(f"{one}/") for path in (name, short[name]))
+
     for one in unwanted:
-        if not any(f"{name}/".startswith(f"{one}/") for name in names.values()):
+        if not any(is_meant(name, one) for name in names):
             message = f"there is no feature {one} to leave out"
             raise UsageError(message, hint=f"features: {', '.join(names.values())}")
     left_out = {}
     for feature in features:
         name = names[feature.name]
-        if any(f"{name}/".startswith(f"{one}/") for one in unwanted):
+        if any(is_meant(feature.name, one) for one in unwanted):
             left_out[name] = "left out as asked"
         elif feature.kind == "text" and options["text"] == "omit":
             left_out[name] = "text, left out as asked"
     kept = tuple(feature for feature in features if names[feature.name] not in left_out)
-    if not any(is_observation(names[feature.name]) for feature in kept):
+    if not any(is_observation(short[feature.name]) for feature in kept):
         raise UsageError("no observation is left to store", hint=f"features: {', '.join(names.values())}")
     return kept, left_out
 

@@ -211,6 +211,22 @@ def test_what_has_no_rows_is_left_out_and_named(tmp_path):
     assert "info/note" not in dataset.schema
 
 
+def test_a_feature_of_the_steps_and_one_of_the_episode_of_the_same_name_are_two(tmp_path):
+    features = {
+        "steps": steps(observation=tensor("float32", 2), action=tensor("int64"), task=text()),
+        "task": tensor("int64"),
+    }
+    rows = rows_of(3, observation=[[1.0, 2.0]] * 3, action=[1, 2, 0], task=["a", "b", ""])
+    folder = write_folder(tmp_path / "raw", features, [({"task": 7}, rows)])
+    dataset = convert(folder, tmp_path / "1", text="omit")
+    assert dataset["info/task"].tolist() == [7, 7]
+    assert dataset.manifest.source["left_out"] == {"steps/task": "text, left out as asked"}
+    dataset = convert(folder, tmp_path / "2", leave_out="steps/task")
+    assert dataset["info/task"].tolist() == [7, 7]
+    dataset = convert(folder, tmp_path / "3", leave_out="task")
+    assert dataset.manifest.source["left_out"].keys() == {"steps/task", "task"}
+
+
 def test_leaves_that_are_not_wanted(tmp_path):
     dataset = convert(FIXTURES / "toy_robot", tmp_path, leave_out="observation/depth, episode_metadata,tokens")
     assert {"observation/depth", "info/tokens", "info/tokens_length", "info/episode_metadata/file_path"}.isdisjoint(
