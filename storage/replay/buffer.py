@@ -173,6 +173,7 @@ class ReplayBuffer:
         self._load_hooks = list(getattr(checkpointer, "_load_hooks", None) or ())
         self.shared = shared
         self._rank, self._world = rank, world_size
+        self._loader_epochs = 0
         unit = self._sample_unit = check_unit(sample_unit)
         self._spec = BatchSpec(
             frame_stack=frame_stack,

@@ -282,7 +282,8 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     with _gone_back(buffer, order):
         buffer.sampler.dumps(folder.path / "sampler")
     sampler = list(order.sampler) if isinstance(order.sampler, tuple) else order.sampler
-    folder.tensors("position", {"generator": order.generator, "sampler": sampler, "batches": order.batches})
+    position = {"generator": order.generator, "sampler": sampler, "batches": order.batches}
+    folder.tensors("position", {**position, "loader_epochs": buffer._loader_epochs})
     folder.tensors("transforms", buffer._pipeline.transforms_state())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
@@ -336,9 +337,10 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
     with reading(checkpoint.path):
-        order = {}
+        order, epochs = {}, 0
         if own:
             position = states.pop("position")
+            epochs = check_count(position.get("loader_epochs", 0))
             generator, batches = position["generator"], check_count(position.get("batches", 0))
             order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
         _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, writer))
@@ -347,7 +349,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     if not own:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
-    buffer.batch_size = batch_size
+    buffer.batch_size, buffer._loader_epochs = batch_size, epochs
 
 
 def _batch_size(checkpoint: Checkpoint, rows: int) -> int | None:
@@ -398,6 +400,7 @@ def state_of(buffer: Any) -> dict[str, Any]:
         "_rng": (order.generator, "cpu"),
         "position": order.sampler,
         "batches": order.batches,
+        "loader_epochs": buffer._loader_epochs,
     }
 
 
@@ -410,7 +413,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     storage, cursor = state["storage"], state["writer"].get("_cursor")
     if "position" not in state and cursor:  # a state from TorchRL, whose storages do not state the newest row
         storage = {"newest": int(cursor) - 1, **storage}
-    order = {"batches": check_count(state.get("batches", 0))}
+    order, epochs = {"batches": check_count(state.get("batches", 0))}, check_count(state.get("loader_epochs", 0))
     generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
     order |= {} if generator is None else {"generator": generator}
     order |= {"sampler": state["position"]} if "position" in state else {}
@@ -423,7 +426,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
-    buffer.batch_size = size
+    buffer.batch_size, buffer._loader_epochs = size, epochs
 
 
 def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:

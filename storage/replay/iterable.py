@@ -7,10 +7,10 @@
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass, so that together they return every step once; with replacement each worker
 draws its own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's
-seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders. A ``DataLoader`` that was
-not made by ``loader`` does not count: its batches also depend on the seed that it draws for its workers. Give it
-``batch_size=None, collate_fn=lambda batch: batch``: torch would otherwise put each batch into a batch of 1, or without a batch
-size treat a TensorDict as a dictionary.
+seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders. Its states hold the count,
+and a resumed run goes on with the next pass. A ``DataLoader`` that was not made by ``loader`` does not count: its batches also
+depend on the seed that it draws for its workers. Give it ``batch_size=None, collate_fn=lambda batch: batch``: torch would
+otherwise put each batch into a batch of 1, or without a batch size treat a TensorDict as a dictionary.
 
 A user's sampler is copied to each worker unchanged. If it draws from ``self._rng`` or torch's global generator, each worker
 draws different records; if it keeps its own counter, all workers draw the same records, unless it uses ``self.share``: its rank
@@ -20,6 +20,7 @@ and the number of workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from tensordict import TensorDictBase
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ...errors import UsageError
+from ...errors import RowIndexError, UsageError
 from .storages.trees import copy_of
 
 
@@ -72,9 +73,10 @@ class ReplayLoader(DataLoader):
     dataset: ReplayIterable
 
     def __iter__(self) -> Any:
-        # Counted by the buffer: a loader may be made for every epoch.
+        # Counted by the buffer, also in its states: a loader may be made for every epoch, and a run may be resumed.
         buffer: Any = self.dataset.buffer
-        self.dataset.epoch = buffer._loader_epochs = getattr(buffer, "_loader_epochs", -1) + 1
+        self.dataset.epoch = buffer._loader_epochs
+        buffer._loader_epochs += 1
         return super().__iter__()
 
 
@@ -102,13 +104,21 @@ class ReplayMap(Dataset):
     def __getitem__(self, number: Any) -> Any:
         if not self.buffer._spec.reads_windows:
             return self._own(self.buffer[number])
-        batch = self.buffer.sample_at(number)
-        is_record = isinstance(number, int) and self.buffer._spec.expand is None  # a unit expands one record to several
+        is_one = isinstance(number, Integral)
+        batch = self.buffer.sample_at(self._row(int(number)) if is_one else number)
+        is_record = is_one and self.buffer._spec.expand is None  # a unit expands one record to several
         return self._own(batch[0] if is_record else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""
         return self[torch.as_tensor(numbers)]
+
+    def _row(self, number: int) -> int:
+        """The row of a number, which counts from the end if it is negative. Raises RowIndexError, which ends iteration."""
+        count = len(self)
+        if not -count <= number < count:
+            raise RowIndexError(f"there is no record {number}: there are {count}")
+        return number % count
 
     def _own(self, records: Any) -> Any:
         """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 import rbdata
 import torch
@@ -88,6 +90,18 @@ def test_records_by_number_with_what_is_around_them(folder, options, workers):
     assert one.batch_size == () and (one == batches[0][3]).all()
     several = DataLoader(buffer.as_map(), batch_size=None, sampler=[[4, 2], [1]], collate_fn=lambda batch: batch)
     assert [batch["index"].tolist() for batch in several] == [[4, 2], [1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_stack": 2}, {"n_step": 2}])
+def test_numbers_of_records_are_those_of_a_sequence(folder, options):
+    """From the end, as NumPy's integers, and with an end: the same for records as stored and those with others around them."""
+    records: Any = rbdata.load(folder, batch_size=4, **options).as_map()
+    assert len(list(records)) == len(records) == 67
+    assert torch.equal(records[-1]["action"], records[66]["action"])
+    assert records[np.int64(3)].batch_size == torch.Size([])
+    for number in (67, -68):
+        with pytest.raises(IndexError, match="there are 67"):
+            records[number]
 
 
 def test_units_by_number(folder):
@@ -192,3 +206,27 @@ def test_a_loader_of_ones_own_over_batches():
     batches = list(loader)
     assert [len(batch) for batch in batches] == [3, 3, 2]
     assert sorted(row for batch in batches for row in batch["n", "b"].tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("by", ["state", "folder"])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_a_resumed_run_goes_on_with_the_next_iterator(folder, tmp_path, replacement, by):
+    """The count of iterators is in states: every job of a chain of resumed ones would see the first pass again."""
+
+    def make():
+        return rbdata.load(folder, batch_size=8, seed=5, replacement=replacement)
+
+    def epoch(buffer):
+        loader = buffer.as_iterable(2).loader(num_workers=2, multiprocessing_context="fork")
+        return [batch["index"].tolist() for batch in loader]
+
+    buffer, resumed = make(), make()
+    earlier = [epoch(buffer) for _ in range(2)]
+    if by == "state":
+        resumed.load_state_dict(buffer.state_dict())
+    else:
+        buffer.dumps(tmp_path / "checkpoint")
+        resumed.loads(tmp_path / "checkpoint")
+    following = epoch(resumed)
+    assert following == epoch(buffer)
+    assert following not in earlier
