@@ -421,6 +421,23 @@ def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
     assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
 
 
+def test_an_episode_that_goes_on_in_the_next_file_is_refused(tmp_path: Path) -> None:
+    def write(*numbers: list[int]) -> None:
+        for part, episode in enumerate(numbers):
+            steps = np.arange(len(episode), dtype=np.float32)
+            table = {"obs": steps, "act": steps, "next.reward": steps, "next.done": np.diff([*episode, -1]) != 0}
+            parquet.write_table(pa.table({**table, "episode": episode}), tmp_path / f"part-{part}.parquet")
+
+    write([0, 0, 0, 1], [1, 1, 2, 2])
+    with pytest.raises(UsageError, match=r"part-1\.parquet: it begins in episode 1"):
+        rbdata.convert(tmp_path, "my/split", source="arrays")
+    write([0, 0, 0, 1], [2, 2, 3, 3])
+    assert len(rbdata.open_dataset(rbdata.convert(tmp_path, "my/whole", source="arrays")).episodes) == 4
+    write([0, 0, 0], [0, 0])  # each file counts its own
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path, "my/own", source="arrays"))
+    assert dataset.episodes.outcome.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("done", [True, np.arange(4) == 3, [[0], [0], [0], [1]]])
 @pytest.mark.parametrize(("flags", "outcome"), [({}, 1), ({"terminated": False}, 2), ({"truncated": False}, 1)])
 def test_done_of_an_episode_is_what_it_is_in_arrays(done: Any, flags: dict[str, Any], outcome: int) -> None:

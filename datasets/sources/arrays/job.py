@@ -31,7 +31,7 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock, Task
 from .roles import Given, Roles, find_roles
-from .rows import blocks, columns_of, end_episodes, stored_apart
+from .rows import EpisodeNumbers, blocks, columns_of, end_episodes, stored_apart
 from .tables import Table, join_columns, open_tables
 
 _COUNTED = {
@@ -131,12 +131,14 @@ class ArraysJob(RecordedJob):
 
         Raises UsageError for one that is unlike the first.
         """
+        numbered = EpisodeNumbers()
         for table in self.begin(first) if self.begin and first else self._tables:
             roles = self._roles_of(table, self._first, self._given)
             self._left_out = {**roles.left_out, **table.unreadable, **self._left_out}
             columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
+            numbered.add(table, roles.episode)
             yield (
                 table,
                 roles,

@@ -42,9 +42,10 @@ Given = str | Sequence[str] | float
 NAMES: dict[str, tuple[str, ...]] = {
     "observation": ("observation", "observations", "obs", "state", "states"),
     "action": ("action", "actions", "act", "acts"),
-    "reward": ("next/reward", "reward", "rewards", "rew", "rews"),
+    "reward": ("next/reward", "next.reward", "reward", "rewards", "rew", "rews"),
     "terminated": (
         "next/terminated",
+        "next.terminated",
         "terminated",
         "terminateds",
         "terminal",
@@ -52,8 +53,17 @@ NAMES: dict[str, tuple[str, ...]] = {
         "termination",
         "terminations",
     ),
-    "truncated": ("next/truncated", "truncated", "truncateds", "timeout", "timeouts", "truncation", "truncations"),
-    "done": ("next/done", "done", "dones", "episode_terminals"),
+    "truncated": (
+        "next/truncated",
+        "next.truncated",
+        "truncated",
+        "truncateds",
+        "timeout",
+        "timeouts",
+        "truncation",
+        "truncations",
+    ),
+    "done": ("next/done", "next.done", "done", "dones", "episode_terminals"),
     "next_observation": (
         "next/observation",
         "next_observation",

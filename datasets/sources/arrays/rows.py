@@ -188,6 +188,26 @@ def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
     return last
 
 
+class EpisodeNumbers:
+    """Compares the numbers of episodes across files. Where a file holds several, they are those of the whole dataset."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._are_global = False
+
+    def add(self, table: Table, name: str | None) -> None:
+        """The next file. Raises UsageError where an episode goes on in it: its steps would become two episodes."""
+        if name is None or not table.arrays[name].shape[0]:
+            return
+        rows = table.arrays[name].shape[0]
+        first, last = (table.read(name, row, row + 1).reshape(-1)[0] for row in (0, rows - 1))
+        self._are_global |= bool(first != last)
+        if self._are_global and self._last == first:
+            message = f"{table.name}: it begins in episode {first} ({name}), in which the file before ends"
+            raise UsageError(message, hint="each file holds whole episodes: join them, or move these rows")
+        self._last = last
+
+
 def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> bool:
     """Whether observations have a row per state. Raises UsageError for another number of rows."""
     name = next(iter(roles.observation.values()))
