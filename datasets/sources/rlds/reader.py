@@ -215,7 +215,8 @@ def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
     for feature in features:
         top, _, rest = feature.name.partition("/")
         if top != STEPS:
-            twice = any(one.name == f"{STEPS}/{feature.name}" for one in features)
+            beside = f"{STEPS}/{feature.name}"
+            twice = any(_is_in(one.name, beside) or _is_in(beside, one.name) for one in features)
             names[feature.name] = f"info/{'episode_' * twice}{feature.name}"
         elif rest.partition("/")[0] in ("observation", "action"):
             names[feature.name] = rest

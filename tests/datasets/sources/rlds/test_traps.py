@@ -227,6 +227,20 @@ def test_a_feature_of_the_steps_and_one_of_the_episode_of_the_same_name_are_two(
     assert dataset.manifest.source["left_out"].keys() == {"steps/task", "task"}
 
 
+@pytest.mark.parametrize("is_folder", ["in the steps", "of the episode"])
+def test_a_feature_whose_name_is_a_folder_of_the_other_kind(tmp_path, is_folder):
+    one, many = tensor("int64"), several(goal=tensor("int64"))
+    in_steps, once = (many, one) if is_folder == "in the steps" else (one, many)
+    features = {"steps": steps(observation=tensor("float32", 2), action=tensor("int64"), task=in_steps), "task": once}
+    path = "task__goal" if is_folder == "in the steps" else "task"
+    rows = rows_of(3, observation=[[1.0, 2.0]] * 3, action=[1, 2, 0], **{path: [4, 5, 6]})
+    folder = write_folder(tmp_path / "raw", features, [({"task": 7, "task/goal": 7}, rows)])
+    dataset = convert(folder, tmp_path)
+    ends = ("/goal", "") if is_folder == "in the steps" else ("", "/goal")
+    assert dataset[f"info/task{ends[0]}"].tolist() == [4, 5]
+    assert dataset[f"info/episode_task{ends[1]}"].tolist() == [7, 7]
+
+
 def test_leaves_that_are_not_wanted(tmp_path):
     dataset = convert(FIXTURES / "toy_robot", tmp_path, leave_out="observation/depth, episode_metadata,tokens")
     assert {"observation/depth", "info/tokens", "info/tokens_length", "info/episode_metadata/file_path"}.isdisjoint(
