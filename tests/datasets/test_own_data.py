@@ -421,6 +421,13 @@ def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
     assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
 
 
+def test_actions_that_are_not_finite_are_said() -> None:
+    data = transitions()
+    data["actions"] = np.where(np.arange(N) < 2, np.nan, 1.0)
+    dataset = rbdata.open_dataset(rbdata.from_arrays(data, "my/nan"))
+    assert "Actions with NaN or infinity, as in the data: 2." in dataset.manifest.notes
+
+
 def test_an_episode_that_goes_on_in_the_next_file_is_refused(tmp_path: Path) -> None:
     def write(*numbers: list[int]) -> None:
         for part, episode in enumerate(numbers):

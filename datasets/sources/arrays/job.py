@@ -47,6 +47,7 @@ _COUNTED = {
     ),
     "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
+    "actions_not_finite": "Actions with NaN or infinity, as in the data: {n}.",
     "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }
 
@@ -258,8 +259,10 @@ class _ReadTask:
                 for number, rows in enumerate(block.rows):
                     if len(rows):
                         writer.column(0, number, rows)
-                    if columns[number].key in roles.observation and rows.dtype.kind == "f":
-                        counts["rows_not_finite"] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
+                    key = columns[number].key
+                    if rows.dtype.kind == "f" and (key in roles.observation or key in roles.action):
+                        kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
+                        counts[kind] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
                 writer.steps(0, block.rewards, block.end)
                 states += len(block.rewards) + int(np.count_nonzero(block.end))
                 done += len(block.rewards)
