@@ -421,6 +421,15 @@ def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
     assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
 
 
+def test_what_is_assumed_of_a_later_file_is_said(tmp_path: Path) -> None:
+    steps = {"obs": np.arange(4.0), "act": np.zeros(4), "rew": np.zeros(4)}
+    np.savez(tmp_path / "a.npz", **steps, terminated=np.zeros(4, bool), truncated=np.arange(4) == 3)
+    np.savez(tmp_path / "b.npz", **steps, dones=np.arange(4) == 3)
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path, "my/mixed"))
+    assert dataset.episodes.outcome.tolist() == [2, 1]
+    assert dataset.manifest.notes[0].startswith("dones is taken as terminated")
+
+
 def test_actions_that_are_not_finite_are_said() -> None:
     data = transitions()
     data["actions"] = np.where(np.arange(N) < 2, np.nan, 1.0)

@@ -99,6 +99,7 @@ class ArraysJob(RecordedJob):
         self._content: Any = uuid.uuid4().hex if content is None else content
         self.begin = begin
         self._left_out = {**self.roles.left_out, **first.unreadable}
+        self._assumed: dict[str, None] = dict.fromkeys(self.roles.assumed)
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
             for key in ("observation", "action")
@@ -136,6 +137,7 @@ class ArraysJob(RecordedJob):
         for table in self.begin(first) if self.begin and first else self._tables:
             roles = self._roles_of(table, self._first, self._given)
             self._left_out = {**roles.left_out, **table.unreadable, **self._left_out}
+            self._assumed |= dict.fromkeys(roles.assumed)
             columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
@@ -188,7 +190,7 @@ class ArraysJob(RecordedJob):
         return self._left_out
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
-        notes = list(self.roles.assumed)
+        notes = list(self._assumed)
         notes += count_notes(_COUNTED, counts)
         if not isinstance(self.roles.reward, str):
             notes.append(f"The data have no rewards: each is {self.roles.reward:g}, as stated.")
