@@ -32,6 +32,7 @@ from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
 from ..storage.folder import remove_tree
 from ..storage.leaf import Leaf
+from ..storage.manifest import FILENAME
 from ..storage.reference_scores import original_source
 from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
@@ -132,17 +133,20 @@ def write_export(
     ``fps`` is the number of steps per second, if the dataset does not state it.
 
     Raises UsageError if the format cannot hold the dataset at all, DatasetExistsError if ``dest`` exists (``force`` replaces
-    it), MissingExtraError, DiskSpaceError.
+    a file, an empty folder or an earlier export), MissingExtraError, DiskSpaceError.
     """
     if to not in _WRITERS:
         raise UsageError(f"there is no format {to!r}", hint=f"the formats are {', '.join(_WRITERS)}")
     _check_options(to, frames, fps)
     write, suffix = _WRITERS[to]
+    if Path(dest) == Path():  # also an empty text, such as a variable of a script that is not set
+        raise UsageError("DEST is the current folder", hint="name a file or a folder in it")
     target = Path(dest).expanduser().absolute()
     if suffix and target.suffix.lower() not in (suffix, ".h5" if to == "d4rl" else suffix):
         target = target.with_name(target.name + suffix)
     if os.path.lexists(target) and not force:
         raise DatasetExistsError(f"{target} is there already", hint="choose another name, or replace it with --force")
+    _check_replaced(target, suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = _Export(dataset, report, frames, fps)
     work.total = sum(work.leaf(key).row_bytes * len(dataset) for key in work.ted_keys())
@@ -162,6 +166,23 @@ def write_export(
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Exported(dataset.id, target, to, len(dataset), len(dataset.episodes), size, tuple(work.notes))
+
+
+#: Files by which the folder of an export is known, of each format that is a folder.
+_OF_EXPORTS = ("meta.json", "dataset_info.json", "meta/info.json", "data/main_data.hdf5")
+
+
+def _check_replaced(target: Path, suffix: str) -> None:
+    """Raise DatasetExistsError for a folder that ``force`` would delete although no export wrote it."""
+    if not target.is_dir() or target.is_symlink():
+        return
+    if not suffix and not any(target.iterdir()):
+        return
+    is_export = any((target / name).is_file() for name in _OF_EXPORTS) and not (target / FILENAME).exists()
+    if suffix or not is_export:
+        what = "a dataset" if (target / FILENAME).exists() else "a folder that holds something other than an export"
+        message = f"{target} is {what}: it is not replaced"
+        raise DatasetExistsError(message, hint="choose another name, or remove it yourself")
 
 
 def _check_options(to: str, frames: object, fps: object) -> None:
@@ -240,8 +261,7 @@ def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
         )
         file["terminals"], file["timeouts"] = terminated, truncated & ~terminated
         file.attrs["rbdata_id"] = work.dataset.id
-    if (terminated & truncated).any():
-        work.notes.append("Episodes that were terminated and truncated at once are terminals only.")
+    _note_both(work)
     _note_cut(work)
 
 
@@ -252,6 +272,12 @@ def _only(work: _Export, base: str) -> str:
         return next(iter(tree.values()))
     message = f"{work.dataset.id} has {', '.join(tree.values()) or f'no {base}'}, and D4RL's format holds one array"
     raise UsageError(message, hint="use another format, or make one of them with `rbdata preprocess`")
+
+
+def _note_both(work: _Export) -> None:
+    terminated, truncated = (work.dataset[f"next/{flag}"] for flag in ("terminated", "truncated"))
+    if bool((terminated & truncated).any()):
+        work.notes.append("Episodes that were terminated and truncated at once are terminals only.")
 
 
 def _note_cut(work: _Export) -> None:
@@ -474,6 +500,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     left = [key for key in work.ted_keys() if key.startswith("next/") and key not in held]
     if left:
         work.notes.append(f"Not exported: {', '.join(left)}.")
+    _note_both(work)
     folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
 
 

@@ -225,6 +225,48 @@ def test_a_beginning_that_the_data_lack_is_said(make: Any, to: Any, tmp_path: Pa
     assert "the beginning of 1 episode is not in the data, which the format does not say" in " ".join(done.notes)
 
 
+@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])
+def test_that_an_end_is_both_is_held_or_said(to: Any, tmp_path: Path) -> None:
+    one = next(episodes("vector")) | {"terminated": True, "truncated": True}
+    del one["info"]
+    done = write_export(rbdata.open_dataset(rbdata.from_episodes([one], "my/ends")), tmp_path / "out-v0", to)
+    back = rbdata.open_dataset(rbdata.convert(done.path, "my/back", procs=1))
+    said = "terminated and truncated at once are terminals only" in " ".join(done.notes)
+    assert bool(back["next/truncated"][-1]) != said
+
+
+@pytest.mark.parametrize("to", ["torchrl", "rlds", "minari"])
+def test_force_replaces_exports_alone(make: Any, to: Any, tmp_path: Path) -> None:
+    """It deleted whatever was in the folder."""
+    dataset, own = make("vector"), tmp_path / "out-v0"
+    own.mkdir()
+    rbdata.export(dataset, own, to, force=True)  # an empty folder
+    rbdata.export(dataset, own, to, force=True)
+    work = tmp_path / "work-v0"
+    work.mkdir()
+    (work / "thesis.txt").write_text("precious")
+    with pytest.raises(DatasetExistsError, match="work-v0 is a folder that holds something other than an export"):
+        rbdata.export(dataset, work, to, force=True)
+    assert (work / "thesis.txt").read_text() == "precious"
+    with pytest.raises(DatasetExistsError, match="is a dataset: it is not replaced"):
+        rbdata.export(dataset, dataset.path.rename(dataset.path.with_name("x-v0")), to, force=True)
+
+
+def test_force_replaces_no_folder_by_a_file(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "out.npz").mkdir()
+    with pytest.raises(DatasetExistsError, match="it is not replaced"):
+        rbdata.export(make("vector"), tmp_path / "out.npz", "npz", force=True)
+
+
+def test_an_export_has_a_name(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one was the current folder, and with a suffix a file beside it."""
+    monkeypatch.chdir(tmp_path)
+    dataset = make("vector")
+    for dest in ("", ".", Path()):
+        with pytest.raises(UsageError, match="is the current folder"):
+            rbdata.export(dataset, dest, "npz", force=True)
+
+
 @pytest.mark.parametrize("to", ["minari", "rlds", "lerobot"])
 def test_successors_that_are_not_the_next_observation_are_not_lost(make: Any, to: Any, tmp_path: Path) -> None:
     """The format has a row per state; n-step successors would become those of one step."""
