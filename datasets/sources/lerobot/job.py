@@ -257,13 +257,14 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
 
 
 def _keys(features: Sequence[Feature]) -> dict[str, str]:
-    """The key of the leaf of each feature. Names of the fewest levels are placed first: a leaf has no leaves below it, so
-    ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features."""
+    """The key of the leaf of each feature. Keys of the fewest levels are placed first: a leaf has no leaves below it, so
+    ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features. Among keys of as many
+    levels the order decides: exports have ``info.timestamp`` of the data before lerobot's ``timestamp``."""
     names = [feature.name for feature in features if feature.name not in _RULES]
     keys, taken = dict[str, str](), TakenKeys(["task", "next/success"])
     is_tree = any(name.startswith("observation.") for name in names)
-    for name in sorted(names, key=lambda name: name.count(".")):
-        wanted = "observation/observation" if is_tree and name == "observation" else _key(name)
+    placed = {name: "observation/observation" if is_tree and name == "observation" else _key(name) for name in names}
+    for name, wanted in sorted(placed.items(), key=lambda item: item[1].count("/")):
         key = taken.free(wanted)
         if key.partition("/")[0] != wanted.partition("/")[0]:
             key = taken.free(f"info/{key}")
