@@ -51,13 +51,13 @@ strict: $(STAMP)
 	$(BIN)/pyright -p .
 
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
-# there is enough. A process for each core. By file, as tests of one module share fixtures; in order, as the longest files are
+# there is enough. A process more than there are cores, as some tests wait for processes that they started. By file, as tests of one module share fixtures; in order, as the longest files are
 # not those with the most tests. The package is compiled for the hundreds of processes that tests start.
 IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 6000 {print "yes"}')
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage
 	@$(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadfile --no-loadscope-reorder
 
 # Reads every page and docstring as `docs` does, without writing HTML.
 pages: $(STAMP)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
+from ..errors import UsageError
 from .console import Interrupted, OutputClosed
 from .options import Root
 
@@ -230,6 +232,9 @@ def _show_version(wanted: bool) -> None:
 
 def invoke(arguments: list[str]) -> int:
     """Parse and run a command line; returns the exit code, raises every error."""
+    # From a variable that is not set, as in --root "$DATA"; typer makes the current folder of it.
+    if "--root=" in arguments or ("--root", "") in pairwise(arguments):
+        raise UsageError("--root is empty", hint="leave it out, or name a folder (. is the current one)")
     app = typer.Typer(
         cls=Commands,
         rich_markup_mode=None,  # rich help costs 60 ms at every --help

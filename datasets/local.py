@@ -86,7 +86,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     Raises DatasetNotFoundError if the id is known but not on this machine, UnknownDatasetError for an unknown name,
     NotADatasetError for a path that holds no dataset.
     """
-    folder = _folder_of(id_or_path)
+    folder = _folder_of(id_or_path, root)
     if folder is not None:
         if holds_dataset(folder):
             return folder
@@ -113,11 +113,22 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     raise DatasetNotFoundError(message, hint=get_it if source else elsewhere)
 
 
-def _folder_of(id_or_path: str | os.PathLike[str]) -> Path | None:
-    """The absolute folder that a path names; None for an id (a text that does not lead to a dataset as a relative path)."""
+def _folder_of(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> Path | None:
+    """The absolute folder that a path names; None for an id (a text that does not lead to a dataset as a relative path).
+
+    Raises UsageError for a text that is both the id of a dataset under the root and the relative path of another one.
+    """
     text = os.fspath(id_or_path)
     folder = settings.expanded(text).absolute()
-    return folder if catalogue.is_path(text) or (text and holds_dataset(folder)) else None
+    if catalogue.is_path(text):
+        return folder
+    if not text or not holds_dataset(folder):
+        return None
+    of_root = settings.root(root) / text
+    if isinstance(id_or_path, str) and holds_dataset(of_root) and not of_root.samefile(folder):
+        message = f"{text} is the dataset {of_root}, and also the folder {folder}"
+        raise UsageError(message, hint=f"./{text} is the folder; for the dataset, leave the current folder")
+    return folder
 
 
 def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
@@ -143,7 +154,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
 def full_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
     """The full id for an id, on this machine or not; paths, URLs and unknown names are returned unchanged."""
     with contextlib.suppress(RbdataError):
-        if not is_remote(text) and _folder_of(text) is None:
+        if not is_remote(text) and _folder_of(text, root) is None:
             return _resolve(text, root)[0].id
     return text
 
@@ -178,7 +189,7 @@ def open_dataset(
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
     """The place where a dataset is or would be, by id (full or bare) or path. Raises as `find` for unknown names."""
-    folder = _folder_of(id_or_path)
+    folder = _folder_of(id_or_path, root)
     if folder is None:
         return _resolve(os.fspath(id_or_path), root)[0]
     try:

@@ -148,6 +148,23 @@ class TestEveryCommand:
             assert call(*words, "Pong/5", "-q")[:2] == (0, f"{made}/atari/Pong/5\n")
         assert call("--root", "/nowhere", "inspect", "--root", made, "Pong/5")[0] == 0
 
+    def test_an_empty_root_is_not_the_current_folder(self, call, made, monkeypatch):
+        monkeypatch.chdir(made)
+        for words in (("list", "--root", ""), ("--root=", "list"), ("delete", "Pong/5", "--yes", "--root", "")):
+            code, _, told = call(*words)
+            assert code == 2 and "--root is empty" in told
+
+    def test_an_id_that_is_another_folder_too(self, call, own, tmp_path, monkeypatch):
+        here = tmp_path / "here"
+        shutil.copytree(own / "atari" / "Pong" / "5", here / "atari" / "Pong" / "5")
+        monkeypatch.chdir(here)
+        code, _, told = call("inspect", "atari/Pong/5", "--root", own)
+        assert code == 2 and "and also the folder" in told
+        assert call("inspect", "./atari/Pong/5", "--root", own)[0] == 0
+        assert call("inspect", "atari/Pong/5", "--root", here)[0] == 0
+        monkeypatch.chdir(own)
+        assert call("inspect", "atari/Pong/5", "--root", own)[0] == 0
+
     def test_hints_keep_the_root(self, call, made):
         code, _, notes = call("inspect", "Pong/4", "--root", made)
         assert code == 1
