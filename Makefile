@@ -51,8 +51,9 @@ strict: $(STAMP)
 	$(BIN)/pyright -p .
 
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
-# there is enough. A process more than there are cores, as some tests wait for processes that they started. By file, as tests of one module share fixtures; in order, as the longest files are
-# not those with the most tests. The package is compiled for the hundreds of processes that tests start.
+# there is enough. A process more than there are cores, as some tests wait for processes that they started. By file, as tests of
+# one module share fixtures; in order, as the longest files are not those with the most tests. The package is compiled for the
+# hundreds of processes that tests start.
 IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 6000 {print "yes"}')
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage
