@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import Cost, interleave, machine, measure, measure_command, median, size
@@ -38,7 +39,7 @@ def frames_of(rng: np.random.Generator, rows: int, side: int) -> np.ndarray:
     return frames
 
 
-def control(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+def control(rng: np.random.Generator, rows: int) -> dict[str, Any]:
     """What a row has beside its frame, in dm_env order."""
     action = rng.uniform(-1, 1, (rows, 6)).astype(np.float32)
     return {
@@ -72,7 +73,7 @@ def write_vd4rl_84(folder: Path, frames: int) -> Path:
             kinds = np.ones((len(rows), LENGTH + 1), np.int64)
             kinds[:, 0], kinds[:, -1] = 0, 2
             for number, row in enumerate(rows):
-                frames_here = frames_of(row.pop("rng"), LENGTH + 1, 84).transpose(0, 3, 1, 2)  # type: ignore[arg-type]
+                frames_here = frames_of(row.pop("rng"), LENGTH + 1, 84).transpose(0, 3, 1, 2)
                 pictures[number * (LENGTH + 1) : (number + 1) * (LENGTH + 1)] = frames_here
             for key in ("action", "reward", "discount"):
                 file[key] = np.concatenate([row[key] for row in rows])
@@ -104,7 +105,7 @@ def write_ogbench(folder: Path, frames: int) -> Path:
         ends = np.zeros((len(there), LENGTH + 1), np.float32)
         ends[:, -1] = 1
         observations, actions = (np.concatenate(columns) for columns in zip(*rows))
-        arrays = {"observations": observations, "actions": actions, "terminals": ends.reshape(-1)}
+        arrays: dict[str, Any] = {"observations": observations, "actions": actions, "terminals": ends.reshape(-1)}
         np.savez_compressed(folder / f"puzzle-4x4-play-v0-{shard:03d}.npz", **arrays)
     return folder
 
@@ -185,8 +186,16 @@ SOURCES = {
 def convert(path: Path, source: str, procs: int) -> Cost:
     root = WORK / "root"
     shutil.rmtree(root, ignore_errors=True)
-    command = [Path(sys.executable).with_name("rbdata"), "convert", path, "--source", source, "--name", "my/x"]
-    return measure_command([*command, "--root", root, "--procs", procs, "--quiet"])
+    command = [
+        str(Path(sys.executable).with_name("rbdata")),
+        "convert",
+        str(path),
+        "--source",
+        source,
+        "--name",
+        "my/x",
+    ]
+    return measure_command([*command, "--root", str(root), "--procs", str(procs), "--quiet"])
 
 
 def data_of(name: str, frames: int) -> Path:
