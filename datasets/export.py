@@ -37,6 +37,7 @@ from ..storage.reference_scores import original_source
 from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column
+from .ingest.trajectories import ROUNDED
 
 if TYPE_CHECKING:
     from .formats.lerobot_writer import WrittenColumn
@@ -47,8 +48,6 @@ Frames = Literal["video", "image"]
 _RENAME = "use another format, or rename the leaf with a function of `rbdata preprocess`"
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
-#: Relative and absolute difference of successors that are the observation that follows, rounded (as in `sources.arrays.rows`).
-_CLOSE = (1e-5, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -313,7 +312,7 @@ def _check_successors(work: _Export) -> None:
             if after.dtype.kind == "f":
                 exact, same = (
                     same | (np.isnan(after) & np.isnan(stated)),
-                    np.isclose(after, stated, *_CLOSE, equal_nan=True),
+                    np.isclose(after, stated, **ROUNDED, equal_nan=True),
                 )
                 is_rounded |= bool((~exact.reshape(high - low, -1).all(1) & goes_on[low:high]).any())
             other = ~same.reshape(high - low, -1).all(1) & goes_on[low:high]

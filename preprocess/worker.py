@@ -295,10 +295,12 @@ def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Colle
     other = set(stored) - set(same)
     for name in set(names) - set(stored):
         found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
-        if found is None or (found.shape, found.dtype) != (before.shape, before.dtype):
+        if (
+            found is None
+            or (found.shape, found.dtype) != (before.shape, before.dtype)
+            or differing(before, found).any()
+        ):
             other.add(name)
-        else:
-            other |= {name} if bool(differing(before, found).any()) else set()
     return other
 
 

@@ -43,6 +43,9 @@ from .spaces import LossyCastError, cast
 #: Steps that are made into columns at a time, unless their rows are large.
 BLOCK_STEPS, BLOCK_BYTES = 1 << 16, 8 << 20
 
+#: How far a stated successor may be from the observation of the following row and still be the same, rounded.
+ROUNDED: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}
+
 
 @dataclass(frozen=True)
 class Column:

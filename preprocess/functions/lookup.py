@@ -17,13 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ...datasets.user_code.identity import content_hash
-from ...datasets.user_code.loading import (
-    imported_from,
-    is_for_request,
-    load_fresh,
-    load_module,
-    run_again,
-)
+from ...datasets.user_code.loading import imported_from, is_for_request, load_fresh, load_module, run_again
 from ...datasets.user_code.source_files import is_local_module
 from ...errors import FunctionNotFoundError, UsageError
 from . import find_builtin
@@ -78,11 +72,8 @@ def check_session(text: str, folder: Path) -> None:
     found = find_function(text, folder)
     try:
         is_same = all(content_hash(found) == content_hash(_find_in(one, text)) for one in others if one is not None)
-    except (
-        UsageError,
-        FunctionNotFoundError,
-    ):  # reported when the function is identified, or not of the program's module
-        return
+    except (UsageError, FunctionNotFoundError):
+        return  # reported when the function is identified, or not of the program's module
     if not is_same:
         message = f"{text} reads a variable that this program has set to something else than its file does"
         hint = "give the function as an object, which has the variables as they are now, or pass what changes as an argument"

@@ -8,7 +8,7 @@ Each worker process has a copy of the buffer, not of the data: files are mapped 
 Without replacement the workers divide each pass, so that together they return every step once; with replacement each worker
 draws its own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's
 seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders. Its states hold the count,
-and a resumed run goes on with the next pass. A ``DataLoader`` that was not made by ``loader`` does not count: its batches also
+so a resumed run continues with the next pass. A ``DataLoader`` not made by ``loader`` does not count: its batches also
 depend on the seed that it draws for its workers. Give it ``batch_size=None, collate_fn=lambda batch: batch``: torch would
 otherwise put each batch into a batch of 1, or without a batch size treat a TensorDict as a dictionary.
 
@@ -28,7 +28,8 @@ from tensordict import TensorDictBase
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ...errors import RowIndexError, UsageError
+from ...errors import UsageError
+from ..row_index import row_index
 from .storages.trees import copy_of
 
 
@@ -105,20 +106,14 @@ class ReplayMap(Dataset):
         if not self.buffer._spec.reads_windows:
             return self._own(self.buffer[number])
         is_one = isinstance(number, Integral)
-        batch = self.buffer.sample_at(self._row(int(number)) if is_one else number)
+        # A number that is not there raises RowIndexError, which ends iteration.
+        batch = self.buffer.sample_at(row_index(int(number), len(self), "record") if is_one else number)
         is_record = is_one and self.buffer._spec.expand is None  # a unit expands one record to several
         return self._own(batch[0] if is_record else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""
         return self[torch.as_tensor(numbers)]
-
-    def _row(self, number: int) -> int:
-        """The row of a number, which counts from the end if it is negative. Raises RowIndexError, which ends iteration."""
-        count = len(self)
-        if not -count <= number < count:
-            raise RowIndexError(f"there is no record {number}: there are {count}")
-        return number % count
 
     def _own(self, records: Any) -> Any:
         """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""

@@ -15,14 +15,12 @@ import numpy as np
 from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
-from ...ingest.trajectories import Column, TransitionRows, resolve_transitions, to_flags, to_rewards
+from ...ingest.trajectories import ROUNDED, Column, TransitionRows, resolve_transitions, to_flags, to_rewards
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
 #: Bytes and rows of a block.
 _BLOCK_BYTES, _BLOCK_ROWS = 16 << 20, 1 << 16
-#: How far a stated successor may be from the observation of the following row and still be the same, rounded.
-_RTOL, _ATOL = 1e-5, 1e-6
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _is_same(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
     """Which stated successors are the observation of the next row; bool ``[n]``."""
     same = after == stated
     if after.dtype.kind == "f":
-        same |= np.isclose(after, stated, rtol=_RTOL, atol=_ATOL, equal_nan=True)
+        same |= np.isclose(after, stated, **ROUNDED, equal_nan=True)
     return np.asarray(same.all(tuple(range(1, same.ndim))))
 
 

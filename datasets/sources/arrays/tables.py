@@ -162,7 +162,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
 
 
 def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
-    """Numbered columns that a map names, rather than the array that they were made into, become arrays of their own."""
+    """Numbered columns that a map names, rather than the array that they were made into, become separate arrays."""
     texts = [value for value in given.values() if isinstance(value, str)]
     texts += [
         one for value in given.values() if isinstance(value, (list, tuple)) for one in value if isinstance(one, str)

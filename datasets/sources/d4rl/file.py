@@ -33,7 +33,7 @@ from ....storage.writer import ColumnWriter
 from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.row_source import Block, RowSource
-from ...ingest.trajectories import TransitionRows, reward_columns, to_flags, to_rewards
+from ...ingest.trajectories import ROUNDED, TransitionRows, reward_columns, to_flags, to_rewards
 
 if TYPE_CHECKING:
     import h5py
@@ -206,8 +206,6 @@ def _json(value: Any) -> Any:
 _BLOCK_BYTES, _BLOCK_ROWS = 8 << 20, 1 << 16
 #: Bytes of all columns in a block.
 _ALL_BYTES = 64 << 20
-#: How far a stated successor may be from the observation of the following row and still be the same, rounded.
-_RTOL, _ATOL = 1e-5, 1e-6
 #: Bytes of large observations in a block.
 _PIXEL_BLOCK_BYTES = 16 << 20
 #: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
@@ -298,7 +296,7 @@ class RowWriter:
         rows = np.flatnonzero(differs)
         if not len(rows):
             return
-        close = np.isclose(successors[rows], after[rows], rtol=_RTOL, atol=_ATOL, equal_nan=True)
+        close = np.isclose(successors[rows], after[rows], **ROUNDED, equal_nan=True)
         close = close.reshape(len(rows), -1).all(1)
         successors[rows[close]] = after[rows[close]]
         self._transitions.cut_after(low + rows[~close])

@@ -326,7 +326,7 @@ def own_state(sampler: Sampler) -> Any:
     """A copy of the ``state_dict`` of a user's class, which drawing changes; None if there is nothing to go back to.
 
     A class that defines ``position`` says itself what drawing changes. The state of one that is told of writes or priorities
-    stays as it is: going back to an earlier one would lose them.
+    is kept: an earlier state would not have them.
     """
     if not is_overridden(sampler, "state_dict") or not is_overridden(sampler, "load_state_dict"):
         return None
