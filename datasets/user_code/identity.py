@@ -20,6 +20,7 @@ import functools
 import hashlib
 import inspect
 import os
+import pickle
 import struct
 import sys
 import types
@@ -442,6 +443,8 @@ class Content:
                 warnings.simplefilter("ignore")
                 reducer = copyreg.dispatch_table.get(type(value))
                 reduced: Any = reducer(value) if reducer else value.__reduce_ex__(4)
+                if isinstance(reduced, str):
+                    pickle.dumps(value)  # fails unless the name finds the object: not of functions that NumPy wrapped
         except Exception as error:
             raise self._refuse(value, error) from error
         if isinstance(reduced, str):

@@ -271,6 +271,7 @@ def test_the_same_in_every_process():
         lambda: memoryview(b"a"),
         Path(__file__).open,
         lambda: ctypes.CDLL(None),
+        lambda: np.frompyfunc(lambda x: x * 2, 1, 1),
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(make):
