@@ -62,9 +62,8 @@ def _download(request: Request, listener: Listener) -> Outcome:
     dataset_id, place = request.id, DatasetPlace(settings.root(request.root), request.id)
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     existing = find_existing(place, request)
-    if hub and existing and not request.force and not converted.same_content(existing, hub.manifest):
-        message = f"{existing.id} already exists, and is not the dataset of {hub.url}"
-        raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
+    if existing and request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
+        _check_same(existing, request.mirror, hub or converted.find_converted(request.mirror, dataset_id, request.fetch))
     if source is None and mirror is None:
         existing = _made_here(place, request)
     if existing is not None and source is not None:
@@ -215,6 +214,16 @@ def _check_made_from(manifest: Manifest, job: Job) -> None:
     if differs:
         message = f"{manifest.id} already exists, made with {' and '.join(differs)}"
         raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
+
+
+def _check_same(existing: Manifest, mirror: str, there: converted.Copy | None) -> None:
+    """Raise DatasetExistsError if the dataset of a mirror is not the existing one of that id."""
+    if there is None:
+        message = f"{existing.id} already exists, and {open_location(mirror).url} holds none of that name"
+        raise DatasetExistsError(message, hint="use another mirror, or none to keep the dataset that exists")
+    if not converted.same_content(existing, there.manifest):
+        message = f"{existing.id} already exists, and is not the dataset of {there.url}"
+        raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
 
 
 def _check_free(place: DatasetPlace, request: Request) -> None:

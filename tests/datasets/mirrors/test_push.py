@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rbdata
 from folder_faults import change_manifest
@@ -174,6 +175,19 @@ def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
         download(Request("my/team/other", root=tmp_path))
     monkeypatch.setenv("RBDATA_MIRROR", "s3://lab/mine")
     assert download(Request("my/team/breakout", root=tmp_path / "2")).action == "written"
+
+
+def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(root: Path, tmp_path: Path) -> None:
+    place, rows = str(tmp_path / "mirror"), {"observation": np.zeros((4, 1)), "action": np.zeros(4), "done": [0, 0, 0, 1]}
+    push("my/team/breakout", place, root=root, fetch=QUICK)
+    rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/team/breakout", root=tmp_path)
+    with pytest.raises(DatasetExistsError, match="is not the dataset of .*mirror/my/team/breakout"):
+        get(tmp_path, place, "my/team/breakout")
+    assert get(tmp_path, place, "my/team/breakout", force=True).action == "written"
+    assert get(tmp_path, place, "my/team/breakout").action == "complete"
+    rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/other", root=tmp_path)
+    with pytest.raises(DatasetExistsError, match="mirror holds none of that name"):
+        get(tmp_path, place, "my/other")
 
 
 def test_a_root_is_a_mirror(root: Path, tmp_path: Path) -> None:
