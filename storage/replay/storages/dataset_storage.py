@@ -233,19 +233,23 @@ class DatasetStorage(Storage):
 
     def _named(self) -> dict[str, Any]:
         named = {"id": self.source.id, "steps": self._plan.steps, "episodes": self._plan.episodes}
-        if isinstance(self.source, DatasetView):  # different views of one dataset may have equally many steps
-            named["content"] = self.source.manifest.content
-        return named
+        return named if self.is_growing else {**named, "content": self.source.manifest.content}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Show the steps that were shown when the state was taken: all, or the last entry of its ``growth``.
 
         Raises UsageError for the state of another dataset, and if fewer steps are available now.
         """
-        named = self._named()
-        if {**state, "growth": None} != {**named, "growth": None}:
-            message = f"the state belongs to {state.get('id')} with {state.get('steps')} steps, not to {self.source!r}"
-            raise UsageError(message)
+        named, stated = self._named(), {name: value for name, value in state.items() if name != "growth"}
+        is_known = "content" in named and "content" in stated
+        if not is_known and not isinstance(self.source, DatasetView):  # one of them grew, or is of an earlier version
+            named.pop("content", None)
+            stated.pop("content", None)
+        if stated != named:
+            what = f"{stated.get('id')} with {stated.get('steps')} steps"
+            if {**stated, "content": None} == {**named, "content": None}:
+                what = f"other data that had the name {self.source.id}"
+            raise UsageError(f"the state belongs to {what}, not to {self.source!r}")
         growth = self._checked(state.get("growth") or [])
         steps = growth[-1][1] if growth else self._plan.steps
         if steps > len(self.source):

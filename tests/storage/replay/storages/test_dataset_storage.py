@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from rbdata.errors import ReadOnlyError
+import rbdata
+from rbdata.errors import ReadOnlyError, UsageError
 from rbdata.storage.replay import (
     DatasetStorage,
     ImmutableDatasetWriter,
@@ -11,6 +13,30 @@ from rbdata.storage.replay import (
 )
 from rbdata.storage.replay.timeline import Edges, Timeline
 from storage_tools import contents, make_episodes, write_dataset
+
+
+def made(root, scale):
+    """A dataset of three episodes whose actions are their rows times ``scale``."""
+    rows = {"observation": np.zeros((9, 1)), "action": np.arange(9) * scale, "reward": np.ones(9)}
+    return rbdata.from_arrays({**rows, "done": np.arange(9) % 3 == 2}, "my/x", root=root, force=True)
+
+
+def test_a_state_is_of_these_data(tmp_path):
+    """Not of others of their name and size, which replaced them."""
+    buffer = rbdata.load(made(tmp_path, 1.0), batch_size=2, seed=0)
+    buffer.sample()
+    state = buffer.state_dict()
+    buffer.dumps(tmp_path / "state")
+    again = rbdata.load(made(tmp_path, 1.0), batch_size=2, seed=0)
+    again.load_state_dict(state)
+    again.loads(tmp_path / "state")
+    other = rbdata.load(made(tmp_path, 2.0), batch_size=2, seed=0)
+    with pytest.raises(UsageError, match="other data that had the name my/x"):
+        other.load_state_dict(state)
+    with pytest.raises(UsageError, match="other data that had the name my/x"):
+        other.loads(tmp_path / "state")
+    del state["_storage"]["content"]  # as earlier versions wrote it
+    other.load_state_dict(state)
 
 
 def test_a_dataset_needs_no_looking(tmp_path, monkeypatch):
