@@ -139,6 +139,8 @@ class Roles:
     episode: str | None
     episode_lengths: str | None
     episode_ends: str | None
+    #: Arrays that state the ends of episodes once more, by role: they must agree.
+    more_ends: Mapping[str, str]
     #: Other arrays with a row per step, by key.
     extra: Mapping[str, str]
     #: Arrays that are not taken, and why.
@@ -194,7 +196,8 @@ def find_roles(
         )
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
-    roles = _roles(found, given, {**extra, **more}, left_out)
+    ends = {} if set(_BOUNDARIES) & set(given) else _more_ends(arrays, found, taken, rows)
+    roles = _roles(found, given, ends, {**extra, **more}, left_out)
     _check(roles, arrays, where)
     return roles
 
@@ -289,6 +292,20 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
 def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
     """Whether the roles found so far make a role unnecessary."""
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
+
+
+def _more_ends(
+    arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken: set[str], rows: int
+) -> dict[str, str]:
+    """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
+    more: dict[str, str] = {}
+    for role in ("episode_lengths", "episode_ends"):
+        if role in found or not set(_BOUNDARIES) & set(found):
+            continue
+        names = [name for leaves in _named(role, NAMES[role], arrays, taken).values() for name in leaves.values()]
+        counts = [name for name in names if len(arrays[name].shape) and arrays[name].shape[0] != rows]
+        more |= {role: name for name in counts[:1] if arrays[name].dtype.kind in "iu"}
+    return more
 
 
 def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[str]) -> dict[str, dict[str, str]]:
@@ -387,6 +404,7 @@ def _why_not(array: ArrayInfo, rows: int) -> str | None:
 def _roles(
     found: Mapping[str, Mapping[str, str]],
     given: Mapping[str, str | float],
+    more_ends: Mapping[str, str],
     extra: Mapping[str, str],
     left_out: Mapping[str, str],
 ) -> Roles:
@@ -411,6 +429,7 @@ def _roles(
         episode=one["episode"],
         episode_lengths=one["episode_lengths"],
         episode_ends=one["episode_ends"],
+        more_ends=more_ends,
         extra=extra,
         left_out=left_out,
         assumed=tuple(assumed),

@@ -161,23 +161,38 @@ def _bools(table: Table, name: str | None, rows: int) -> np.ndarray | None:
 
 
 def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
-    """The last rows of episodes by what numbers or counts them, bool ``[rows]``; None where nothing does."""
-    if roles.episode is not None:
-        numbers = table.read(roles.episode, 0, rows).reshape(-1)
+    """The last rows of episodes by what numbers or counts them, bool ``[rows]``; None where nothing does.
+
+    Raises UsageError where two arrays state different episodes.
+    """
+    stated = {role: getattr(roles, role) for role in ("episode", "episode_lengths", "episode_ends")}
+    names = {role: name for role, name in stated.items() if name is not None} | roles.more_ends
+    found = [(name, _last_rows(table, role, name, rows)) for role, name in names.items()]
+    for name, last in found[1:]:
+        first, wanted = found[0]
+        if (last != wanted).any():
+            row = int((last != wanted).argmax())
+            message = f"{table.name}: by {first} and by {name}, the episodes differ: row {row} is the last one of its "
+            message += f"episode only by {first if wanted[row] else name}"
+            raise UsageError(message, hint="state the right one alone in the map, such as --map episode_ends=NAME")
+    return found[0][1] if found else None
+
+
+def _last_rows(table: Table, role: str, name: str, rows: int) -> np.ndarray:
+    """The last rows of episodes by one array, bool ``[rows]``."""
+    values = table.read(name, 0, table.arrays[name].shape[0]).reshape(-1)
+    if role == "episode":
         last = np.ones(rows, bool)
-        last[:-1] = numbers[1:] != numbers[:-1]
-        begins = numbers[np.flatnonzero(np.concatenate([[True], last[:-1]]))] if rows else numbers
+        last[:-1] = values[1:] != values[:-1]
+        begins = values[np.flatnonzero(np.concatenate([[True], last[:-1]]))] if rows else values
         if len(np.unique(begins)) < len(begins):
-            values, counts = np.unique(begins, return_counts=True)
-            twice = values[counts > 1][0]
-            message = f"{table.name}: the rows of episode {twice} ({roles.episode}) are not next to each other"
-            raise UsageError(message, hint=f"sort the rows by {roles.episode}, or state the ends by flags")
+            several, counts = np.unique(begins, return_counts=True)
+            twice = several[counts > 1][0]
+            message = f"{table.name}: the rows of episode {twice} ({name}) are not next to each other"
+            raise UsageError(message, hint=f"sort the rows by {name}, or state the ends by flags")
         return last
-    name = roles.episode_lengths or roles.episode_ends
-    if name is None:
-        return None
-    values = table.read(name, 0, table.arrays[name].shape[0]).reshape(-1).astype(np.int64)
-    ends = np.cumsum(values) if roles.episode_lengths else values
+    values = values.astype(np.int64)
+    ends = np.cumsum(values) if role == "episode_lengths" else values
     if (np.diff(ends, prepend=0) < 1).any() or (ends[-1] if len(ends) else 0) != rows:
         message = f"{table.name}: {name} accounts for {int(ends[-1]) if len(ends) else 0} of {rows} rows"
         raise UsageError(message, hint="each episode has one step or more, and the rows of all are those of the action")

@@ -194,6 +194,35 @@ def test_contradictions_are_refused(change: dict[str, Any], text: str) -> None:
         read(arrays | change)
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"episode_lengths": np.array([2, 3]), "episode_ends": np.array([3, 5])},
+        {"episode": np.array([0, 0, 1, 1, 1]), "episode_ends": np.array([3, 5])},
+        {"episode": np.array([0, 0, 1, 1, 1]), "meta/episode_ends": np.array([3, 5])},
+        {"episode_lengths": np.array([2, 3]), "episode_ends": np.array([2])},
+    ],
+)
+def test_two_arrays_that_state_other_episodes_are_refused(ends: dict[str, np.ndarray]) -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
+    del arrays["terminated"], arrays["truncated"]
+    with pytest.raises(UsageError, match="row 1 is the last one|2 of 5 rows"):
+        read(arrays | ends)
+    first, other = ends
+    given = {"episode_ends": other}
+    assert find_roles(memory_table(arrays | ends).arrays, given, "a").more_ends == {}
+    same = {name: values if name == first else np.array([2, 5]) for name, values in ends.items()}
+    read(arrays | same)
+
+
+def test_a_map_that_states_the_episodes_twice_is_refused() -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
+    del arrays["terminated"], arrays["truncated"]
+    arrays |= {"a": np.array([2, 3]), "b": np.array([3, 5])}
+    with pytest.raises(UsageError, match="by a and by b"):
+        read(arrays, episode_lengths="a", episode_ends="b")
+
+
 def test_nothing_that_says_where_episodes_end_is_refused() -> None:
     arrays = flat(make([(2, TERMINATED)]))
     del arrays["terminated"], arrays["truncated"]
