@@ -166,6 +166,23 @@ def test_a_leaf_of_ted_that_is_named_step_is_kept() -> None:
     assert rbdata.open_dataset(rbdata.from_arrays(steps, "my/x"))["step"].tolist() == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        (["x", "x/y"], {"info/z": "x"}),
+        (["observation", "observation/pos"], {"observation": "observation"}),
+        (["X", "x/y"], {"info/z": "X"}),
+    ],
+)
+def test_two_keys_of_which_one_is_a_folder_say_what_to_do(names: list[str], given: dict[str, str], tmp_path: Path) -> None:
+    arrays = {"observation": np.zeros(4), "action": np.zeros(4), "reward": np.zeros(4), "done": np.arange(4) == 3}
+    np.savez(tmp_path / "x.npz", **{**arrays, **dict.fromkeys(names, np.arange(4.0))})
+    with pytest.raises(UsageError, match=r"both a tensor and a folder|only in case") as refused:
+        rbdata.convert(tmp_path / "x.npz", "my/x")
+    assert f"{names[1]} float64 [4]" in str(refused.value.hint)
+    rbdata.convert(tmp_path / "x.npz", "my/x", map=given)
+
+
 def test_archives_of_episodes_say_what_is_left_out_of_any(tmp_path: Path) -> None:
     """Also where the first has no such array; and only some of them may state successors."""
     folder = tmp_path / "episodes"

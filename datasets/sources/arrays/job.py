@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import UsageError
+from ....errors import SchemaError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
@@ -30,7 +30,7 @@ from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock, Task
-from .roles import Given, Roles, find_roles
+from .roles import Given, Roles, find_roles, listed
 from .rows import EpisodeNumbers, blocks, columns_of, end_episodes, stored_apart
 from .tables import Table, join_columns, open_tables
 
@@ -87,7 +87,11 @@ class ArraysJob(RecordedJob):
         self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
         known = tables if isinstance(tables, Sequence) else [first]
         self._apart = stored_apart([(table, self._roles_of(table, first, given)) for table in known])
-        super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
+        try:
+            super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
+        except SchemaError as error:
+            hint = "give one of the arrays another key in the map, such as --map info/other=NAME (ours to theirs); the arrays are"
+            raise UsageError(f"{first.name}: {error.message}", hint=f"{hint} {listed(first.arrays)}") from error
         self._first = first
         self._tables: Iterable[Table] = (
             [first, *remaining] if isinstance(tables, Sequence) else chain([first], remaining)
