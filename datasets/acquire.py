@@ -63,7 +63,9 @@ def _download(request: Request, listener: Listener) -> Outcome:
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     existing = find_existing(place, request)
     if existing and request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
-        _check_same(existing, request.mirror, hub or converted.find_converted(request.mirror, dataset_id, request.fetch))
+        _check_same(
+            existing, request.mirror, hub or converted.find_converted(request.mirror, dataset_id, request.fetch)
+        )
     if source is None and mirror is None:
         existing = _made_here(place, request)
     if existing is not None and source is not None:

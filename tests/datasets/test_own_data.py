@@ -174,7 +174,9 @@ def test_a_leaf_of_ted_that_is_named_step_is_kept() -> None:
         (["X", "x/y"], {"info/z": "X"}),
     ],
 )
-def test_two_keys_of_which_one_is_a_folder_say_what_to_do(names: list[str], given: dict[str, str], tmp_path: Path) -> None:
+def test_two_keys_of_which_one_is_a_folder_say_what_to_do(
+    names: list[str], given: dict[str, str], tmp_path: Path
+) -> None:
     arrays = {"observation": np.zeros(4), "action": np.zeros(4), "reward": np.zeros(4), "done": np.arange(4) == 3}
     np.savez(tmp_path / "x.npz", **{**arrays, **dict.fromkeys(names, np.arange(4.0))})
     with pytest.raises(UsageError, match=r"both a tensor and a folder|only in case") as refused:

@@ -45,6 +45,10 @@ _COUNTED = {
         "Stored as the observation of the next row: {n} next observations that differ from it by rounding, or by the sign of "
         "a zero, alone."
     ),
+    "jumps": (
+        "Rows whose number of the step is not the next one, inside an episode: {n}. Where rows were left out there, the "
+        "next state of the row before is not the one that followed."
+    ),
     "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
     "actions_not_finite": "Actions with NaN or infinity, as in the data: {n}.",

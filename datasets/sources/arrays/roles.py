@@ -294,9 +294,7 @@ def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
 
 
-def _more_ends(
-    arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken: set[str], rows: int
-) -> dict[str, str]:
+def _more_ends(arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken: set[str], rows: int) -> dict[str, str]:
     """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
     more: dict[str, str] = {}
     for role in ("episode_lengths", "episode_ends"):

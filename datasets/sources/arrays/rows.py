@@ -19,6 +19,8 @@ from ...ingest.trajectories import ROUNDED, Column, TransitionRows, resolve_tran
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
+#: The names of arrays that number the steps of an episode.
+_STEPS = ("step", "steps", "step_id", "step_count", "timestep", "timesteps", "time_step", "frame_index")
 #: Bytes and rows of a block.
 _BLOCK_BYTES, _BLOCK_ROWS = 16 << 20, 1 << 16
 
@@ -130,8 +132,34 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: 
         row = int((flagged & ~last).argmax())
         message = f"{table.name}: row {row} is flagged as the end of an episode, and its episode goes on"
         raise UsageError(message, hint="leave the flag, or what states the episodes, out of the map")
+    jumps = 0 if roles.next_observation else _count_jumps(table, roles, last)
     has_next = bool(roles.next_observation) or _has_final_states(table, roles, rows, int(last.sum()))
-    return resolve_transitions(last, terminated, truncated, has_next=has_next, unknown_next=unknown_next)
+    transitions = resolve_transitions(last, terminated, truncated, has_next=has_next, unknown_next=unknown_next)
+    transitions.counts |= {"jumps": jumps} if jumps else {}
+    return transitions
+
+
+def _count_jumps(table: Table, roles: Roles, last: np.ndarray) -> int:
+    """How many rows have a number of their step that is not the next one after that of the row before, in one episode.
+
+    Raises UsageError where the numbers run backwards inside an episode: the next row is not what followed.
+    """
+    jumps = 0
+    for key, name in roles.extra.items():
+        array = table.arrays[name]
+        if key.lower().rpartition("/")[2] not in _STEPS or array.shape[1:] not in ((), (1,)):
+            continue
+        steps = table.read(name, 0, len(last)).reshape(-1).astype(np.float64)
+        inside = np.flatnonzero(~last[:-1])
+        growth = steps[inside + 1] - steps[inside]
+        if (growth < 0).any():
+            row = int(inside[growth < 0][0])
+            message = f"{table.name}: {name} goes from {steps[row]:g} to {steps[row + 1]:g} after row {row}, inside an "
+            message += "episode: the rows are in another order, or the episode ends there"
+            hint = f"sort the rows, or mark the ends; where it does not number the steps: --map info/other={name}"
+            raise UsageError(message, hint=hint)
+        jumps += len(growth) - int(np.unique(growth, return_counts=True)[1].max(initial=0))
+    return jumps
 
 
 def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -178,7 +178,10 @@ def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(root: Path, tmp_path: Path) -> None:
-    place, rows = str(tmp_path / "mirror"), {"observation": np.zeros((4, 1)), "action": np.zeros(4), "done": [0, 0, 0, 1]}
+    place, rows = (
+        str(tmp_path / "mirror"),
+        {"observation": np.zeros((4, 1)), "action": np.zeros(4), "done": [0, 0, 0, 1]},
+    )
     push("my/team/breakout", place, root=root, fetch=QUICK)
     rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/team/breakout", root=tmp_path)
     with pytest.raises(DatasetExistsError, match="is not the dataset of .*mirror/my/team/breakout"):

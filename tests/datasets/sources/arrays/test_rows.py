@@ -223,6 +223,23 @@ def test_a_map_that_states_the_episodes_twice_is_refused() -> None:
         read(arrays, episode_lengths="a", episode_ends="b")
 
 
+@pytest.mark.parametrize("steps", [[0, 1, 1, 0, 2], [0, 1, 2, 0, 1], [3, 4, 0, 2, 1]])
+def test_numbers_of_steps_that_run_backwards_in_an_episode_are_refused(steps: list[int]) -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
+    with pytest.raises(UsageError, match="step goes from") as refused:
+        read(arrays | {"step": np.array(steps)})
+    assert "--map info/other=step" in str(refused.value.hint)
+    read(arrays | {"step": np.array(steps)}, **{"info/other": "step"})
+
+
+@pytest.mark.parametrize(
+    ("steps", "jumps"), [([0, 1, 0, 1, 2], 0), ([5, 6, 7, 8, 9], 0), ([0, 4, 0, 4, 8], 0), ([0, 1, 0, 1, 5], 1)]
+)
+def test_numbers_of_steps_that_jump_in_an_episode_are_counted(steps: list[int], jumps: int) -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
+    assert read(arrays | {"info/timestep": np.array(steps)[:, None]})[1].get("jumps", 0) == jumps
+
+
 def test_nothing_that_says_where_episodes_end_is_refused() -> None:
     arrays = flat(make([(2, TERMINATED)]))
     del arrays["terminated"], arrays["truncated"]
