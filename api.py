@@ -136,6 +136,7 @@ def convert(
     """
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
+    from .datasets.own_data import warn_of_order
     from .datasets.workers.engines import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
@@ -153,7 +154,9 @@ def convert(
             engine=cluster,
         )
         with progress_listener(dataset_id, listener, progress) as events:
-            return run(Path(path), source, request, events).path
+            outcome = run(Path(path), source, request, events)
+    warn_of_order(outcome)
+    return outcome.path
 
 
 @check_keywords

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +24,7 @@ from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
 from .ingest.job import ConvertOptions
 from .ingest.progress_bar import progress_listener
-from .ingest.request import Listener, Request
+from .ingest.request import Listener, Outcome, Request
 from .ingest.run import find_existing, run
 from .user_code.identity import content_hash, identify
 
@@ -190,11 +191,22 @@ def _make(
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
         action = partial(run, job, place, request, events, str(made_from["script"]))
         try:
-            return when_free(action, request.wait, events.on_note, events.on_stage).path
+            outcome = when_free(action, request.wait, events.on_note, events.on_stage)
         except UnfinishedDatasetError as error:
             message = f"an unfinished {place.id} exists, begun with other episodes or options, or another function"
             hint = f"continue with what it was begun with, or start over with force=True ({place.working})"
             raise UnfinishedDatasetError(message, hint=hint) from error
+    warn_of_order(outcome)
+    return outcome.path
+
+
+def warn_of_order(outcome: Outcome) -> None:
+    """Warn of a dataset of own arrays whose rows seem to be in another order; its notes say so too."""
+    counts = outcome.manifest.counts if outcome.manifest else {}
+    if counts.get("other_order"):
+        from .sources.arrays.job import COUNTED
+
+        warnings.warn(f"{outcome.id}: {COUNTED['other_order'].format(n=counts['other_order'])}", stacklevel=4)
 
 
 def _script() -> str:

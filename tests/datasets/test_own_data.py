@@ -427,6 +427,39 @@ def test_files_in_the_order_of_dm_env_are_not_taken_for_steps(tmp_path: Path) ->
     assert "action[1:]" in str(error.value.hint)
 
 
+ROW = np.arange(40)
+#: Rows of four episodes in which a row holds the action and reward that led to its observation.
+OF_DM_ENV = {
+    "observation": ROW[:, None] + 0.5,
+    "action": np.where(ROW % 10 == 0, 0.0, np.sin(ROW))[:, None],
+    "reward": np.where(ROW % 10 == 0, 0.0, 1.0),
+    "done": ROW % 10 == 9,
+}
+#: A vector environment's: the row after a done is a reset's.
+OF_RESETS = {**OF_DM_ENV, "action": ROW % 2, "reward": np.where((ROW % 10 == 0) & (ROW > 0), 0.0, 1.0)}
+#: Of sparse rewards, where the action tells.
+OF_SPARSE = {**OF_DM_ENV, "reward": np.where(ROW % 10 == 9, 1.0, 0.0)}
+
+
+@pytest.mark.parametrize("arrays", [OF_DM_ENV, OF_RESETS, OF_SPARSE])
+def test_rows_that_seem_to_be_in_another_order_are_said(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="my/x: All 4 episodes .*Rows of other orders"):
+        rbdata.from_arrays(arrays, "my/x")
+    assert "Rows of other orders" in rbdata.open_dataset("my/x").manifest.notes[-1]
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.warns(UserWarning, match="Rows of other orders"):
+        rbdata.convert(tmp_path / "own.npz", "my/y")
+    pieces = [{key: array[low : low + 10] for key, array in arrays.items()} for low in range(0, 40, 10)]
+    with pytest.warns(UserWarning, match="Rows of other orders"):
+        rbdata.from_episodes(iter(pieces), "my/z")
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_with_rewards_of_0_are_in_the_order_that_they_seem_to_have() -> None:
+    for number, some in enumerate((0, 1, ROW % 2, ROW % 10 == 9, ROW)):
+        rbdata.from_arrays({**OF_DM_ENV, "action": ROW, "reward": some * np.ones(40)}, f"my/{number}")
+
+
 def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
     ends, there = np.isin(np.arange(9), [2, 5, 8]), np.arange(9.0)[:, None]
     steps = {"actions": there, "rewards": there, "terminals": np.arange(9) == 2}

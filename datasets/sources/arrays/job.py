@@ -31,10 +31,18 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock, Task
 from .roles import Given, Roles, find_roles, listed
-from .rows import EpisodeNumbers, blocks, columns_of, end_episodes, stored_apart
+from .rows import (
+    EpisodeNumbers,
+    blocks,
+    columns_of,
+    count_first_rows,
+    end_episodes,
+    stored_apart,
+    take_other_order,
+)
 from .tables import Table, join_columns, open_tables
 
-_COUNTED = {
+COUNTED = {
     "given_up_steps": (
         "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
         "the step before it."
@@ -52,6 +60,11 @@ _COUNTED = {
     "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
     "actions_not_finite": "Actions with NaN or infinity, as in the data: {n}.",
+    "other_order": (
+        "All {n} episodes (or all but the first) begin with a reward of 0, which hardly any other row has. Rows of dm_env hold "
+        "the reward that led to their observation, and logs of Gymnasium's vector environments have a row for each reset; "
+        'here a row holds the reward that followed: see "Rows of other orders" in docs/sources/arrays.md.'
+    ),
     "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }
 
@@ -94,8 +107,9 @@ class ArraysJob(RecordedJob):
         try:
             super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
         except SchemaError as error:
-            hint = "give one of the arrays another key in the map, such as --map info/other=NAME (ours to theirs); the arrays are"
-            raise UsageError(f"{first.name}: {error.message}", hint=f"{hint} {listed(first.arrays)}") from error
+            hint = "give one of the arrays another key in the map, ours to theirs, such as --map info/other=NAME"
+            hint += f"; the arrays are {listed(first.arrays)}"
+            raise UsageError(f"{first.name}: {error.message}", hint=hint) from error
         self._first = first
         self._tables: Iterable[Table] = (
             [first, *remaining] if isinstance(tables, Sequence) else chain([first], remaining)
@@ -199,7 +213,7 @@ class ArraysJob(RecordedJob):
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         notes = list(self._assumed)
-        notes += count_notes(_COUNTED, counts)
+        notes += count_notes(COUNTED, counts)
         if not isinstance(self.roles.reward, str):
             notes.append(f"The data have no rewards: each is {self.roles.reward:g}, as stated.")
         if self.left_out:
@@ -264,7 +278,9 @@ class _ReadTask:
         done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
         counts: Counter[str] = Counter(kept.get("counts"))
         kept_at = time.monotonic()
+        are_actions = [number for number, column in enumerate(columns) if column.key in self.job.roles.action]
         for table, roles, transitions in self.job.sections(episodes):
+            begins = True
             for block in blocks(table, roles, columns, transitions):
                 for number, rows in enumerate(block.rows):
                     if len(rows):
@@ -274,6 +290,9 @@ class _ReadTask:
                         kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
                         counts[kind] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
                 writer.steps(0, block.rewards, block.end)
+                if len(block.end):
+                    count_first_rows(counts, block, [block.rows[number] for number in are_actions], begins=begins)
+                    begins = bool(block.end[-1])
                 states += len(block.rewards) + int(np.count_nonzero(block.end))
                 done += len(block.rewards)
                 on_block(done, 0, 0)
@@ -287,4 +306,5 @@ class _ReadTask:
                 kept_at = time.monotonic()
         if not done:
             raise UsageError(f"{self.job.name}: there is no step whose successor is known, and none that is terminated")
+        take_other_order(counts)
         writer.finish({"states": [states], "counts": dict(counts), "notes": []})

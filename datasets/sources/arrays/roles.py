@@ -302,7 +302,8 @@ def _more_ends(arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken:
             continue
         names = [name for leaves in _named(role, NAMES[role], arrays, taken).values() for name in leaves.values()]
         counts = [name for name in names if len(arrays[name].shape) and arrays[name].shape[0] != rows]
-        more |= {role: name for name in counts[:1] if arrays[name].dtype.kind in "iu"}
+        if counts and arrays[counts[0]].dtype.kind in "iu":
+            more[role] = counts[0]
     return more
 
 

@@ -184,7 +184,7 @@ def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(root: P
     )
     push("my/team/breakout", place, root=root, fetch=QUICK)
     rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/team/breakout", root=tmp_path)
-    with pytest.raises(DatasetExistsError, match="is not the dataset of .*mirror/my/team/breakout"):
+    with pytest.raises(DatasetExistsError, match=r"is not the dataset of .*mirror/my/team/breakout"):
         get(tmp_path, place, "my/team/breakout")
     assert get(tmp_path, place, "my/team/breakout", force=True).action == "written"
     assert get(tmp_path, place, "my/team/breakout").action == "complete"
