@@ -195,7 +195,8 @@ def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
     Raises UsageError where two arrays state different episodes.
     """
     stated = {role: getattr(roles, role) for role in ("episode", "episode_lengths", "episode_ends")}
-    names = {role: name for role, name in stated.items() if name is not None} | roles.more_ends
+    names = {role: name for role, name in stated.items() if name is not None}
+    names.update(roles.more_ends)
     found = [(name, _last_rows(table, role, name, rows)) for role, name in names.items()]
     for name, last in found[1:]:
         first, wanted = found[0]
