@@ -10,22 +10,20 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Calls that are submitted for each thread: items may be made as they are taken, and there may be 100,000.
-_AHEAD = 4
-
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int, name: str
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int, name: str, *, ahead: int = 4
 ) -> Generator[Result, None, None]:
     """``map(function, items)`` in ``threads`` threads called ``name``.
 
-    After an error, or when the iterator is closed, no further call is begun, and those that run are not waited for.
+    ``ahead`` calls are submitted for each thread: items may be made as they are taken, and there may be 100,000. After an
+    error, or when the iterator is closed, no further call is begun, and those that run are not waited for.
     """
     pool, waiting = ThreadPoolExecutor(threads, name), deque[Future[Result]]()
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) > _AHEAD * threads:
+            if len(waiting) > ahead * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

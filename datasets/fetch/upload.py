@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
 from ...storage.checksums import hash_file
@@ -33,19 +33,6 @@ from .transports import open_location
 S3_PIECE = 64 << 20
 #: Bytes per piece of a resumable upload to Google; a multiple of 256 KiB.
 GCS_PIECE = 16 << 20
-
-
-class Uploader(Protocol):
-    """Writes files to a location."""
-
-    @property
-    def location(self) -> Location: ...
-
-    def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
-        """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
-
-    def remove(self, path: str) -> None:
-        """Remove one object, if it exists."""
 
 
 @dataclass
@@ -187,6 +174,8 @@ class StoreUploader:
     location: Any
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
+        """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
+
         def send_once() -> None:
             sent = 0
 
@@ -205,6 +194,7 @@ class StoreUploader:
         self._with_retries(send_once, path)
 
     def remove(self, path: str) -> None:
+        """Remove one object, if it exists."""
         path = check_path(path)
 
         def remove_once() -> None:
@@ -290,6 +280,10 @@ class FsspecUploader(StoreUploader):
 
     def _remove_once(self, path: str) -> None:
         self.location.file_system().call(f"{self.location.url}/{path}", lambda fs, target: fs.rm_file(target))
+
+
+#: Writes files to a location.
+Uploader: TypeAlias = DirectoryUploader | StoreUploader
 
 
 def _with_upload_hint(error: Exception) -> Exception:

@@ -44,6 +44,7 @@ from .source_files import (
     label_of_module,
     local_file,
     local_imports,
+    names_in,
     nested_codes,
     reached_modules,
     read_source,
@@ -584,15 +585,8 @@ def _names_changed(function: FunctionType) -> frozenset[str]:
 
 def _names_assigned(function: FunctionType) -> frozenset[str]:
     """The names of globals and attributes that a function assigns."""
-    return frozenset().union(*map(_assigned_in, nested_codes(function.__code__)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigned_in(code: CodeType) -> frozenset[str]:
-    import dis
-
-    stores = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR"}
-    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in stores)
+    stores = ("STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR")
+    return frozenset().union(*(names_in(one, *stores) for one in nested_codes(function.__code__)))
 
 
 def _is_container(value: Any) -> bool:
@@ -631,13 +625,9 @@ def _global_name(value: Any) -> str | None:
     return f"{module}:{name}" if found is value else None
 
 
-@functools.lru_cache(maxsize=4096)
 def global_reads(code: CodeType) -> frozenset[str]:
     """The names of globals that a code object reads itself."""
-    import dis
-
-    loads = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in loads)
+    return names_in(code, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def _has_plain_bytes(tensor: Any, torch: Any) -> bool:

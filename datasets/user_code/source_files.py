@@ -194,6 +194,14 @@ def nested_codes(code: CodeType) -> list[CodeType]:
     return [code, *_nested(code)]
 
 
+@functools.lru_cache(maxsize=8192)
+def names_in(code: CodeType, *instructions: str) -> frozenset[str]:
+    """The names that a code object uses itself in these instructions of Python's bytecode."""
+    import dis
+
+    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in instructions)
+
+
 def code_digest(code: CodeType) -> bytes:
     """A digest of what a code object does, wherever it stands in its file."""
     digest = hashlib.sha256()

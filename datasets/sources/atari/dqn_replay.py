@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ....errors import ChecksumError, CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
 from ....storage.schema import Leaf
+from ....storage.threads import map_in_threads
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
 from ...formats.gunzip import gunzip
@@ -266,18 +266,7 @@ class AtariJob(RunJob[Shard]):
 
     def _small_arrays(self) -> Iterator[RingArrays]:
         """The small arrays in order, fetched a few shards ahead of the planner, so that latency is paid once."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        ahead = 4
-        pool = ThreadPoolExecutor(ahead, "rbdata-plan")
-        try:
-            futures = deque(pool.submit(self._read_small, shard) for shard in self.chosen[:ahead])
-            for index in range(len(self.chosen)):
-                yield futures.popleft().result()
-                if index + ahead < len(self.chosen):
-                    futures.append(pool.submit(self._read_small, self.chosen[index + ahead]))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return map_in_threads(self._read_small, self.chosen, 4, "rbdata-plan", ahead=1)
 
     def _read_small(self, shard: Shard) -> RingArrays:
         size = shard.observation.size

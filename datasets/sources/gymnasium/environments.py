@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import json
 import math
@@ -32,7 +31,7 @@ import numpy as np
 
 from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError, is_interrupt
 from ...user_code.identity import Content, content_hash, hash_files, qualified_name
-from ...user_code.source_files import is_local_module, nested_codes
+from ...user_code.source_files import is_local_module, names_in, nested_codes
 
 #: Code compiles differently in other versions of Python.
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -447,12 +446,9 @@ def _changed_by_classes(kind: type) -> dict[type, set[str]]:
     return found
 
 
-@functools.lru_cache(maxsize=4096)
 def _assigned(code: CodeType) -> frozenset[str]:
     """The attributes that a code object assigns."""
-    import dis
-
-    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
+    return names_in(code, "STORE_ATTR")
 
 
 def _own_codes(kind: type, name: str) -> Iterator[CodeType]:

@@ -79,9 +79,9 @@ def local_root() -> Path:
     return Path(chosen) if chosen else Path.home() / ".minari" / "datasets"
 
 
-def local_names(root: Path | None = None) -> list[str]:
-    """Ids of the datasets in a local root, sorted."""
-    top = root or local_root()
+def local_names() -> list[str]:
+    """Ids of the datasets in the local root, sorted."""
+    top = local_root()
     return sorted(_walk(top, "", 0)) if top.is_dir() else []
 
 
@@ -127,11 +127,11 @@ def split_url(text: str) -> tuple[str, str] | None:
 # -- this machine -----------------------------------------------------------------------------------------------------
 
 
-def local_entries(root: Path | None = None) -> Iterator[CatalogueEntry]:
-    """One for each dataset in a local root; of datasets from before Minari 0.5, which have no such file, the size only."""
-    top = root or local_root()
+def local_entries() -> Iterator[CatalogueEntry]:
+    """One for each dataset in the local root; of datasets from before Minari 0.5, which have no such file, the size only."""
+    top = local_root()
     place = Place("this machine", str(top), "open", note="Minari's own root")
-    for name in local_names(top):
+    for name in local_names():
         data = top / name / "data"
         yield CatalogueEntry(
             f"minari/{name}", bytes=_size(data), places=(place,), **_stated_facts(data / "metadata.json")
