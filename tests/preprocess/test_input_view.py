@@ -20,14 +20,6 @@ from rbdata.storage.episodes import CUT
 from rbdata.storage.integrity import check_invariants, verify
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("windows")
-    for layout in ("flat", "zstd"):
-        make_input(root, layout, id=f"my/{layout}")
-    return root
-
-
 def sampled(root, source, **options):
     """What a sampler gives for every step, in order."""
     size = len(Dataset(root / source))
@@ -48,12 +40,12 @@ def mapped_bytes(folder):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="smaps")
 @pytest.mark.parametrize("layout", ["flat", "zstd"])
-def test_read_pages_are_given_back(shared, layout, monkeypatch):
+def test_read_pages_are_given_back(inputs, layout, monkeypatch):
     from rbdata.preprocess import apply
     from rbdata.preprocess.apply import InputView
     from rbdata.preprocess.request import ReadOptions
 
-    path = shared / "my" / layout
+    path = inputs / "my" / layout
     view = InputView(Dataset(path), None, ReadOptions())
     first = view.read(0, 100)
     assert mapped_bytes(path) > 0
@@ -87,11 +79,11 @@ class TestWindows:
         "windows", [{"frame_stack": 3}, {"n_step": 4, "gamma": 0.9}, {"frame_stack": 2, "n_step": 3, "gamma": 0.5}]
     )
     @pytest.mark.parametrize("per", ["batch", "episode"])
-    def test_as_a_sampler_gives_them(self, shared, layout, windows, per):
+    def test_as_a_sampler_gives_them(self, inputs, layout, windows, per):
         from rbdata.preprocess.request import ReadOptions
 
         dataset = run(
-            shared,
+            inputs,
             lambda td: td,
             source=f"my/{layout}",
             dest="my/windowed",
@@ -100,7 +92,7 @@ class TestWindows:
             batch_size=13,
             force=True,
         )
-        expected = sampled(shared, f"my/{layout}", **windows).exclude("index", "done", "terminated", "truncated")
+        expected = sampled(inputs, f"my/{layout}", **windows).exclude("index", "done", "terminated", "truncated")
         found = dataset.to_tensordict()
         for key, value in expected.items(True, True):
             if key[-1] not in ("done", "truncated"):  # ended where the episode does, as TED wants it
@@ -114,7 +106,7 @@ class TestWindows:
 
     @pytest.mark.parametrize("layout", ["flat", "zstd"])
     @pytest.mark.parametrize("length", [1, 4, 100])
-    def test_slices(self, shared, layout, length):
+    def test_slices(self, inputs, layout, length):
         from rbdata.preprocess.request import ReadOptions
 
         seen = []
@@ -125,7 +117,7 @@ class TestWindows:
             return td
 
         dataset = run(
-            shared,
+            inputs,
             fn,
             source=f"my/{layout}",
             dest="my/sliced",
@@ -134,7 +126,7 @@ class TestWindows:
             procs=1,
             force=True,
         )
-        source = Dataset(shared / "my" / layout)
+        source = Dataset(inputs / "my" / layout)
         expected = [
             min(length, whole - low) for whole in source.episodes.length.tolist() for low in range(0, whole, length)
         ]
@@ -146,9 +138,9 @@ class TestWindows:
 
     @pytest.mark.parametrize("per", ["batch", "sample", "episode"])
     @pytest.mark.parametrize("number", [1, 30, 10_000])
-    def test_first_steps_only(self, shared, per, number):
-        dataset = run(shared, double_rewards, source="my/flat", dest="my/first", num_frames=number, per=per, force=True)
-        source = Dataset(shared / "my" / "flat")
+    def test_first_steps_only(self, inputs, per, number):
+        dataset = run(inputs, double_rewards, source="my/flat", dest="my/first", num_frames=number, per=per, force=True)
+        source = Dataset(inputs / "my" / "flat")
         count = min(number, len(source))
         assert len(dataset) == count
         assert torch.equal(dataset["next/reward"], source["next/reward"][:count] * 2)
@@ -157,7 +149,7 @@ class TestWindows:
         assert last == (source.episodes.outcome[len(dataset.episodes) - 1] if whole else CUT)
         assert check_invariants(dataset.path, dataset.manifest) == []
 
-    def test_early_ends_make_episodes(self, shared):
+    def test_early_ends_make_episodes(self, inputs):
         """A function may end episodes (at the loss of a life, say): frames then have more states."""
 
         def fn(td):
@@ -165,19 +157,19 @@ class TestWindows:
             td["next", "done"] = td["next", "terminated"] | td["next", "truncated"]
             return td
 
-        source = Dataset(shared / "my" / "zstd")
+        source = Dataset(inputs / "my" / "zstd")
         for per, size in (("batch", 11), ("episode", None)):
-            dataset = run(shared, fn, source="my/zstd", dest="my/ended", per=per, batch_size=size, force=True)
+            dataset = run(inputs, fn, source="my/zstd", dest="my/ended", per=per, batch_size=size, force=True)
             whole, lengths = plain(source, fn, per, size or 0)
             check_files(dataset.path, whole, lengths)
             assert dataset.episodes.length.tolist() == lengths
             assert check_invariants(dataset.path, dataset.manifest) == []
 
-    def test_changed_ends_need_not_be_said_twice(self, shared):
+    def test_changed_ends_need_not_be_said_twice(self, inputs):
         def fn(td):
             td["next", "terminated"] = td["next", "terminated"] | (td["next", "reward"] > 1)
             return td
 
-        dataset = run(shared, fn, source="my/flat", dest="my/once", force=True)
+        dataset = run(inputs, fn, source="my/flat", dest="my/once", force=True)
         done = dataset["next/terminated"] | dataset["next/truncated"]
         assert torch.equal(dataset["next/done"], done)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from preprocess_tools import make_input, run
+from preprocess_tools import run
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("windows")
-    for layout in ("flat", "zstd"):
-        make_input(root, layout, id=f"my/{layout}")
-    return root
-
-
 class TestLayout:
-    def test_successors_that_do_not_follow(self, shared):
+    def test_successors_that_do_not_follow(self, inputs):
         """As with a random crop: both are stored, raw, and the manifest says so."""
 
         def fn(td):
             td["next", "observation"] = 255 - td["next", "observation"]
             return td
 
-        source = Dataset(shared / "my" / "zstd")
-        dataset = run(shared, fn, source="my/zstd", dest="my/broken", force=True)
+        source = Dataset(inputs / "my" / "zstd")
+        dataset = run(inputs, fn, source="my/zstd", dest="my/broken", force=True)
         assert not dataset.schema.states
         assert torch.equal(dataset["next/observation"], 255 - source["next/observation"])
         assert torch.equal(dataset["observation"], source["observation"])
@@ -34,16 +25,16 @@ class TestLayout:
         assert "makes no sense" in dataset.manifest.notes[0] or "make no sense" in dataset.manifest.notes[0]
         assert verify(dataset.path).ok
 
-    def test_ted(self, shared):
-        dataset = run(shared, lambda td: td, source="my/zstd", dest="my/ted", layout="ted", force=True)
-        source = Dataset(shared / "my" / "zstd")
+    def test_ted(self, inputs):
+        dataset = run(inputs, lambda td: td, source="my/zstd", dest="my/ted", layout="ted", force=True)
+        source = Dataset(inputs / "my" / "zstd")
         from tensordict import TensorDict
 
         assert not dataset.schema.states
         plain_folder = TensorDict.load_memmap(dataset.path)
         assert torch.equal(plain_folder["next", "observation"], source["next/observation"])
 
-    def test_auto_codec_by_what_it_saves(self, shared, tmp_path):
+    def test_auto_codec_by_what_it_saves(self, inputs, tmp_path):
         noise = torch.Generator().manual_seed(0)
 
         def random_frames(td):
@@ -54,8 +45,8 @@ class TestLayout:
             return td.set("frames", torch.zeros(len(td), 300)).set(("next", "frames"), torch.zeros(len(td), 300))
 
         options = {"source": "my/flat", "force": True, "per": "episode"}
-        even = run(shared, even_frames, dest="my/even", **options)
+        even = run(inputs, even_frames, dest="my/even", **options)
         assert even.schema["frames"].to_json()["codec"] == "zstd"
-        rough = run(shared, random_frames, dest="my/rough", layout="auto", procs=1, **options)
+        rough = run(inputs, random_frames, dest="my/rough", layout="auto", procs=1, **options)
         leaf = rough.schema.get("frames")
         assert leaf is not None and leaf.codec == "raw"

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from preprocess_tools import make_input, run
 from rbdata.cli import run as command
 from rbdata.storage.manifest import read_manifest
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("windows")
-    for layout in ("flat", "zstd"):
-        make_input(root, layout, id=f"my/{layout}")
-    return root
-
-
 class TestLineage:
-    def test_is_complete(self, shared, capsys):
-        source = read_manifest(shared / "my" / "flat")
+    def test_is_complete(self, inputs, capsys):
+        source = read_manifest(inputs / "my" / "flat")
         dataset = run(
-            shared, "rbdata:scale_rewards", source="my/flat", dest="my/scaled", args={"scale": 2}, seed=7, force=True
+            inputs, "rbdata:scale_rewards", source="my/flat", dest="my/scaled", args={"scale": 2}, seed=7, force=True
         )
         lineage = dataset.manifest.lineage
         assert lineage["input"]["id"] == "my/flat"
@@ -34,11 +25,11 @@ class TestLineage:
         assert (lineage["per"], lineage["seed"]) == ("batch", 7)
         assert {"rbdata", "torch", "tensordict", "python"} <= set(lineage["versions"])
         assert lineage["leaves"] == {"added": [], "dropped": [], "changed": ["next/reward"]}
-        assert command(["inspect", "my/scaled", "--root", str(shared)]) == 0
+        assert command(["inspect", "my/scaled", "--root", str(inputs)]) == 0
         told = capsys.readouterr().out
         assert "made from\tmy/flat" in told
         assert "rbdata:scale_rewards(scale=2)" in told
-        assert command(["inspect", "my/scaled", "--root", str(shared), "--json"]) == 0
+        assert command(["inspect", "my/scaled", "--root", str(inputs), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["lineage"] == lineage
 
     def test_the_same_data_have_the_same_content(self, tmp_path):

@@ -29,14 +29,6 @@ filter_episodes, n_step, relabel_rewards, returns_to_go, scale_rewards, subsampl
 )
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("own")
-    make_input(root)
-    make_input(root, "zstd", id="my/frames")
-    return root
-
-
 def applied(dataset: Dataset, fn: Any, per: str, batch: int) -> Any:
     """The results of a function called directly, each copied at once."""
     data = dataset.to_tensordict()

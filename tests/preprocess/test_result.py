@@ -6,28 +6,12 @@ import functools
 
 import pytest
 import torch
-from preprocess_tools import fails, make_input, run
+from preprocess_tools import fails, run
 from rbdata.errors import FunctionError, ResultError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
-from storage_tools import contents
 from tensordict import TensorDict
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("bad-input")
-    make_input(root)
-    make_input(root, "zstd", id="my/frames")
-    return root
-
-
-@pytest.fixture(autouse=True)
-def the_input_is_untouched(shared):
-    before = contents(shared / "my" / "input")
-    yield
-    assert contents(shared / "my" / "input") == before
 
 
 def raises(td):

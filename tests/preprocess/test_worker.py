@@ -10,26 +10,10 @@ import textwrap
 
 import pytest
 import torch
-from preprocess_tools import fails, make_input, run
+from preprocess_tools import fails, run
 from rbdata.cli import run as rbdata
 from rbdata.errors import FunctionError, WorkerLostError
 from rbdata.storage.dataset import Dataset
-from storage_tools import contents
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    root = tmp_path_factory.mktemp("bad-input")
-    make_input(root)
-    make_input(root, "zstd", id="my/frames")
-    return root
-
-
-@pytest.fixture(autouse=True)
-def the_input_is_untouched(shared):
-    before = contents(shared / "my" / "input")
-    yield
-    assert contents(shared / "my" / "input") == before
 
 
 class TestLostWorkers:

@@ -34,7 +34,7 @@ from ..catalogue_entry import (
     space_text,
 )
 from ..options import TEXT
-from ..source import Source, only_file
+from ..source import Source, files_below, only_file
 
 HOME = "hf://farama-minari"
 _ID = re.compile(r"(?:[-\w]+/)*[-\w]+?-v\d+")
@@ -284,21 +284,12 @@ def _make_job(name: str | None, folder: str, location: Location, options: Conver
     if metadata.format == "hdf5":
         objects = [(FILE, location.stat(join_path(folder, FILE)))]
     else:
-        objects = [(path, item) for path, item in _tree(location, folder) if is_part(path)]
+        top = folder + "/" if folder else ""
+        found = files_below(location, folder, ".arrow", ".parquet", ".feather", ".json")
+        objects = [(path.removeprefix(top), item) for path, item in found if is_part(path.removeprefix(top))]
         if not objects:
             raise CorruptSourceError(f"{location.url}/{folder} holds no episodes in {metadata.format} format")
     return MinariJob(name, location, objects, (item, data), metadata, options, why)
-
-
-def _tree(location: Location, folder: str) -> list[tuple[str, RemoteObject]]:
-    """Everything two levels below a folder, with its path relative to it."""
-    whole = getattr(location, "tree", None)
-    if whole is not None:
-        prefix = folder + "/" if folder else ""
-        return [(path[len(prefix) :], item) for path, item in whole(folder)]
-    names = location.folders(folder)
-    listed = map_in_threads(lambda name: location.list(join_path(folder, name)), names, 8, "rbdata-list")
-    return [(f"{name}/{item.name}", item) for name, items in zip(names, listed) for item in items]
 
 
 def _other_names(name: str, location: Location) -> str:
