@@ -13,7 +13,7 @@ written in blocks, so that memory depends on neither their length nor their numb
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,10 +90,11 @@ class LerobotFolder:
         folder.mkdir(parents=True)
         inside = [column for column in (*self._columns, *self._own) if column.kind != "video"]
         schema = pyarrow.schema([_arrow_field(column, pyarrow) for column in inside])
-        self._data = _ParquetFiles(folder / "data", schema, _GROUP_BYTES)
-        self._listed = _ParquetFiles(folder / "meta" / "episodes", self._episode_schema(pyarrow), 1 << 20)
+        self._listed_schema = self._episode_schema(pyarrow)
+        self._data = _tables(folder / "data", schema, _GROUP_BYTES)
+        self._listed = _tables(folder / "meta" / "episodes", self._listed_schema, 1 << 20)
         self._videos = {
-            column.name: _VideoFiles(folder / "videos" / column.name, column.shape, fps)
+            column.name: _videos(folder / "videos" / column.name, column.shape, fps)
             for column in self._columns
             if column.kind == "video"
         }
@@ -105,7 +106,7 @@ class LerobotFolder:
         for files in self._files():
             files.abandon()
 
-    def _files(self) -> list[_ParquetFiles | _VideoFiles]:
+    def _files(self) -> list[_NumberedFiles]:
         return [self._data, self._listed, *self._videos.values()]
 
     def task_number(self, text: str) -> int:
@@ -164,7 +165,7 @@ class LerobotFolder:
                 self._stats[name] = [Stats.joined(self._stats[name])]
         chunk, file = self._listed.place()
         record |= {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
-        self._listed.write([pyarrow.array([record[name]], kind) for name, kind in self._listed.fields()])
+        self._listed.write([pyarrow.array([record[field.name]], field.type) for field in self._listed_schema])
         self._rows, self._episodes = self._rows + length, self._episodes + 1
         for files in self._files():
             files.end_episode()
@@ -261,68 +262,93 @@ def _arrow_type(column: WrittenColumn, pyarrow: Any) -> Any:
 # -- files ---------------------------------------------------------------------------------------------------------------
 
 
-class _Numbered:
-    """The numbered files of a folder, from ``chunk-000/file-000`` on."""
+class _NumberedFiles:
+    """The files of a folder, from ``chunk-000/file-000`` on: ``open_file`` begins one at a path. A file ends with the episode
+    after which it has ``most_bytes``."""
 
-    def __init__(self, folder: Path, suffix: str) -> None:
-        self._folder, self._suffix, self._number = folder, suffix, 0
+    def __init__(self, folder: Path, suffix: str, most_bytes: int, open_file: Callable[[Path], Any]) -> None:
+        self._folder, self._suffix, self._most_bytes, self._open_file = folder, suffix, most_bytes, open_file
+        self._number = 0
+        self._opened: Any = None
 
     def place(self) -> tuple[int, int]:
         """Chunk and file that the next episode lies in."""
         return divmod(self._number, _CHUNK)
 
-    def _path(self) -> Path:
-        chunk, file = self.place()
-        path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}{self._suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+    @property
+    def frames(self) -> int:
+        """The number of frames in the video that is being written."""
+        return self._opened.frames if self._opened else 0
+
+    def write(self, content: Any) -> None:
+        """Append arrays of a table, or frames."""
+        if self._opened is None:
+            chunk, file = self.place()
+            path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}{self._suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._opened = self._open_file(path)
+        self._opened.write(content)
+
+    def end_episode(self) -> None:
+        if self._opened is not None and self._opened.bytes >= self._most_bytes:
+            self.finish()
+            self._number += 1
+
+    def finish(self) -> None:
+        if self._opened is not None:
+            self._opened.finish()
+            self._opened = None
+
+    def abandon(self) -> None:
+        if self._opened is not None:
+            self._opened.abandon()
+            self._opened = None
 
 
-class _ParquetFiles(_Numbered):
-    """Tables of one schema; rows are written when there are ``group_bytes`` of them."""
+def _tables(folder: Path, schema: Any, group_bytes: int) -> _NumberedFiles:
+    return _NumberedFiles(folder, ".parquet", _DATA_BYTES, lambda path: _ParquetFile(path, schema, group_bytes))
 
-    def __init__(self, folder: Path, schema: Any, group_bytes: int) -> None:
-        super().__init__(folder, ".parquet")
+
+def _videos(folder: Path, shape: tuple[int, ...], fps: float) -> _NumberedFiles:
+    height, width, _ = shape
+    return _NumberedFiles(folder, ".mp4", _VIDEO_BYTES, lambda path: VideoWriter(path, height, width, fps))
+
+
+class _ParquetFile:
+    """A table; rows are written when there are ``group_bytes`` of them."""
+
+    def __init__(self, path: Path, schema: Any, group_bytes: int) -> None:
+        from pyarrow import parquet
+
         self._schema, self._group_bytes = schema, group_bytes
-        self._file: Any = None
-        self._writer: Any = None
+        self._file = OutputFile(path)
+        self._writer = parquet.ParquetWriter(self._file, schema, compression="snappy")
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
 
-    def fields(self) -> list[tuple[str, Any]]:
-        return [(field.name, field.type) for field in self._schema]
+    @property
+    def bytes(self) -> int:
+        """Bytes in the file, without the rows that wait."""
+        return self._file.tell()
 
     def write(self, arrays: Sequence[Any]) -> None:
         import pyarrow
-        from pyarrow import parquet
 
-        if self._writer is None:
-            self._file = OutputFile(self._path())
-            self._writer = parquet.ParquetWriter(self._file, self._schema, compression="snappy")
         batch = pyarrow.record_batch(list(arrays), schema=self._schema)
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= self._group_bytes:
             self._flush()
 
-    def end_episode(self) -> None:
-        if self._file is not None and self._file.tell() >= _DATA_BYTES:
-            self.finish()
-            self._number += 1
-
     def finish(self) -> None:
-        if self._writer is not None:
-            self._flush()
-            self._writer.close()
-            self._file.close()
-            self._writer = self._file = None
+        self._flush()
+        self._writer.close()
+        self._file.close()
 
     def abandon(self) -> None:
-        if self._writer is not None:
-            self._file.give_up()
-            self._writer.close()
-            self._file.close()
-            self._writer = self._file = None
+        self._file.give_up()
+        self._writer.close()
+        self._file.close()
 
     def _flush(self) -> None:
         import pyarrow
@@ -330,37 +356,3 @@ class _ParquetFiles(_Numbered):
         if self._waiting:
             self._writer.write_table(pyarrow.Table.from_batches(self._waiting, self._schema))
         self._waiting, self._waiting_bytes = [], 0
-
-
-class _VideoFiles(_Numbered):
-    """Videos of one camera."""
-
-    def __init__(self, folder: Path, shape: tuple[int, ...], fps: float) -> None:
-        super().__init__(folder, ".mp4")
-        self._shape, self._fps = shape, fps
-        self._writer: VideoWriter | None = None
-
-    @property
-    def frames(self) -> int:
-        """The number of frames in the file that is being written."""
-        return self._writer.frames if self._writer else 0
-
-    def write(self, frames: np.ndarray) -> None:
-        if self._writer is None:
-            self._writer = VideoWriter(self._path(), self._shape[0], self._shape[1], self._fps)
-        self._writer.write(frames)
-
-    def end_episode(self) -> None:
-        if self._writer is not None and self._writer.bytes >= _VIDEO_BYTES:
-            self.finish()
-            self._number += 1
-
-    def finish(self) -> None:
-        if self._writer is not None:
-            self._writer.finish()
-            self._writer = None
-
-    def abandon(self) -> None:
-        if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None

@@ -330,18 +330,17 @@ def test_without_the_extra_for_video(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("suffix", [".mp4", ".parquet"])
 def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, nothing is left beside it, and a second try succeeds."""
-    from rbdata.datasets.formats import lerobot_writer
+    from rbdata.datasets.formats.video_writer import OutputFile
 
     dataset = make(episodes(pixels=True, state=(3,)))
     kept = export(dataset, tmp_path / "out", fps=5)
-    path = lerobot_writer._Numbered._path
+    begin = OutputFile.__init__
     with monkeypatch.context() as patch:
 
-        def on_full_disk(files: Any) -> Path:
-            found = path(files)
-            return Path("/dev/full") if found.suffix == suffix else found
+        def on_full_disk(file: OutputFile, path: Path) -> None:
+            begin(file, Path("/dev/full") if path.suffix == suffix else path)
 
-        patch.setattr(lerobot_writer._Numbered, "_path", on_full_disk)
+        patch.setattr(OutputFile, "__init__", on_full_disk)
         with pytest.raises(DiskSpaceError, match="the disk is full"):
             export(dataset, tmp_path / "out", force=True)
     assert json.loads((kept / "meta" / "info.json").read_text())["fps"] == 5
