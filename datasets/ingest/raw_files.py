@@ -118,7 +118,7 @@ def _is_sound(path: Path, item: RemoteObject) -> bool:
 _KIND = "kept"
 
 
-def remember_kept(writer: DatasetWriter) -> None:
+def remember_complete(writer: DatasetWriter) -> None:
     """Record the files that are complete and not recorded yet."""
     known = writer.remembered(_KIND)
     for path in _complete(writer.folder / RAW):

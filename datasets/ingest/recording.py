@@ -50,7 +50,7 @@ _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
 #: 1/2 (noise).
 GUESSED_RATIO = 0.1
 
-REWARD, END, DICTIONARY, ABOUT, KEPT = "reward", "end", "dictionary", "about.json", "kept.json"
+REWARD, END, DICTIONARY, ABOUT, RESUME_FILE = "reward", "end", "dictionary", "about.json", "kept.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
 #: From the end of a step to the outcome of its episode.
 _OUTCOMES = np.array([0, TERMINATED, TRUNCATED, TERMINATED, CUT], np.uint8)
@@ -93,10 +93,10 @@ class RecordingWriter:
     def resume(self) -> dict[str, Any] | None:
         """Continue from what an interrupted writer kept in the folder; returns what `mark` was given. If it kept nothing, or
         its files have changed, empties the folder and returns None."""
-        self._keeps, kept = True, _read_kept(self._folder)
+        self._keeps, kept = True, _read_resume_file(self._folder)
         files: dict[str, list[Any]] = {} if kept is None else kept["files"]
         for path in self._folder.iterdir():
-            if path.name not in files and (kept is None or path.name != KEPT):
+            if path.name not in files and (kept is None or path.name != RESUME_FILE):
                 path.unlink()
         if kept is None:
             return None
@@ -123,7 +123,7 @@ class RecordingWriter:
         if self._about is not None:
             sync_files(self._folder, self._ranges)
             content = {"files": self._ranges, "about": self._about}
-            write_atomically(self._folder / KEPT, json.dumps(content).encode())
+            write_atomically(self._folder / RESUME_FILE, json.dumps(content).encode())
             self._about = None
 
     def begin(self, env: int) -> None:
@@ -192,10 +192,10 @@ class RecordingWriter:
             raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
 
 
-def _read_kept(folder: Path) -> dict[str, Any] | None:
+def _read_resume_file(folder: Path) -> dict[str, Any] | None:
     """What `RecordingWriter.keep` wrote, if the files still begin with the same bytes."""
     try:
-        kept = parse_json((folder / KEPT).read_bytes())
+        kept = parse_json((folder / RESUME_FILE).read_bytes())
         sound = all(
             sum_range(folder / name, 0, size) == [size, crc32c] for name, (size, crc32c) in kept["files"].items()
         )

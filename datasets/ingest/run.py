@@ -52,7 +52,7 @@ from .estimate import (
     expect,
 )
 from .job import Job, Plan, RawObject, StagedJob
-from .raw_files import RawReading, drop_changed, fetch_all, remember_fetched, remember_kept
+from .raw_files import RawReading, drop_changed, fetch_all, remember_complete, remember_fetched
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .row_source import RowSource
 
@@ -294,10 +294,10 @@ def stage_all(
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
         check_space(place.path, certain_bytes(job, finished), place.id)
-        remember_kept(writer)
+        remember_complete(writer)
         while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
             for index, _ in run_tasks(tasks, procs(left), listener.on_progress, engine):
-                remember_kept(writer)
+                remember_complete(writer)
                 finished, left = finished + 1, left - 1
                 listener.on_part_done(index)
     except BaseException:

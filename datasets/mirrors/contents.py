@@ -30,7 +30,7 @@ CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
-class Entry:
+class MirrorEntry:
     """An entry of a mirror: a converted ``dataset`` (by id), or a folder of ``raw`` files (by path).
 
     ``bytes`` is None if the location states no sizes (web servers); only datasets have steps and episodes.
@@ -45,10 +45,10 @@ class Entry:
     problem: str | None = None
 
 
-def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
+def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[MirrorEntry]:
     """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
     location = open_mirror(destination, options=fetch)
-    found: list[Entry] = []
+    found: list[MirrorEntry] = []
     datasets: list[str] = []
     for folder, objects, names in location.walk():
         if any(item.name == FILENAME for item in objects):
@@ -60,17 +60,17 @@ def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[Entry]:
         plain = [item for item in objects if not item.name.startswith(".")]
         if plain and folder:
             size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
-            found.append(Entry("raw", folder, len(plain), size))
+            found.append(MirrorEntry("raw", folder, len(plain), size))
     found += map_in_threads(lambda folder: _describe(location, folder), datasets, 8, "rbdata-ls")
     return sorted(found, key=lambda entry: (entry.kind, entry.name))
 
 
-def _describe(location: Location, folder: str) -> Entry:
+def _describe(location: Location, folder: str) -> MirrorEntry:
     try:
         manifest, _ = read_remote_manifest(location, location.stat(join_path(folder, FILENAME)))
     except (NotADatasetError, DamagedDatasetError) as error:
-        return Entry("dataset", folder, 0, None, problem=error.message)
-    return Entry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
+        return MirrorEntry("dataset", folder, 0, None, problem=error.message)
+    return MirrorEntry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
 
 
 # -- remove ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ....storage.manifest import Manifest
 from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
 from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
-from ...ingest.recording import KEPT, RECORDING, RecordedJob, Recording, RecordingWriter
+from ...ingest.recording import RECORDING, RESUME_FILE, RecordedJob, Recording, RecordingWriter
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
@@ -191,7 +191,7 @@ class ArraysJob(RecordedJob):
         return _ReadTask(0, self, target, self._codec, threads)
 
     def holds_staged(self, folder: Path) -> bool:
-        return self.begin is not None and (unfinished(folder / RECORDING) / KEPT).is_file()
+        return self.begin is not None and (unfinished(folder / RECORDING) / RESUME_FILE).is_file()
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...workers.task import usable_cpus
 from .file import Array, FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
-from .registry import Entry, family_of
+from .registry import RegistryEntry, family_of
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -81,7 +81,13 @@ class D4rlJob(WholeFileJob):
     _keys: dict[str, str]
 
     def __init__(
-        self, entry: Entry | None, location: Location, item: RemoteObject, options: ConvertOptions, *, published: bool
+        self,
+        entry: RegistryEntry | None,
+        location: Location,
+        item: RemoteObject,
+        options: ConvertOptions,
+        *,
+        published: bool,
     ) -> None:
         super().__init__(entry.name if entry else None, location, item, options)
         self.entry = entry
@@ -259,7 +265,12 @@ def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
 
 
 def _notes(
-    entry: Entry | None, contents: FileContents, by: str, horizon: int | None, counts: Mapping[str, int], sha256: str
+    entry: RegistryEntry | None,
+    contents: FileContents,
+    by: str,
+    horizon: int | None,
+    counts: Mapping[str, int],
+    sha256: str,
 ) -> Iterator[str]:
     """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
     if entry:

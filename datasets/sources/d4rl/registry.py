@@ -20,7 +20,7 @@ FLAT_COPY = "https://huggingface.co/datasets/imone/D4RL/resolve/main"
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegistryEntry:
     """One dataset.
 
     ``horizon`` is the environment's time limit in steps. ``low`` and ``high`` are the returns that normalised scores
@@ -54,9 +54,9 @@ def _lines(name: str) -> list[str]:
 
 
 @cache
-def registry() -> dict[str, Entry]:
+def registry() -> dict[str, RegistryEntry]:
     """All datasets by name, in the table's order."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, RegistryEntry] = {}
     folder = family = ""
     for line in _lines("registry.txt"):
         if line.startswith("## "):
@@ -65,11 +65,11 @@ def registry() -> dict[str, Entry]:
         name, file, horizon, low, high, *mark = line.split()
         scores = [None if text == "-" else float(text) for text in (low, high)]
         path = f"{folder}/{file}.hdf5"
-        entries[name] = Entry(name, family, path, int(horizon), scores[0], scores[1], listed=not mark)
+        entries[name] = RegistryEntry(name, family, path, int(horizon), scores[0], scores[1], listed=not mark)
     return entries
 
 
-def by_file(file: str) -> list[Entry]:
+def by_file(file: str) -> list[RegistryEntry]:
     """The datasets that a file of this base name holds (more than one where ids share a file)."""
     return [entry for entry in registry().values() if entry.file == file]
 
@@ -122,6 +122,6 @@ _FAMILIES = {
 }
 
 
-def family_of(entry: Entry | None) -> Family:
+def family_of(entry: RegistryEntry | None) -> Family:
     """The family of a dataset; for an unknown dataset, a family that trusts the flags."""
     return _FAMILIES[entry.family] if entry else _UNKNOWN

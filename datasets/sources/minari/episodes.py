@@ -45,7 +45,7 @@ from ...ingest.spaces import (
     text_rows,
 )
 from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, outcome_of, to_flags, to_rewards
-from .reader import DataFiles, EpisodeReader, Field, Kind, LeafPath, Metadata
+from .reader import DataFiles, Field, Kind, LeafPath, Metadata, MinariReader
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Survey:
         return [source.column for source in self.sources]
 
 
-def survey(reader: EpisodeReader, metadata: Metadata, name: str, text: TextAs) -> Survey:
+def survey(reader: MinariReader, metadata: Metadata, name: str, text: TextAs) -> Survey:
     """Look through a dataset without reading its rows.
 
     Raises CorruptSourceError where the files do not hold what the spaces say, UsageError for what cannot be stored.
@@ -133,7 +133,7 @@ class _SpaceColumn:
         self._kind: Kind | None = None
         self._dtypes: dict[np.dtype, None] = {}
 
-    def add(self, reader: EpisodeReader, episode: int, name: str) -> int:
+    def add(self, reader: MinariReader, episode: int, name: str) -> int:
         """Take an episode; returns how many rows it has."""
         wanted = tuple(self.leaf.space.get("shape", ()))
         found = reader.field(episode, self.place, wanted)
@@ -278,9 +278,9 @@ _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 
 @contextmanager
-def open_reader(data: DataFiles) -> Iterator[EpisodeReader]:
+def open_reader(data: DataFiles) -> Iterator[MinariReader]:
     """Open a dataset's files for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
-    reader: EpisodeReader
+    reader: MinariReader
     if data.format == "hdf5":
         from .hdf5 import Hdf5Reader
 
@@ -323,7 +323,7 @@ def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, un
 
 
 def column_rows(
-    reader: EpisodeReader, source: ColumnSource, found: Survey, index: int, low: int, high: int, name: str
+    reader: MinariReader, source: ColumnSource, found: Survey, index: int, low: int, high: int, name: str
 ) -> np.ndarray:
     """Rows ``low..high-1`` of a column in one episode; zeros beyond what there is."""
     column = source.column
@@ -360,7 +360,7 @@ def column_rows(
 class ColumnRows:
     """Rows of one column by ranges in ascending order: ``size`` rows are read at once, whatever is asked for."""
 
-    def __init__(self, reader: EpisodeReader, source: ColumnSource, found: Survey, size: int, name: str) -> None:
+    def __init__(self, reader: MinariReader, source: ColumnSource, found: Survey, size: int, name: str) -> None:
         self._reader, self._source, self._found, self._size, self._name = reader, source, found, size, name
         self._rows, self._episode, self._first = np.zeros(0), -1, 0
 
@@ -377,7 +377,7 @@ class EpisodePlanner:
     """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
 
     def __init__(
-        self, reader: EpisodeReader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter
+        self, reader: MinariReader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter
     ) -> None:
         #: Each is an episode of the dataset, so a small file may not have a million of them.
         self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
@@ -493,7 +493,7 @@ class LargeRows(RowSource):
                     yield block_of_rows(leaf, position, rows, done)
                     position += len(rows)
 
-    def _read(self, reader: EpisodeReader, source: ColumnSource) -> Iterator[np.ndarray]:
+    def _read(self, reader: MinariReader, source: ColumnSource) -> Iterator[np.ndarray]:
         size = max(1, BLOCK_BYTES // source.column.row_bytes)
         column = ColumnRows(reader, source, self.found, size, self.data.name)
         for index, first, states in self.runs.tolist():

@@ -1,4 +1,4 @@
-"""The metadata of a Minari dataset (`Metadata`), and the interface of the readers of all formats (`EpisodeReader`).
+"""The metadata of a Minari dataset (`Metadata`), and the interface of the readers of all formats (`MinariReader`).
 
 The metadata are in ``data/metadata.json`` since Minari 0.5, before that in the attributes of the HDF5 file's root group. The
 keys are the same, and more may be there:
@@ -218,7 +218,7 @@ class DataFiles:
     checked: bool = False
 
 
-class EpisodeReader(Protocol):
+class MinariReader(Protocol):
     """One dataset, open for reading. Everything that is wrong with its files is a CorruptSourceError."""
 
     #: Numbers of the episodes, ascending.

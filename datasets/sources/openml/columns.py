@@ -1,4 +1,4 @@
-"""The columns of a table: which are label, feature or left out (`roles`), and how features become vectors (`Encoder`).
+"""The columns of a table: which are label, feature or left out (`column_roles`), and how features become vectors (`Encoder`).
 
     numeric      the value; missing: NaN
     nominal      its code, 0 for the first value declared; missing: NaN, or (``missing`` code) one more code
@@ -27,7 +27,7 @@ _MOST_SHOWN = 20
 
 
 @dataclass
-class Roles:
+class ColumnRoles:
     """Indices of the columns, and why others are left out."""
 
     targets: list[int]
@@ -35,7 +35,7 @@ class Roles:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def roles(attributes: Sequence[Attribute], about: Description, options: TableOptions, name: str) -> Roles:
+def column_roles(attributes: Sequence[Attribute], about: Description, options: TableOptions, name: str) -> ColumnRoles:
     """Decide what every column is.
 
     Labels are those asked for, else the dataset's own. Row identifiers, columns that the dataset says to ignore, text, and
@@ -50,7 +50,7 @@ def roles(attributes: Sequence[Attribute], about: Description, options: TableOpt
     unknown = [column for column in (*wanted, *options.exclude) if column not in index]
     if unknown:
         raise UsageError(f"{name} has no column {', '.join(unknown)}", hint=f"its columns: {shown}")
-    result = Roles([index[column] for column in wanted], [])
+    result = ColumnRoles([index[column] for column in wanted], [])
     for at, attribute in enumerate(attributes):
         why = _why_not(attribute, about, flagged, options)
         if at in result.targets:

@@ -29,7 +29,7 @@ from ...formats.limits import check_row_bytes
 from ...ingest.job import ConvertOptions, Plan, RawObject, count_notes, name_left_out
 from ...ingest.raw_files import ACCEPT, WholeFileJob
 from .client import Description
-from .columns import ColumnCastError, Encoder, Roles, roles, to_stored
+from .columns import ColumnCastError, ColumnRoles, Encoder, column_roles, to_stored
 from .table_options import TableFile, TableOptions
 
 #: Float32 holds every whole number up to this one.
@@ -46,7 +46,7 @@ class OpenmlJob(WholeFileJob):
     #: Set by `inspect`: checksums by algorithm, the columns of the file, and what is made of them.
     _digests: dict[str, str]
     _attributes: Sequence[Attribute]
-    _roles: Roles
+    _roles: ColumnRoles
     _encoder: Encoder
 
     def __init__(
@@ -83,7 +83,7 @@ class OpenmlJob(WholeFileJob):
         self._rows_at_most = self._look_through()
         with self._reader() as reader:
             self._attributes = reader.attributes
-        self._roles = roles(self._attributes, self.about_table, self.table, self.title)
+        self._roles = column_roles(self._attributes, self.about_table, self.table, self.title)
         self._encoder = Encoder([(at, self._attributes[at]) for at in self._roles.features], self.table)
         self._block_rows = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * max(1, self._encoder.width))))
         check_row_bytes(4 * self._encoder.width, self.title)
