@@ -315,6 +315,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """
 
     def _with_index(self, data: Any, index: torch.Tensor) -> Any:
+        if isinstance(data, list):
+            return [self._with_index(record, row) for record, row in zip(data, index)]
         if isinstance(data, TensorDictBase):
             shape = data.batch_size
             index = index.to(data.device) if data.device is not None else index
@@ -380,6 +382,8 @@ class TensorDictMaxValueWriter(Writer):
 
     Of equal ranks the first record stays. Integers are compared exactly, other numbers as float64. `add` and `extend` raise
     SchemaError for records without a rank, and for ranks that are NaN or complex, because these have no order.
+
+    Rows are not in order of time: sampling slices, n-step returns, frame stacks and goals of later steps is refused.
     """
 
     values_per_row = True
@@ -399,6 +403,7 @@ class TensorDictMaxValueWriter(Writer):
         if getattr(self, "_storage", None) is not storage:
             self._current_top_values = self._ranks_of(storage)
         super().register_storage(storage)
+        storage.in_order = False
 
     def _ranks_of(self, storage: Storage) -> list[tuple[int | float, int]]:
         """The heap of the records that a storage already has. Raises SchemaError if they have no ranks."""

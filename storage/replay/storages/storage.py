@@ -58,6 +58,9 @@ class Storage(Saved):
     #: Stamps of the rows (see `writers.SlotGenerations`), where a writer tracks them: buffers that share rows share these.
     generations: Any = None
 
+    #: Whether the rows are a ring in order of time; not if a writer chooses them by their values.
+    in_order = True
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         link(cls, "empty", "_empty")
@@ -199,7 +202,13 @@ class Storage(Saved):
         return (self.newest + 1) % self.capacity if self.is_full else 0
 
     def timeline(self, edges: Edges) -> Timeline:
-        """The steps in order of time with their episodes; computed once for every state of the contents."""
+        """The steps in order of time with their episodes; computed once for every state of the contents.
+
+        Raises UsageError if the order cannot be told.
+        """
+        if not self.in_order and edges.step_key is None:
+            message = "the rows are not in order of time: the writer keeps records wherever there is room"
+            raise UsageError(message, hint="store whole trajectories as records, or give SliceSampler a step_key")
         known = self._timelines.get(edges)
         if known is not None and known[0] == self.contents_version:
             return known[1]

@@ -101,3 +101,13 @@ def test_records_given_one_by_one_are_a_list_of_them(storage):
     buffer.extend(deque(every[2]))
     buffer[0:2] = deque(every[2][3:])
     assert [int(buffer[row]["x"]) for row in range(5)] == [3, 4, 2, 3, 4]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_records_of_a_list_are_stored_with_their_rows(storage):
+    buffer = ReplayBuffer(storage=storage(5), writer=TensorDictRoundRobinWriter())
+    data = TensorDict({"x": torch.arange(7)}, [7])
+    buffer.extend(data[:3])
+    buffer.extend(list(data[3:]))
+    assert [int(buffer[row]["index"]) for row in range(5)] == [0, 1, 2, 3, 4]
+    assert [int(buffer[row]["x"]) for row in range(5)] == [5, 6, 2, 3, 4]

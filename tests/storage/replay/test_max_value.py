@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rbdata.errors import SchemaError
+from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
+    HERReplayBuffer,
     LazyTensorStorage,
     ReplayBuffer,
+    Sequence,
+    SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
@@ -105,3 +108,31 @@ def test_another_storage_or_writer_in_use():
     buffer.set_writer(TensorDictMaxValueWriter(rank_key="rank"))
     buffer.extend(records([8, 9], [1.0, 12.5]))
     assert sorted(buffer[:]["rank"].tolist()) == [11, 12, 12.5, 13]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TensorDictReplayBuffer, {"n_step": 3}),
+        (TensorDictReplayBuffer, {"frame_stack": 2}),
+        (TensorDictReplayBuffer, {"sampler": SliceSampler(slice_len=2)}),
+        (TensorDictReplayBuffer, {"sample_unit": Sequence(3)}),
+        (HERReplayBuffer, {"reward_fn": lambda td: td["next", "reward"]}),
+    ],
+    ids=["n_step", "frame_stack", "slices", "unit", "hindsight"],
+)
+def test_rows_are_not_in_order_of_time(kind, options):
+    buffer = kind(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(), batch_size=2, **options)
+    buffer.extend(rollout([3, 4]))
+    with pytest.raises(UsageError, match="not in order of time"):
+        buffer.sample()
+
+
+def test_fragmented_slices_find_the_order_of_time():
+    sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="t", fragmented=True)
+    writer = TensorDictMaxValueWriter("score")
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, writer=writer, batch_size=40)
+    score, traj = torch.tensor([3, 5, 0, 6, 2, 4, 1]), torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    buffer.extend(TensorDict({"score": score, "traj": traj, "t": torch.arange(7)}, [7]))
+    pairs = buffer.sample()["t"].split(2)
+    assert {tuple(pair.tolist()) for pair in pairs} == {(0, 1), (4, 5)}
