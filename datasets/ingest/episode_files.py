@@ -7,9 +7,10 @@ small files). `EpisodeFilesJob` does the rest:
     decode     their episodes into a recording of the unit (`recording`); in a sandbox where C libraries read the files
     plan       the recordings one after the other, in the order of the units
 
-Large rows are compressed as they are decoded, with one dictionary for all units: that of the first unit that holds an
-episode, which is therefore decoded before all others. The leaves of the dataset follow from its first episode; every other
-episode must have the same. A unit is kept when a run is interrupted, and an object that was being fetched is continued.
+Large rows are compressed as they are decoded, with one dictionary for all units, trained on the first rows of the first unit
+that holds an episode. So a first task reads that unit alone. It ends when the dictionary is there, and all units are decoded
+side by side with it; where the unit ends before, it is decoded. The leaves of the dataset follow from the first episode; every
+other episode must have the same. A unit is kept when a run is interrupted, and an object that was being fetched is continued.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,12 +28,14 @@ import numpy as np
 from ...errors import CorruptSourceError, ObjectChangedError
 from ...storage.checksums import Crc32c, crc32c, hash_file
 from ...storage.codecs import PLAIN
+from ...storage.durable import write_atomically
 from ...storage.folder import remove_tree
 from ...storage.writer import ColumnWriter
 from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
 from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
+from .estimate import compressed_leaves
 from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
 from .recording import (
     ABOUT,
@@ -168,7 +171,7 @@ def _name(group: Sequence[RawObject]) -> str:
 
 
 class _UnitWriter:
-    """Writes the episodes of a unit as a recording."""
+    """Writes the episodes of a unit as a recording; without a ``dictionary`` it trains one."""
 
     def __init__(self, folder: Path, options: ConvertOptions, dictionary: bytes | None, threads: int) -> None:
         self._folder, self._options = folder, options
@@ -203,6 +206,11 @@ class _UnitWriter:
         assert self._writer is not None
         self._writer.steps(0, rewards, end)
         self.states += steps + 1
+
+    @property
+    def dictionary(self) -> bytes | None:
+        """What rows are compressed with; None if that is not known yet."""
+        return self._writer.dictionary if self._writer else None
 
     def finish(self, objects: Sequence[Mapping[str, Any]]) -> None:
         """Write the waiting rows, and the facts about the unit."""
@@ -249,17 +257,29 @@ def _column(key: str, rows: Rows, is_state: bool) -> Column:
     return Column(key, np.dtype(rows.dtype).newbyteorder("=").name, tuple(shape), "state" if is_state else "step")
 
 
+#: The record of a task that ended before its unit.
+UNFINISHED = {"unfinished": True}
+
+
+class _DictionaryMade(Exception):
+    """Raised between two blocks of rows, to end a task."""
+
+
 @dataclass(frozen=True)
 class _DecodeTask:
-    """Fetches and decodes one unit; picklable. ``index`` is the unit's place among those of the job."""
+    """Fetches and decodes one unit; picklable. ``index`` is the unit's place among those of the job.
+
+    If there is no file ``dictionary``, the task makes it, and ends then if ``begins`` (another task decodes the unit).
+    """
 
     index: int
     unit: Unit
     reader: EpisodeReader
     target: Path
     options: ConvertOptions
-    dictionary: Path | None
+    dictionary: Path
     threads: int
+    begins: bool
 
     @property
     def rows(self) -> int:
@@ -267,7 +287,7 @@ class _DecodeTask:
         return max(1, self.unit.size)
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Returns an empty record: everything is in the folder."""
+        """Returns an empty record, everything is in the folder; or UNFINISHED."""
         fetched = retries = 0
 
         def on_fetched(length: int, again: int = 0) -> None:
@@ -277,13 +297,16 @@ class _DecodeTask:
 
         folder = raw_folder(self.target)
         paths = self._fetch(folder, on_fetched) if self.reader.whole else {}
-        with staging_folder(self.target) as staged:
-            if self.reader.native_libraries:
-                files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
-                with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
-                    sandbox.call(_DecodeTask.decode, staged, paths, on_progress=on_fetched)
-            else:
-                self.decode(on_fetched, staged, paths)
+        try:
+            with staging_folder(self.target) as staged:
+                if self.reader.native_libraries:
+                    files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
+                    with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
+                        sandbox.call(_DecodeTask.decode, staged, paths, on_progress=on_fetched)
+                else:
+                    self.decode(on_fetched, staged, paths)
+        except _DictionaryMade:
+            return UNFINISHED
         remove_tree(folder)
         on_block(self.rows, fetched, retries)
         return {}
@@ -299,9 +322,16 @@ class _DecodeTask:
         return paths
 
     def decode(self, on_fetched: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
-        """Write the episodes of all objects into ``folder``."""
-        dictionary = self.dictionary.read_bytes() if self.dictionary else None
+        """Write the episodes of all objects into ``folder``. Raises _DictionaryMade where ``begins`` says so."""
+        dictionary = self.dictionary.read_bytes() if self.dictionary.is_file() else None
         writer = _UnitWriter(folder, self.options, dictionary, self.threads)
+
+        def on_rows() -> None:
+            on_fetched(0)
+            if self.begins and writer.dictionary is not None:
+                write_atomically(self.dictionary, writer.dictionary)
+                raise _DictionaryMade
+
         objects = []
         every = list(self.unit.objects)
         for group in [every] if self.reader.joined else [[raw] for raw in every]:
@@ -312,11 +342,11 @@ class _DecodeTask:
             ]
             before, numbers = (0, 0), Counter[str]()
             for source, episode in self.reader.unit_episodes(sources):
-                writer.add(episode, f"{source.name}: episode {numbers[source.name]}", partial(on_fetched, 0, before[1]))
+                writer.add(episode, f"{source.name}: episode {numbers[source.name]}", on_rows)
                 numbers[source.name] += 1
                 now = [(stream.fetched, stream.retries) for stream in streams if stream]
                 fetched, retries = (sum(counts) for counts in zip(*now)) if now else (0, 0)
-                on_fetched(fetched - before[0], retries)
+                on_fetched(fetched - before[0], retries - before[1])
                 before = (fetched, retries)
             for raw, source, stream in zip(group, sources, streams):
                 # Bytes after the last episode belong to the object, and to its checksum.
@@ -324,6 +354,9 @@ class _DecodeTask:
                     pass
                 objects.append(_object_record(raw, source.path, stream))
         writer.finish(objects)
+        if dictionary is None and writer.states:
+            assert writer.dictionary is not None
+            write_atomically(self.dictionary, writer.dictionary)
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
@@ -358,6 +391,8 @@ class EpisodeFilesJob(StagedJob):
     sentences: Mapping[str, str] = {}
     #: Files that describe the other files, with their records in the manifest (`read_description`).
     described: Sequence[tuple[RawObject, dict[str, Any]]] = ()
+    #: Whether `staging_tasks` needs the first unit with a step before it can say how the others are read.
+    first_decides = False
     _folder: Path
 
     def __init__(
@@ -398,57 +433,67 @@ class EpisodeFilesJob(StagedJob):
         return Expectation(fetch, steps, episodes, fetch, [unit.name for unit in self.units], certain_bytes=0)
 
     def staged_parts(self, folder: Path) -> int:
-        return sum(self._is_decoded(folder, unit) for unit in self.units)
+        return len(self.units) - len(self._left(folder))
 
     def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The first unit with a step alone, then all others with its dictionary."""
+        """The first unit with a step alone until there is a dictionary, then all that are left, large ones first: no process
+        ends long after the others."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        left = []
-        for index, unit in enumerate(self.units):
-            if not self._is_decoded(folder, unit):
-                remove_tree(self._target(unit))
-                left.append(index)
-        first = self._first()
-        if first is None:
+        left, dictionary = self._left(folder), self._dictionary(folder)
+        begins = len(left) > 1 and not self.first_decides and not dictionary.is_file()
+        if not dictionary.is_file() or (self.first_decides and self._first() is None):
             left = left[:1]
-        dictionary = None if first is None else first.dictionary
-        return [
-            _DecodeTask(
-                *(index, self.units[index], self.units[index].reader or self.reader, self._target(self.units[index])),
-                *(self.options, dictionary, threads),
-            )
-            for index in left
-        ]
+        tasks = []
+        for index in sorted(left, key=lambda index: -self.units[index].size):
+            unit = self.units[index]
+            remove_tree(self._target(unit))
+            reader = unit.reader or self.reader
+            how = (self.options, dictionary, threads, begins)
+            tasks.append(_DecodeTask(index, unit, reader, self._target(unit), *how))
+        return tasks
 
     def staged_dictionary(self) -> bytes:
-        return (self._decoded_first().folder / DICTIONARY).read_bytes()
+        return self._dictionary(self._folder).read_bytes()
 
     def _target(self, unit: Unit, folder: Path | None = None) -> Path:
         return (folder or self._folder) / f"unit-{unit.number:05d}"
 
-    def _is_decoded(self, folder: Path, unit: Unit) -> bool:
-        """Whether a unit was decoded from these objects, as far as their place states what they are."""
+    def _decoded(self, folder: Path, unit: Unit) -> Recording | None:
+        """A unit that was decoded from these objects, as far as their place states what they are."""
         try:
-            found = Recording(self._target(unit, folder)).objects
+            found = Recording(self._target(unit, folder))
         except (OSError, ValueError):
-            return False
-        return len(found) == len(unit.objects) and all(map(_is_of, found, unit.objects))
+            return None
+        same = len(found.objects) == len(unit.objects) and all(map(_is_of, found.objects, unit.objects))
+        return found if same else None
+
+    def _dictionary(self, folder: Path) -> Path:
+        """The file of the dictionary, with a name that follows from what is stated of the objects that it is made from: those
+        of the first unit that is not known to be without a step."""
+        decoded = ((unit, self._decoded(folder, unit)) for unit in self.units)
+        first = next((unit for unit, found in decoded if found is None or found.states[0]), self.units[0])
+        stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in first.objects]
+        return folder / f"{DICTIONARY}-{crc32c(repr(stated).encode())}"
+
+    def _left(self, folder: Path) -> list[int]:
+        """The units to be decoded. Without the dictionary, only units without a step count as decoded."""
+        path = self._dictionary(folder)
+        dictionary = crc32c(path.read_bytes()) if path.is_file() else None
+        left = []
+        for index, unit in enumerate(self.units):
+            found = self._decoded(folder, unit)
+            if found is None or (found.states[0] and found.about.get("dictionary") != dictionary):
+                left.append(index)
+        return left
 
     def _first(self) -> Recording | None:
         """The first unit with a step, if all before it are decoded."""
         for unit in self.units:
-            if not self._is_decoded(self._folder, unit):
-                return None
-            decoded = Recording(self._target(unit))
-            if decoded.states[0]:
+            decoded = self._decoded(self._folder, unit)
+            if decoded is None or decoded.states[0]:
                 return decoded
         return None
-
-    def _decoded_first(self) -> Recording:
-        first = self._first()
-        assert first is not None
-        return first
 
     @cached_property
     def _every(self) -> list[Recording]:
@@ -486,7 +531,7 @@ class EpisodeFilesJob(StagedJob):
         return parts
 
     def row_sources(self) -> list[StagedPart]:
-        dictionary = self._decoded_first().dictionary
+        dictionary = self._dictionary(self._folder) if compressed_leaves(self) else None
         return [
             StagedPart(unit.name, one.staged(self.columns, dictionary)) for unit, one in zip(self.units, self._every)
         ]

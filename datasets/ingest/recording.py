@@ -10,7 +10,8 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           of the compressed rows; trained on the first rows recorded
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
-                         the files that policy and environment read (`user_code.opened_files`)
+                         the files that policy and environment read (`user_code.opened_files`). And the "dictionary" of its
+                         compressed rows (crc32c), wherever it was trained
 
 If the caller can continue after any episode, the recording is kept while it is written (`RecordingWriter.keep`):
 
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DiskSpaceError
-from ...storage.checksums import Crc32c, join_ranges, sum_range
+from ...storage.checksums import Crc32c, crc32c, join_ranges, sum_range
 from ...storage.codecs import PLAIN, load_codec
 from ...storage.codecs.compressed import compressed_codec
 from ...storage.durable import is_full, sync_files, write_atomically
@@ -80,6 +81,8 @@ class RecordingWriter:
         self._codec = compressed_codec(codec)
         compress = self._codec.name == codec
         self._compressed = {number for number, column in enumerate(columns) if compress and column.large}
+        #: Of the compressed rows: None until it is trained, empty where no rows are compressed.
+        self.dictionary = dictionary if self._compressed else b""
         self._encode: Encode | None = None if dictionary is None else self._codec.encoder(dictionary, threads)
         #: Blocks that wait for the dictionary, and their bytes.
         self._waiting: list[tuple[int, int, np.ndarray]] = []
@@ -104,13 +107,14 @@ class RecordingWriter:
             os.truncate(self._folder / name, size)
         self._ranges = files
         if DICTIONARY in files:
-            self._encode = self._codec.encoder((self._folder / DICTIONARY).read_bytes(), self._threads)
+            self.dictionary = (self._folder / DICTIONARY).read_bytes()
+            self._encode = self._codec.encoder(self.dictionary, self._threads)
         about: dict[str, Any] = kept["about"]
         return about
 
     def mark(self, about: dict[str, Any]) -> None:
         """Declare that all rows so far belong to whole episodes; ``about`` (JSON) says how to continue after them."""
-        if self._compressed and self._encode is None:
+        if self.dictionary is None:
             return  # rows wait in memory
         for name, written in self._sums.items():
             before = self._ranges.get(name)
@@ -141,7 +145,7 @@ class RecordingWriter:
             self._waiting.append((env, number, rows.copy()))
             self._waiting_bytes += rows.nbytes
             if self._waiting_bytes >= SAMPLE_BYTES:
-                self._train()
+                self.dictionary = self._train()
         else:
             self._compress(env, number, rows)
 
@@ -152,13 +156,14 @@ class RecordingWriter:
 
     def finish(self, about: dict[str, Any]) -> None:
         """Write the waiting rows, and the facts about the recording."""
-        if self._compressed and self._encode is None:
-            self._train()
-        (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        if self.dictionary is None:
+            self.dictionary = self._train()
+        content = {**about, "dictionary": crc32c(self.dictionary)}
+        (self._folder / ABOUT).write_text(json.dumps(content), encoding="utf-8")
         sync_files(self._folder, [path.name for path in self._folder.iterdir()])
 
-    def _train(self) -> None:
-        """Train the dictionary on the waiting blocks, then write them."""
+    def _train(self) -> bytes:
+        """Train the dictionary on the waiting blocks, then write them; returns it."""
         rows = [row for _, _, block in self._waiting for row in block]
         size = max((row.nbytes for row in rows), default=1)
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
@@ -169,6 +174,7 @@ class RecordingWriter:
         for env, number, block in self._waiting:
             self._compress(env, number, block)
         self._waiting, self._waiting_bytes = [], 0
+        return dictionary
 
     def _compress(self, env: int, number: int, rows: np.ndarray) -> None:
         assert self._encode is not None

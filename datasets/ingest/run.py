@@ -38,9 +38,9 @@ from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
-from ..workers.local_engine import WorkerFaultError, run_tasks, threads_of_task
+from ..workers.local_engine import LocalEngine, WorkerFaultError, run_tasks, threads_of_task
 from ..workers.sandbox import RawFiles, limited
-from ..workers.task import Engine, OnBlock, usable_cpus
+from ..workers.task import Engine, OnBlock, modules_of, usable_cpus
 from .estimate import (
     Samples,
     bytes_of_columns,
@@ -109,6 +109,8 @@ def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, files: RawFiles
 
 
 MAX_PROCS = 8
+#: Bytes of renamed parts that wait to be appended; they need this much disk twice.
+_MERGED_TOGETHER = 256 << 20
 
 
 def run(
@@ -288,18 +290,24 @@ def stage_all(
     folder, place, finished = writer.folder / RAW, writer.place, 0
     try:
         listener.on_stage(job.staging)
-        job.staging_tasks(folder, 1)  # makes what the estimate needs, such as a dictionary
+        tasks = job.staging_tasks(folder, 1)  # makes what the estimate needs, such as a dictionary
         finished = job.staged_parts(folder)
         left = job.parts() - finished
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
         check_space(place.path, certain_bytes(job, finished), place.id)
         remember_complete(writer)
-        while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
-            for index, _ in run_tasks(tasks, procs(left), listener.on_progress, engine):
-                remember_complete(writer)
-                finished, left = finished + 1, left - 1
-                listener.on_part_done(index)
+        modules = modules_of(tasks[0]) if tasks else []
+        with LocalEngine(procs(left), modules, in_flight=max(1, left)) as local:
+            if engine is None:
+                local.prepare()  # while this process does what all other work waits for
+            while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
+                workers = local if engine is None and len(tasks) > 1 else engine
+                for index, record in run_tasks(tasks, 1, listener.on_progress, workers):
+                    remember_complete(writer)
+                    if not record.get("unfinished"):
+                        finished, left = finished + 1, left - 1
+                        listener.on_part_done(index)
     except BaseException:
         if not finished and not job.holds_staged(folder):
             remove_tree(folder)  # nothing worth keeping for the next run
@@ -436,10 +444,17 @@ class _Run:
         every = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine), files)
         tasks, patience = [every[index] for index in left], files.patience if files else None
         done = run_tasks(tasks, count, listener.on_progress, engine, alone=reading.fill, patience=patience)
+        waiting = 0
         try:
             for index, record in done:
                 writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
-                writer.merge()
+                waiting += sum(
+                    piece["length"] for leaf in record["leaves"].values() for piece in leaf.get("pieces", ())
+                )
+                # Every time, files are synced: that takes longer than to rename a part.
+                if not renamed or waiting >= _MERGED_TOGETHER:
+                    writer.merge()
+                    waiting = 0
                 listener.on_part_done(index)
         except WorkerFaultError as error:
             if files is None:

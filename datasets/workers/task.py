@@ -63,9 +63,11 @@ def do_task(task: Task, on_block: OnBlock) -> dict[str, Any]:
 
 
 def modules_of(task: Task) -> list[str]:
-    """The modules that define a task and its attributes, which a worker must import first."""
+    """The modules that define a task and its attributes, and the C libraries that these name, which a worker must import
+    first."""
     values = (task, *vars(task).values())
-    return sorted({type(value).__module__ for value in values} - {"builtins", "__main__"})
+    libraries = {name for value in values for name in getattr(value, "native_libraries", ())}
+    return sorted(({type(value).__module__ for value in values} | libraries) - {"builtins", "__main__"})
 
 
 #: Receives a line that a worker printed, without its line feed.

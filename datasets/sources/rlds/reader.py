@@ -91,6 +91,7 @@ class RldsJob(EpisodeFilesJob):
         units, lengths = self._units(location, folder, options.parts)
         reader = RldsReader(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
         super().__init__(name, location, units, reader, options, episodes=sum(lengths.values()))
+        self.first_decides = options.extra["last_row"] == "auto"
         self.licence, self.citation = self.info.licence or None, self.info.citation or None
 
     def _splits(self, asked: str | None) -> list[Split]:
@@ -138,11 +139,9 @@ class RldsJob(EpisodeFilesJob):
         return units, lengths
 
     def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """As in the base class; the first file decides for all others what the last row is."""
+        """As in the base class; the first file decides for all others what the last row is, unless that is asked for."""
         self._folder = folder
-        first = self._first()
-        if first is not None:
-            self.reader = replace(self.reader, last_row=self._last_row())
+        self.reader = replace(self.reader, last_row=self._last_row())
         return super().staging_tasks(folder, threads)
 
     def _last_row(self) -> LastRow:

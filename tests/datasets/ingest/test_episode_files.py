@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episode_lines import (
+    SIDE,
     ChangedReader,
     CrashingReader,
     LinesReader,
@@ -19,6 +20,7 @@ from episode_lines import (
     expected,
 )
 from rbdata.datasets.fetch import open_location
+from rbdata.datasets.ingest import recording
 from rbdata.datasets.ingest.episode_files import (
     EpisodeFilesJob,
     EpisodeReader,
@@ -118,10 +120,17 @@ class TestSmallFilesTogether(LinesTests):
 
 
 def make(
-    raw: Path, root: Path, reader: EpisodeReader | None = None, listener: Listener | None = None, **options
+    raw: Path,
+    root: Path,
+    reader: EpisodeReader | None = None,
+    listener: Listener | None = None,
+    first_decides: bool = False,
+    **options,
 ) -> Path:
     source = LinesSource(reader or LinesReader())
     job = source.open("some", open_location(os.fspath(raw)), ConvertOptions(**options))
+    assert isinstance(job, LinesJob)
+    job.first_decides = first_decides
     request = Request("lines/some", root=root, options=job.options, procs=1)
     return run(job, DatasetPlace(root, "lines/some"), request, listener or Listener(), os.fspath(raw)).path
 
@@ -133,6 +142,31 @@ def test_readers_and_layouts_give_the_same_values(tmp_path):
     for options in ({"codec": "raw"}, {"layout": "ted"}):
         other = Dataset(make(tmp_path / "raw", tmp_path / str(options), **options))
         assert all((other[index] == Dataset(whole)[index]).all() for index in (0, 6, 41))
+
+
+@pytest.mark.parametrize("codec", ["zstd", "raw"])
+def test_a_first_unit_is_left_as_soon_as_there_is_a_dictionary(tmp_path, monkeypatch, codec):
+    """The bytes are those of a run that trains the dictionary while it decodes the whole first unit."""
+    write_files(tmp_path / "raw", [[], [30, 50, 7], [5]])
+    read = []
+
+    def episodes(self, raw, plain=LinesReader.episodes):
+        for episode in plain(self, raw):
+            read.append((raw.name, len(episode.rewards)))
+            yield episode
+
+    monkeypatch.setattr(LinesReader, "episodes", episodes)
+    monkeypatch.setattr(recording, "SAMPLE_BYTES", 70 * SIDE**2)
+    at_once = make(tmp_path / "raw", tmp_path / "at_once", first_decides=True, codec=codec)
+    every = [("1.lines", 30), ("1.lines", 50), ("1.lines", 7), ("2.lines", 5)]
+    assert read == every
+    read.clear()
+    made = make(tmp_path / "raw", tmp_path / "made", codec=codec)
+    begun = every[:2] if codec == "zstd" else every[:1]
+    assert read == begun + every
+    assert dataset_content(made) == dataset_content(at_once)
+    if codec == "zstd":
+        assert (made / "observation/image/dictionary").stat().st_size
 
 
 def test_a_first_run_continues_nothing(tmp_path):
@@ -213,3 +247,16 @@ def test_a_damaged_file_costs_no_finished_unit(tmp_path):
         fetched = {path for method, path, _ in server.faults.requests if method == "GET" and path.endswith(".lines")}
     assert fetched == {"/2.lines"}
     assert dataset_content(made) == dataset_content(make(tmp_path / "raw", tmp_path / "here"))
+
+
+def test_units_of_another_dictionary_are_decoded_again(tmp_path):
+    """The first file changes between two runs."""
+    raw = tmp_path / "raw"
+    write_files(raw, [[90], [80], [3]])
+    whole = (raw / "2.lines").read_bytes()
+    (raw / "2.lines").write_bytes(whole[:-4])
+    with pytest.raises(CorruptSourceError, match=r"2\.lines"):
+        make(raw, tmp_path / "there")
+    (raw / "2.lines").write_bytes(whole)
+    (raw / "0.lines").write_text(json.dumps(episode_line(30, 95)) + "\nend\n")
+    assert dataset_content(make(raw, tmp_path / "there")) == dataset_content(make(raw, tmp_path / "here"))
