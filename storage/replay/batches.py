@@ -35,7 +35,7 @@ from ..keywords import whole_number
 from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
-from .draw import Draw, expand_to_records, mark_slices, slice_flags
+from .draw import Draw, check_replaces_none, expand_to_records, mark_slices, slice_flags
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage, rows_as_index
@@ -218,6 +218,7 @@ class RecordReader:
 
     def put_info(self, batch: TensorDictBase, prepared: Prepared) -> None:
         tail = tuple(batch.batch_size[1:])
+        check_replaces_none(prepared.draw, lambda name: isinstance(batch.get(name, None), torch.Tensor))
         batch.set("index", expand_to_records(rows_as_index(self.storage, prepared.index), tail))
         for name, value in prepared.draw.info.items():
             batch.set(name, expand_to_records(value, tail))
@@ -333,6 +334,7 @@ class BatchReader:
         if places is not None and self._stack_early:
             self._read_stacks(places, columns)
         if self._with_info:
+            check_replaces_none(together, self._fields.__contains__)
             for key, value in together.info.items():
                 columns[path_of(key)] = expand_to_records(value, self._tail)
             mark_slices(together, columns, self._tail)

@@ -22,7 +22,11 @@ from typing import Any
 
 import torch
 
+from ...errors import UsageError
 from .timeline import Key, Timeline
+
+#: Info of this package's slices and windows that TorchRL does not have: a leaf of that name is the user's.
+ADDED = frozenset({"anchor_index", "learning_mask", "sequence_id", "step_in_sequence", "validity_mask"})
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,15 @@ def mark_slices(draw: Draw, columns: dict[str, torch.Tensor], tail: tuple[int, .
     """Put the flags into columns (by path, ``[steps, ...]``), whose memory must not be shared."""
     flags = slice_flags(draw, lambda key: columns.get("/".join(key)), tail)
     columns.update({"/".join(key): value for key, value in flags.items()})
+
+
+def check_replaces_none(draw: Draw, is_leaf: Callable[[str], bool]) -> None:
+    """Raise UsageError if the info of a draw would replace a leaf of the records (`ADDED`, or one under the mask's key)."""
+    for name in (*ADDED.intersection(draw.info), *(["collector"] if draw.padded else [])):
+        if is_leaf(name):
+            what = "mask of padding, collector/mask" if name == "collector" else name
+            message = f"the records have a leaf {name}, which the {what} of these batches would replace"
+            raise UsageError(message, hint="rename the leaf, or leave it out (keys=)")
 
 
 def flag_keys(draw: Draw) -> list[Key]:

@@ -38,7 +38,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from ...errors import SamplingError, UsageError
 from .batches import BatchReader, Prepared, RecordReader, WindowSpec
 from .devices import record_stream, to_device
-from .draw import Draw, expand_to_records, flag_keys, mark_slices, slice_flags
+from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
 from .prefetch import Job, Pace, Prefetcher
 from .samplers.sampler import Sampler, draw_batch, fills_up, is_known, own_state
@@ -337,6 +337,7 @@ class Pipeline:
         prepared = self._stamped(reader.prepare_joined([draw for part in parts for draw in part]))
         columns = reader.columns(prepared)
         if not self.spec.info_in_batch:
+            check_replaces_none(prepared.draw, columns.__contains__)
             columns |= {path_of(key): value for key, value in prepared.draw.info.items()}
             mark_slices(prepared.draw, columns)
         columns["index"] = prepared.index
@@ -443,7 +444,7 @@ class Pipeline:
         columns: dict[str, torch.Tensor] = dict(prepared.columns)
         if not columns and isinstance(batch, TensorDictBase):
             for key in flag_keys(prepared.draw):
-                with suppress(RuntimeError):  # records of unlike shapes are not stacked
+                with suppress(RuntimeError, ValueError):  # records of unlike shapes; a leaf above the key
                     if isinstance(value := batch.get(entry_key(key), None), torch.Tensor):
                         columns["/".join(key)] = value
         if len(self.transforms):

@@ -11,11 +11,13 @@ import torch
 from rbdata.errors import SamplingError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     Sampler,
     SamplerWithoutReplacement,
+    Sequence,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
@@ -183,6 +185,32 @@ def test_strides_and_burn_in(prioritized, uniform_over):
     for bad in ({"stride": 0}, {"burn_in": -1}, {"stride": 2, "span": True}):
         with pytest.raises(UsageError):
             SliceSampler(slice_len=4, **bad)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize(
+    ("name", "options", "unit"),
+    [
+        ("collector", {"strict_length": False, "pad_output": True}, None),
+        ("learning_mask", {"burn_in": 1}, None),
+        ("learning_mask", None, Sequence(3)),
+        ("validity_mask", None, Sequence(3)),
+    ],
+)
+def test_a_leaf_of_the_users_own_is_not_replaced(storage, name, options, unit):
+    sampler = RandomSampler() if options is None else SliceSampler(slice_len=4, **options)
+    data = rollout([8, 2])
+    data[name] = torch.arange(10)
+
+    def made(kind):
+        buffer = kind(storage=storage(20), sampler=sampler, sample_unit=unit, batch_size=40)
+        buffer.extend(data)
+        return buffer
+
+    with pytest.raises(UsageError, match=f"have a leaf {name}"):
+        made(TensorDictReplayBuffer).sample()
+    batch, info = made(ReplayBuffer).sample(return_info=True)  # apart from the records
+    assert torch.equal(batch[name], info["index"])
 
 
 def test_burn_in_of_ragged_slices():
