@@ -16,6 +16,7 @@ from ...storage.replay import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsem
 from ...storage.replay.arguments import check_batch_size, check_seed
 from ...storage.replay.goals import GoalRelabeling
 from ...storage.replay.loading import load_buffer
+from ...storage.replay.overrides import is_overridden
 from ..local import open_dataset
 from .dataset_classes import load_dataset
 
@@ -152,6 +153,9 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     ``n_samples`` records are drawn by the dataset's sampler. Either way the copies are what batches of the dataset's buffer
     hold: with ``n_step`` the rewards are n-step returns, with ``frame_stack`` the observations are stacks. ``chunk_size``
     records are copied at a time.
+
+    Raises UsageError if all records are to be copied and a class of yours overrides ``sample`` (of a sampler also ``draw``), which
+    a copy in order does not call.
     """
     source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
     if isinstance(source, ReplayBufferEnsemble):
@@ -160,6 +164,8 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
         message = "goals are drawn with each batch, and not a part of the records that are copied"
         raise UsageError(message, hint="leave out goals=")
     total = len(source) if n_samples is None else min(n_samples, len(source))
+    if total == len(source):
+        _check_draws_alike(source)
     copied = 0
     while copied < total:
         count = min(chunk_size, total - copied)
@@ -171,6 +177,18 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
         rb.extend(data.exclude(*_OF_A_DRAW) if isinstance(data, TensorDictBase) else data)
         copied += count
     return rb
+
+
+def _check_draws_alike(source: Any) -> None:
+    """Raise UsageError for a buffer whose batches may hold other records, or other values, than it does in order."""
+    if not isinstance(source, ReplayBuffer):
+        return
+    for part, name in ((source, "sample"), (source.sampler, "sample"), (source.sampler, "draw")):
+        if is_overridden(part, name):
+            message = f"a copy of all records in order would not call {type(part).__name__}.{name}()"
+            raise UsageError(
+                message, hint="give fewer n_samples than there are records, or extend with batches: rb.extend(...)"
+            )
 
 
 #: Keys of a batch that say how and where its records were drawn.

@@ -173,6 +173,30 @@ def test_copies_of_datasets(folder, kind):
     assert equal(target[:].exclude("index"), rbdata.open_dataset(folder).to_tensordict())
 
 
+class Doubled(TensorDictReplayBuffer):
+    def sample(self, *args, **options):
+        batch = super().sample(*args, **options)
+        return batch.set("x", batch["x"] * 2)
+
+
+class Last(rbdata.RandomSampler):
+    def sample(self, storage, batch_size):
+        return torch.full((batch_size,), len(storage) - 1), {}
+
+
+@pytest.mark.parametrize("part", [Doubled, Last])
+def test_an_own_sample_makes_the_copies_or_there_are_none(part):
+    source = filled(30, kind=Doubled) if part is Doubled else filled(30)
+    if part is Last:
+        source.set_sampler(Last())
+    target = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+    with pytest.raises(UsageError, match=rf"would not call {part.__name__}.sample\(\)"):
+        rbdata.prefill_replay_buffer(target, source)
+    rbdata.prefill_replay_buffer(target, source, 20)
+    assert len(target) == 20
+    assert (target["x"] == 29).all() if part is Last else (target["x"] % 2 == 0).all()
+
+
 @pytest.mark.filterwarnings("ignore:sample")
 def test_what_the_trainer_of_torchrl_does_with_it():
     """The check of its class, and its hooks: torchrl.md has the class of both."""
