@@ -154,8 +154,8 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     hold: with ``n_step`` the rewards are n-step returns, with ``frame_stack`` the observations are stacks. ``chunk_size``
     records are copied at a time.
 
-    Raises UsageError if all records are to be copied and a class of yours overrides ``sample`` (of a sampler also ``draw``), which
-    a copy in order does not call.
+    Raises UsageError if all records are to be copied and a class of yours overrides ``sample`` (of a sampler also ``draw``): a
+    copy in order calls neither.
     """
     source = _offline_buffer(dataset, check_batch_size(chunk_size), {})
     if isinstance(source, ReplayBufferEnsemble):
