@@ -192,6 +192,10 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
     if source.makes:
         message = f"{manifest.id} was recorded on this machine: it cannot be fetched again"
         raise DamagedDatasetError(message, hint="record it again with --force, or name a mirror that holds a copy")
+    if manifest.source.get("made_from") in ("arrays", "episodes"):
+        by = manifest.provenance.get("location", "a program")
+        message = f"{manifest.id} was made from {manifest.source['made_from']} in memory, by {by}: they cannot be fetched again"
+        raise DamagedDatasetError(message, hint="make it again with force=True, or name a mirror that holds a copy")
     options, name = _options(manifest, source), manifest.id.partition("/")[2]
     own = manifest.id.startswith(source.name + "/") and source.knows(name)
     published = source.places(name, options) if own else ()
@@ -202,6 +206,8 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
         try:
             if own:
                 return converted.open_raw_objects(source, name, url, options, fetch), url
+            if "://" not in url and not Path(url).exists():
+                raise ObjectNotFoundError(f"no such file or folder: {url}")
             here = Path(url).is_file()
             location = open_raw(Path(url), fetch) if here else open_location(url, options=fetch)
             return source.open_folder(location, options), url

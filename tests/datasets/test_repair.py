@@ -7,7 +7,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import rbdata
 from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
@@ -140,6 +142,24 @@ def test_a_dataset_of_one_file(name, mirror, tmp_path):
     ]
     repair(path, verify(path).problems, procs=1)
     assert contents(path) == before
+
+
+def test_own_data_are_made_again_or_copied(tmp_path):
+    """Arrays in memory are gone; files may be."""
+    rows = {"observation": np.zeros((4, 1)), "action": np.zeros(4), "reward": np.ones(4), "done": np.arange(4) == 3}
+    np.savez(tmp_path / "own.npz", **rows)
+    rbdata.from_arrays(rows, "my/x", root=tmp_path)
+    rbdata.from_episodes(iter([rows]), "my/y", root=tmp_path)
+    rbdata.convert(tmp_path / "own.npz", "my/z", root=tmp_path)
+    (tmp_path / "own.npz").unlink()
+    for name, text in (("x", "from arrays in memory, by"), ("y", "from episodes in memory, by"), ("z", "no such file")):
+        folder = tmp_path / "my" / name
+        push(f"my/{name}", str(tmp_path / "mirror"), root=tmp_path)
+        flip(folder / "action.memmap", 3)
+        with pytest.raises(DamagedDatasetError, match=text):
+            repair(folder, verify(folder).problems)
+        repair(folder, verify(folder).problems, mirror=str(tmp_path / "mirror"))
+        assert verify(folder).ok
 
 
 def test_what_cannot_be_fetched_again_is_left_as_it_is(site, dataset, tmp_path):
