@@ -127,11 +127,14 @@ def hash_files(content: Content) -> dict[str, str]:
 
 
 def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
-    """Whether a module's numbers and texts differ from those that its file sets now: it was edited, or the program set
-    them."""
+    """Whether a module's literals differ from those that its file sets now: it was edited, or the program set them."""
     source = read_source(path) if module is not None and module.__name__ != "__main__" else None
     constants, inside = source.constants if source is not None else {}, vars(module) if module is not None else {}
-    return any(name in inside and repr(inside[name]) != repr(value) for name, value in constants.items())
+    return any(name in inside and not _is_same_constant(inside[name], value) for name, value in constants.items())
+
+
+def _is_same_constant(one: Any, other: Any) -> bool:
+    return one == other if type(one) is type(other) is set else repr(one) == repr(other)
 
 
 def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | None) -> dict[str, str]:

@@ -55,7 +55,7 @@ class SourceFile:
     ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that may be state rather than
     settings, because a function assigns them (``global``) or because they begin as an empty container (a cache).
     ``codes``: the digests (`code_digest`) of all functions in it. ``constants``: the globals that one assignment of a literal
-    sets. ``changed``: by the first line of every function the names that it may change, rather than read.
+    sets, and nothing changes. ``changed``: by the first line of every function the names that it may change, rather than read.
     """
 
     sha256: str
@@ -120,8 +120,9 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Globals that are assigned once, by a literal of numbers or text."""
+    """Globals that are assigned once, by a literal, and that nothing in the file changes."""
     stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    stored += _changed_containers(tree)
     found: dict[str, Any] = {}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -131,9 +132,26 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
                 literal = ast.literal_eval(value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
-            if stored.count(target.id) == 1 and isinstance(literal, (bool, int, float, complex, str, bytes, tuple)):
+            if stored.count(target.id) == 1 and literal is not None and not _holds_sets(value):
                 found[target.id] = literal
     return found
+
+
+def _holds_sets(literal: ast.expr) -> bool:
+    """Whether there are sets inside a literal: these print in another order than those that the compiled file makes."""
+    return any(isinstance(node, ast.Set) for node in ast.walk(literal) if node is not literal)
+
+
+def _changed_containers(tree: ast.Module) -> Iterator[str]:
+    """The names in ``NAME[...] = x``, ``del NAME[...]``, ``NAME.append(x)`` and the like, anywhere in a file."""
+    for node in ast.walk(tree):
+        is_stored = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        if is_stored or (isinstance(node, ast.Attribute) and node.attr in _CHANGING):
+            inner: ast.expr = node.value  # type: ignore[attr-defined]
+            while isinstance(inner, (ast.Subscript, ast.Attribute)):
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield inner.id
 
 
 def _changed_names(tree: ast.Module) -> dict[int, frozenset[str]]:

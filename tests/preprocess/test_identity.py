@@ -311,6 +311,26 @@ def test_a_number_of_an_object_that_was_edited_in_its_file_is_refused(here, monk
     assert factor(here, mine.fn, dest="my/other") == 60
 
 
+@pytest.mark.parametrize("table", ["[2, 1]", "{'a': [2], 0: 2}", "{2}"])
+def test_a_table_of_an_object_that_was_edited_in_its_file_is_refused(here, monkeypatch, table):
+    """Not one that the file's functions fill, or that the program changed."""
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    value = "max(h2.TABLE['a'])" if "a" in table else "max(h2.TABLE)" if "{" in table else "h2.TABLE[0]"
+    path = write("h2.py", f"TABLE = {table}\nSEEN = [0]\nMARKS = [0]\nMARKS[0] += 1\n")
+    write("mine.py", "import h2\n" + TIMES.format(f"{value} * len(h2.SEEN)"))
+    mine: Any = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 2
+    assert "h2.py" in Dataset(here / "my" / "output").manifest.lineage["functions"][0]["files"]
+    mine.h2.SEEN = [0, 0]
+    assert factor(here, mine.fn, dest="my/seen") == 4
+    mine.h2.SEEN = [0]
+    write("h2.py", path.read_text().replace("2", "20"))
+    fails(here, mine.fn, UsageError, r"h2.py was edited after h2 was imported")
+    importlib.reload(mine.h2)
+    assert factor(here, mine.fn, dest="my/other") == 20
+
+
 def test_a_variable_that_the_program_set_in_a_file_given_as_text_is_refused(here, monkeypatch):
     """The program imported the file as a module; text names the file, which is loaded again, with what it sets itself."""
     monkeypatch.syspath_prepend(here)
