@@ -38,7 +38,7 @@ from ..datasets.user_code.identity import (
     strip_partials,
 )
 from ..datasets.user_code.identity import identify as identify_user_code
-from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import
+from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
 from ..datasets.user_code.opened_files import OpenedFiles, note_named
 from ..datasets.user_code.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
@@ -346,10 +346,8 @@ def check_files(found: Mapping[str, str | None], wanted: Mapping[str, str | None
 
 
 def _unpickle(payload: bytes, name: str) -> Any:
-    import pickle
-
     try:
-        return pickle.loads(payload)  # pickled by the process that started this worker, never read from a file
+        return unpickled_copy(payload)
     except Exception as error:
         message = f"{name} cannot be sent to worker processes: {type(error).__name__}: {error}"
         raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error

@@ -30,6 +30,7 @@ from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, shared_values
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
+from ..user_code.loading import unpickled_copy
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
 
@@ -162,7 +163,7 @@ def map_records(
 
     with torch.random.fork_rng(devices=[]):
         # By a copy: the function that makes the records has not been called before.
-        example = pickle.loads(_pickled(work)).apply(source[:1], 0)[0]
+        example = unpickled_copy(_pickled(work)).apply(source[:1], 0)[0]
     work.target = target = _target(example, number, dest)
     payload = _pickled(work)
     # Chunks are sent by value: a slice would be sent with all the memory that it shares.

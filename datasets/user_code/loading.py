@@ -11,6 +11,8 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import io
+import pickle
 import struct
 import sys
 import traceback
@@ -278,6 +280,23 @@ def loaded_for_requests() -> dict[str, ContentLoader]:
     """The loaders of the modules that were loaded for requests here, by `label_of_module`."""
     loaders = [one for name, one in _loaders.items() if getattr(sys.modules.get(name), "__loader__", None) is one]
     return {label_of_module(one.name, one.path): one for one in loaders}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Copies the classes that cloudpickle pickled by value: in their own process it would set the attributes of the originals."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name not in ("_make_skeleton_class", "_make_skeleton_enum"):
+            return found
+        return lambda *args: found(
+            *args[:-2], f"{args[-2]} copied", args[-1]
+        )  # the id by which cloudpickle knows the class
+
+
+def unpickled_copy(payload: bytes) -> Any:
+    """What cloudpickle pickled in this process, or in the one that started this worker: never bytes from a file."""
+    return _Unpickler(io.BytesIO(payload)).load()
 
 
 def _forget(name: str) -> None:

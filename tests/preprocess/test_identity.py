@@ -176,6 +176,40 @@ def test_globals_of_a_notebook(here):
     assert factor(here, names["fn"]) == 2
 
 
+MAKE = """
+def make(gain):
+    class Base:
+        @classmethod
+        def base(cls, td):
+            td['next', 'reward'] = td['next', 'reward'] * gain
+            return td
+    class Made(Base):
+        seen = []
+        @classmethod
+        def classed(cls, td):
+            cls.seen.append(len(td))
+            return super().base(td)
+        @staticmethod
+        def static(td):
+            return Made.base(td)
+    return Made
+"""
+
+
+@pytest.mark.parametrize("method", ["base", "classed", "static"])
+def test_methods_of_a_class_that_a_function_makes(here, method, monkeypatch):
+    """A run leaves the class as it was, so that the next one has the same function."""
+    monkeypatch.syspath_prepend(here)
+    write("mine.py", MAKE)
+    made = importlib.import_module("mine").make(2)
+    before = {**vars(made), **vars(made.__base__)}
+    assert factor(here, getattr(made, method)) == 2
+    assert factor(here, getattr(made, method)) == 2
+    after = {**vars(made), **vars(made.__base__)}
+    assert all(after[name] is value for name, value in before.items()) and made.seen == []
+    other(here, getattr(importlib.import_module("mine").make(3), method), "differs in mine:make")
+
+
 # -- local modules -----------------------------------------------------------------------------------------------------
 
 HELPERS = {
