@@ -283,7 +283,7 @@ def loaded_for_requests() -> dict[str, ContentLoader]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Copies the classes that cloudpickle pickled by value: in their own process it would set the attributes of the originals."""
+    """Copies classes that cloudpickle pickled by value: in their own process it would set the attributes of the originals."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
