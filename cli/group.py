@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,11 +31,20 @@ def _convert_without_pydantic(params: list[Any]) -> None:
         param.process_value = partial(_process, param, param.process_value)
 
 
+def _hint_of_empty(kind: Any) -> str:
+    other = "name a file or folder (. is the current one)" if kind is Path else "give it a value"
+    return f"{other}, or leave it out; an empty value often comes from a variable that is not set"
+
+
 def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     """`Parameter.process_value` for absent options, text, paths and lists of text; calls ``convert`` for other values."""
     kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
     several = param.multiple or param.nargs == -1
     converted: Any
+    is_option = param.param_type_name == "option"
+    if "" in (value if isinstance(value, (list, tuple)) else [value]) and (is_option or kind is Path):
+        # From a variable that is not set, as in --root "$DATA"; a path would be the current folder.
+        raise UsageError(f"{param.opts[0] if is_option else param.metavar} is empty", hint=_hint_of_empty(kind))
     if value is None and not param.required:
         converted = () if several else None
     elif kind in (str, Path) and isinstance(value, str):
@@ -232,9 +240,6 @@ def _show_version(wanted: bool) -> None:
 
 def invoke(arguments: list[str]) -> int:
     """Parse and run a command line; returns the exit code, raises every error."""
-    # From a variable that is not set, as in --root "$DATA"; typer makes the current folder of it.
-    if "--root=" in arguments or ("--root", "") in pairwise(arguments):
-        raise UsageError("--root is empty", hint="leave it out, or name a folder (. is the current one)")
     app = typer.Typer(
         cls=Commands,
         rich_markup_mode=None,  # rich help costs 60 ms at every --help

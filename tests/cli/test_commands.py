@@ -154,6 +154,29 @@ class TestEveryCommand:
             code, _, told = call(*words)
             assert code == 2 and "--root is empty" in told
 
+    @pytest.mark.parametrize(
+        ("words", "name"),
+        [
+            (["download", "Pong/5", "--mirror", ""], "--mirror"),
+            (["download", "Pong/5", "--mirror="], "--mirror"),
+            (["verify", "Pong/5", "--repair", "--mirror", ""], "--mirror"),
+            (["convert", ".", "--name", ""], "--name"),
+            (["convert", "", "--name", "my/x"], "PATH"),
+            (["convert", ".", "--map", ""], "--map"),
+            (["convert", ".", "--environment", ""], "--environment"),
+            (["inspect", "Pong/5", "--cache-dir", ""], "--cache-dir"),
+            (["inspect", "Pong/5", "--html", ""], "--html"),
+            (["sample", "Pong/5", "--out", ""], "--out"),
+            (["preprocess", "Pong/5", "--dest", "my/x", "--fn", ""], "--fn"),
+            (["list", "--match", ""], "--match"),
+            (["mirror", "push", "Pong/5", "m", "--license", ""], "--license"),
+        ],
+    )
+    def test_an_empty_value_is_not_one_left_out(self, call, made, words, name, monkeypatch):
+        monkeypatch.chdir(made)
+        code, answer, told = call(*words)
+        assert (code, answer) == (2, "") and f"{name} is empty" in told
+
     def test_an_id_that_is_another_folder_too(self, call, own, tmp_path, monkeypatch):
         here = tmp_path / "here"
         shutil.copytree(own / "atari" / "Pong" / "5", here / "atari" / "Pong" / "5")
