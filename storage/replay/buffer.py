@@ -61,9 +61,6 @@ from .timeline import Edges, as_key, path_of
 from .transforms import Transforms, as_transforms, share_state
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
 
-#: ``ran_out`` is that of the thread's last batch.
-_thread = threading.local()
-
 
 def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
     """Set the info that a user's ``_sample`` returned in the batch, as TorchRL does."""
@@ -190,6 +187,8 @@ class ReplayBuffer:
             expands_ahead=unit is None or not is_own_code(unit),
         )
         self._pass_ended = self._warned = False
+        #: By thread: whether the batch that it sampled last ended a pass.
+        self._ended: dict[int, bool] = {}
         self._make_lock()
         on_gpu = self._spec.device is not None and self._spec.device.type == "cuda"
         #: The arguments of `_make_parts`, until it is called.
@@ -466,7 +465,7 @@ class ReplayBuffer:
             try:
                 with self._lock:
                     make = self._pipeline.begin(size, ahead)
-                batch, info, _thread.ran_out = make()
+                batch, info, self._ended[threading.get_ident()] = make()
                 return batch, info
             except RowsChangedError:
                 ahead = False  # drawn again, and read at once
@@ -489,7 +488,7 @@ class ReplayBuffer:
     @property
     def _ran_out(self) -> bool:
         """Whether the batch that this thread sampled last ended a pass."""
-        return getattr(_thread, "ran_out", False)
+        return self._ended.get(threading.get_ident(), False)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Whether `sample` with this size would return a batch."""
@@ -540,9 +539,9 @@ class ReplayBuffer:
             batch = self.sample()
             if restarts is not None:
                 self._warn_of_restart(restarts)
-            restarts = self._restarts
+            restarts, ended = self._restarts, self._ran_out
             yield batch
-            if self._ran_out and not self._sampler.endless:
+            if (ended or self._ran_out) and not self._sampler.endless:  # the loop may sample the end of the pass itself
                 return
 
     @property

@@ -39,6 +39,35 @@ def test_next_and_iteration():
     assert len([batch for batch, _ in zip(endless, range(50))]) == 50
 
 
+def test_passes_of_two_buffers_side_by_side():
+    """The end of a pass is that of one buffer: what a loop samples from another one neither ends nor continues it."""
+
+    def make(count, **arguments):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=4, **arguments)
+        buffer.extend(torch.arange(count))
+        return buffer
+
+    one, two = (make(18, sampler=SamplerWithoutReplacement()) for _ in range(2))
+    pairs = list(zip(one, two, strict=True))
+    assert [len(batch) for batch, _ in pairs] == [len(batch) for _, batch in pairs] == [4, 4, 4, 4, 2]
+    for other in (make(3, sampler=SamplerWithoutReplacement()), make(30)):  # ends at every batch, never ends
+        found = []
+        for batch in one:
+            found += batch.tolist()
+            other.sample()
+            assert len(found) <= 18
+        assert sorted(found) == list(range(18))
+
+
+def test_samples_within_an_iteration():
+    """A loop that samples the end of a pass itself has no batch left; one that begins another pass ends as well."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(50), sampler=SamplerWithoutReplacement(), batch_size=4)
+    buffer.extend(torch.arange(20))
+    drawn = [[*batch.tolist(), *buffer.sample().tolist()] for batch in buffer]
+    assert [len(rows) for rows in drawn] == [8, 8, 8]
+    assert {row for rows in drawn for row in rows} == set(range(20))
+
+
 def test_parts_can_be_exchanged():
     buffer = numbers()
     before = buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
