@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import RowIndexError, reason
+from ..errors import RowIndexError, SamplingError, reason
 
 RowIndex = int | slice | torch.Tensor
+
+
+class NoRecordError(SamplingError, RowIndexError):
+    """A batch, or priorities, of records that do not exist."""
 
 
 def row_index(index: Any, count: int, row: str) -> RowIndex:

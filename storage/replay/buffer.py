@@ -22,12 +22,12 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 from typing_extensions import Self
 
-from ...errors import PassRestartedWarning, RowIndexError, SamplingError, UsageError
+from ...errors import PassRestartedWarning, RowIndexError, UsageError
 from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords, whole_number
 from ..partial_dataset import PartialDataset
-from ..row_index import is_part_of_all, row_index
+from ..row_index import NoRecordError, is_part_of_all, row_index
 from . import checkpoint
 from .arguments import (
     check_batch_size,
@@ -502,7 +502,7 @@ class ReplayBuffer:
         ``index`` has the form of ``index`` in batches: a number, or numbers in a sequence or a tensor ``[n]``, for storages of
         several dimensions ``[n, ndim]`` or a tuple of tensors; or a slice or a mask of all records. Nothing is drawn: the order
         of batches does not change, the sampler's weights are left out, and `HERReplayBuffer` does not replace goals. Raises
-        SamplingError for rows that do not exist.
+        SamplingError, which is also an IndexError, for rows that do not exist.
         """
         with self._lock:
             if self._storage.ndim == 1 and is_part_of_all(index):
@@ -510,7 +510,7 @@ class ReplayBuffer:
                 try:
                     rows = row_index(index, count, "record")
                 except RowIndexError as error:
-                    raise SamplingError(error.message) from error
+                    raise NoRecordError(error.message) from error
                 index = torch.arange(count)[rows]
             return self._pipeline.at(self._storage.flat(index))
 

@@ -106,7 +106,7 @@ class ReplayMap(Dataset):
         if not self.buffer._spec.reads_windows:
             return self._own(self.buffer[number])
         is_one = isinstance(number, Integral)
-        # A number that is not there raises RowIndexError, which ends iteration.
+        # `sample_at` takes no negative numbers.
         batch = self.buffer.sample_at(row_index(int(number), len(self), "record") if is_one else number)
         is_record = is_one and self.buffer._spec.expand is None  # a unit expands one record to several
         return self._own(batch[0] if is_record else batch)

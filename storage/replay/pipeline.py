@@ -36,6 +36,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from ...errors import SamplingError, UsageError
+from ..row_index import NoRecordError
 from .batches import BatchReader, Prepared, RecordReader, WindowSpec
 from .devices import record_stream, to_device
 from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
@@ -354,10 +355,10 @@ class Pipeline:
         return self.spec.collate is not None or (relabeling is not None and relabeling.is_own_code)
 
     def at(self, rows: torch.Tensor) -> Any:
-        """The batch of these rows, int64 ``[n]``, without a draw. Raises SamplingError for rows that do not exist."""
+        """The batch of these rows, int64 ``[n]``, without a draw. Raises NoRecordError for rows that do not exist."""
         count = len(self.storage)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
-            raise SamplingError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
+            raise NoRecordError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
         draw, reader, expand = Draw(rows.clone()), self._reader(), self.spec.expand
         draw = draw if expand is None else expand([draw], self.storage)[0]
 

@@ -25,6 +25,7 @@ from tensordict import is_tensor_collection
 
 from ....errors import RowIndexError, SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ...keywords import whole_number
+from ...row_index import NoRecordError
 from ..overrides import link, reads_by_get
 from ..saving import Saved
 from ..timeline import Edges, Key, Timeline, as_key
@@ -262,7 +263,10 @@ class Storage(Saved):
         return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, (self.capacity, *self.shape[1:])))
 
     def flat(self, index: Any) -> torch.Tensor:
-        """Flat rows ``[N]`` from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1."""
+        """Flat rows ``[N]`` from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1.
+
+        Raises NoRecordError for numbers beyond a dimension other than the first, which would be another record's.
+        """
         if isinstance(index, tuple):
             index = torch.stack([torch.as_tensor(part) for part in index], -1)
         index = whole_numbers(index)
@@ -271,6 +275,10 @@ class Storage(Saved):
         if index.ndim < 2 or index.shape[-1] != self.ndim:
             message = f"an index of shape {tuple(index.shape)} does not fit a storage of {self.ndim} dimensions"
             raise SamplingError(message, hint=f"it is [N, {self.ndim}], or a tuple of {self.ndim} tensors")
+        if bool((index[..., 1:] >= torch.tensor(self.shape[1:], device=index.device)).any()):
+            raise NoRecordError(
+                f"the records are {list(self.shape)}, and not all of {index.tolist()!s:.60} are among them"
+            )
         flat = torch.zeros_like(index[..., 0])
         for size, part in zip(self.shape, index.unbind(-1)):
             flat = flat * size + part

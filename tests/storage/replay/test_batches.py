@@ -338,8 +338,11 @@ def test_batches_at_indices_are_those_that_are_sampled(made, case, options):
     one = buffer.sample_at(5)
     assert len(one) == (options["sample_unit"].records if "sample_unit" in options else 1)
     for wrong in (len(buffer), -1, [0, 10**9]):
-        with pytest.raises(SamplingError, match=f"there are {len(buffer)} records"):
-            buffer.sample_at(wrong)
+        for kind in (SamplingError, IndexError):
+            with pytest.raises(kind, match=f"there are {len(buffer)} records"):
+                buffer.sample_at(wrong)
+    with pytest.raises(IndexError):
+        buffer.sample_at(torch.ones(3, dtype=torch.bool))
 
 
 def test_batches_at_indices_of_storages():
@@ -350,6 +353,18 @@ def test_batches_at_indices_of_storages():
         for _ in range(4):
             batch = buffer.sample()
             assert equal(buffer.sample_at(batch["index"]), batch)
+
+
+def test_numbers_beyond_the_second_dimension_are_not_those_of_other_records():
+    sampler = rbdata.PrioritizedSampler(24, 1.0, 1.0)
+    buffer = TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(24, ndim=2), sampler=sampler, batch_size=6)
+    buffer.extend(torch.stack([rollout([5]), rollout([5])]))
+    for wrong in ([[0, 2]], ([0], [2]), [[5, 0]], [[1, -1]]):
+        with pytest.raises(SamplingError):
+            buffer.sample_at(wrong)
+    for change in (buffer.mark_update, lambda index: buffer.update_priority(index, torch.ones(1))):
+        with pytest.raises(IndexError):
+            change(torch.tensor([[0, 2]]))
 
 
 def test_n_step_returns_of_whole_numbers():
