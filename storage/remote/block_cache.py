@@ -158,7 +158,6 @@ _EVICTED_SHARE = 64
 #: How often a read fetches its blocks if other processes evict them.
 _ATTEMPTS = 100
 _PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_TOO_SMALL = "give a larger cache_limit, smaller batches, or shuffle='blocks'"
 
 
 class BlockCache:
@@ -191,6 +190,12 @@ class BlockCache:
         self._wanted_lock = threading.Lock()
         self._wanted: Counter[int] = Counter()
         self._fetcher.begin()
+
+    @property
+    def _hint(self) -> str:
+        """What to do about a limit that is too small; ``shuffle='blocks'`` has planned what it reads."""
+        others = "or smaller batches" if len(self._planned) else "smaller batches, or shuffle='blocks'"
+        return f"give a larger cache_limit, {others}"
 
     # -- resident blocks -----------------------------------------------------------------------------------------------
 
@@ -226,7 +231,7 @@ class BlockCache:
                     yield
                     return
         message = f"{self.folder}: blocks of a batch are evicted before all of them are fetched"
-        raise CacheError(message, hint=_TOO_SMALL)
+        raise CacheError(message, hint=self._hint)
 
     def ensure(self, blocks: np.ndarray) -> None:
         """Fetch the missing ones of these blocks; they may be evicted at any time. Raises as `hold`."""
@@ -239,7 +244,7 @@ class BlockCache:
             needed = self.layout.whole_bytes + len(blocks) * self.layout.block_bytes
             limit = self.layout.whole_bytes + self._most * self.layout.block_bytes
             message = f"{self.files.url}: a read needs {amount(needed)} at once, cache_limit is {amount(limit)}"
-            raise CacheError(message, hint=_TOO_SMALL)
+            raise CacheError(message, hint=self._hint)
         with self._keep(blocks.tolist()):
             self._fetcher.fetch(missing.tolist())
 

@@ -18,6 +18,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,21 @@ def test_a_state_is_a_place_in_the_order(folder, options, prefetch):
     assert all(equal(other.sample(), batch) for batch in wanted)
     with pytest.raises(UsageError, match="lacks storage"):
         other.load_state_dict({})
+
+
+def test_what_a_state_is_made_of():
+    """As torchrl.md says: the records as a TensorDict or a list of those, all else dictionaries of numbers, text and tensors."""
+    for storage in (LazyTensorStorage(20), ListStorage(20)):
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=4)
+        buffer.extend(rollout([5]))
+        state = buffer.state_dict()
+        records = state["_storage"].pop("_storage")
+        assert isinstance(records if isinstance(storage, LazyTensorStorage) else records[0], TensorDict)
+        left = [state]
+        while left:
+            value = left.pop()
+            assert value is None or isinstance(value, (dict, list, tuple, int, float, str, torch.Tensor))
+            left += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
 
 
 WRONG = {"_rng": (torch.zeros(3), "cpu"), "position": "x", "batches": -1, "_batch_size": 0, "_storage": {}}
