@@ -57,7 +57,8 @@ def record(
     ``policy`` is as on the command line (``"random"``, ``"file.py:name"``), or an object: a function from an observation to an
     action, a callable or an object with ``act``, or a class of such objects, which is instantiated. Its ``reset``, if it has
     one, is called at the beginning of each episode. ``num_envs`` environments are stepped together; the policy then gets
-    stacked observations and returns stacked actions.
+    stacked observations and returns stacked actions. Environment i is reset with ``seed + i``: seeds of several recordings are
+    to be at least ``num_envs`` apart.
 
     ``steps`` (20,000 by default) or ``episodes`` limit the recording; with both, the first limit reached counts. An existing
     recording with the same options, policy and environment is not made again. If another process is making it, this one waits
