@@ -18,6 +18,10 @@ from ..errors import ArgumentTypeError, RbdataError, UsageError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+#: Arguments for which an empty text, as of a variable that is not set, would count as none, or as the current folder.
+_NEVER_EMPTY = frozenset({"cache_dir", "environment", "identity", "mirror", "path", "root"})
+
+
 def check_keywords(function: Function) -> Function:
     """A decorator: an unexpected keyword raises ArgumentTypeError with a hint that suggests similar names.
 
@@ -36,6 +40,9 @@ def check_keywords(function: Function) -> Function:
                 message = f"{shown}() got an unexpected keyword argument {name!r}"
                 arguments = [one for one in names if one != "self"]
                 raise ArgumentTypeError(message, hint=nearest(name, arguments) or f"it takes {', '.join(arguments)}")
+        for name, value in (*zip(parameters, args), *options.items()):
+            if name in _NEVER_EMPTY and isinstance(value, str) and not value:
+                raise UsageError(f"{name} is empty", hint="leave it out, or give it a value (. is the current folder)")
         try:
             return function(*args, **options)
         except RbdataError as error:

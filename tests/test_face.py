@@ -221,6 +221,24 @@ def test_an_id_is_a_text(root, call):
         call(Path("my/x"), root)
 
 
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("root", lambda: rbdata.list_datasets(root="")),
+        ("mirror", lambda: rbdata.download("my/x", mirror="")),
+        ("path", lambda: rbdata.convert("", "my/x")),
+        ("path", lambda: rbdata.convert(path="", dataset_id="my/x")),
+        ("environment", lambda: rbdata.from_arrays({}, "my/x", environment="")),
+        ("identity", lambda: rbdata.from_episodes([], "my/x", identity="")),
+    ],
+)
+def test_an_empty_text_is_not_an_argument_left_out(name, use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^{name} is empty"):
+        use()
+    assert not list(tmp_path.iterdir())
+
+
 def test_numbered_columns_are_named_by_a_pattern(tmp_path):
     columns = {name: torch.zeros(4) for name in ("obs_0", "obs_1", "action", "reward", "done")}
     with pytest.raises(UsageError) as refused:
