@@ -247,7 +247,7 @@ def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
 
 def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
     files = (leaf.name + ".memmap", leaf.name + "/")
-    return sum(length for path, ranges in manifest.files.items() if path.startswith(files) for length, _ in ranges)
+    return sum(manifest.size_of(path) for path in manifest.files if path.startswith(files))
 
 
 def _origin(manifest: Manifest) -> list[Fact]:

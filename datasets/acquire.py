@@ -23,6 +23,7 @@ from ..errors import (
     UsageError,
     refusing_exits,
 )
+from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import WriterLock, when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
@@ -291,9 +292,7 @@ def _keep_or_repair(
                 remove_leftovers(leftovers_of(place), place.root)
         return Outcome(place.id, place.path, "complete", manifest)
     began = time.monotonic()
-    listener.on_note(
-        f"repairing {place.id}: {wrong[0].path} {wrong[0].what}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1)
-    )
+    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in wrong), 1)}")
     repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
     return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import settings
 from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
+from ..storage.amounts import listed
 from ..storage.durable import is_dangling
 from ..storage.folder import (
     JOURNAL,
@@ -310,9 +311,7 @@ def _read(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
         total = journal.find("plan").get(None, {}).get("parts", 0)
         return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
     manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
-    problem = "; ".join(f"{one.path} {one.what}" for one in wrong[:3]) + f" and {len(wrong) - 3} more" * (
-        len(wrong) > 3
-    )
+    problem = listed((f"{one.path} {one.what}" for one in wrong), 3, "; ")
     state: State = "damaged" if wrong else "complete"
     counts = manifest.steps, manifest.episodes, manifest.bytes
     return LocalDataset(dataset_id, path, state, *counts, 0.0 if wrong else 1.0, problem or None)

@@ -333,7 +333,7 @@ def _bound(dataset: Dataset, options: dict[str, Any], buffer: TensorDictReplayBu
     compressed = []
     for leaf in dataset.manifest.schema:
         if leaf.constant is None:
-            stored = sum(int(length) for length, _ in dataset.manifest.files[codec_of(leaf).path("blob")])
+            stored = dataset.manifest.size_of(codec_of(leaf).path("blob"))
             compressed += [leaf.name] * (stored < leaf.row_bytes * dataset.manifest.rows(leaf))
     if not compressed:
         return "processor"

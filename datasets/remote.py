@@ -115,7 +115,7 @@ def verify_remote(
         BlockChecksums(manifest, None),
     )
     for name, stated in objects.items():
-        size = sum(int(length) for length, _ in manifest.files[name])
+        size = manifest.size_of(name)
         if stated.size is not None and stated.size != size:
             report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
     wrong = {problem.path for problem in report.problems}

@@ -138,7 +138,7 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
     path, fetched = folder / problem.path, 0
     item = copy.stat(problem.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = sum(length for length, _ in manifest.files[problem.path])
+    size = manifest.size_of(problem.path)
     end = size if problem.length is None else problem.begin + problem.length
     if path.is_symlink() or not path.is_file():  # a link is replaced, its target is not touched
         remove_tree(path)

@@ -35,6 +35,13 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def listed(texts: Iterable[str], most: int, between: str = ", ") -> str:
+    """The first few of some texts: a, b and 3 more."""
+    some = list(texts)
+    more = f" and {len(some) - most} more" if len(some) > most else ""
+    return between.join(some[:most]) + more
+
+
 def real(number: float) -> str:
     """A measured number with five significant digits: -3.2104, 1,032.4, 2e+20."""
     if float(number).is_integer() and abs(number) < 1e15:

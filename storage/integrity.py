@@ -91,7 +91,7 @@ class BlockChecksums:
     def __init__(self, manifest: Manifest, table: bytes | None) -> None:
         """Raises DamagedDatasetError if the table does not match its checksum, or contradicts the manifest."""
         self._files = manifest.files
-        self._sizes = {path: sum(length for length, _ in ranges) for path, ranges in manifest.files.items()}
+        self._sizes = {path: manifest.size_of(path) for path in manifest.files}
         self._tabled: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         #: Bytes of a block, for files in the table.
@@ -355,7 +355,7 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
 def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
     """How a file differs from the manifest, None if it does not."""
     ranges = manifest.files[path]
-    wrong_size = check_size(folder, path, sum(length for length, _ in ranges))
+    wrong_size = check_size(folder, path, manifest.size_of(path))
     if wrong_size:
         return wrong_size
     try:

@@ -245,10 +245,14 @@ class Manifest:
         found = stated.get("id") if isinstance(stated, dict) else stated
         return found if isinstance(found, str) else None
 
+    def size_of(self, path: str) -> int:
+        """Bytes of a file."""
+        return sum(int(length) for length, _ in self.files[path])
+
     @property
     def bytes(self) -> int:
         """Bytes on disk of everything the manifest lists."""
-        return sum(length for ranges in self.files.values() for length, _ in ranges)
+        return sum(map(self.size_of, self.files))
 
     @property
     def content(self) -> str:
@@ -394,8 +398,8 @@ class Problem:
 def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
     """The files that are missing or have another size than the manifest states; none is read."""
     found = []
-    for path, ranges in sorted(manifest.files.items()):
-        what = check_size(folder, path, sum(int(length) for length, _ in ranges))
+    for path in sorted(manifest.files):
+        what = check_size(folder, path, manifest.size_of(path))
         if what is not None:
             found.append(Problem(path, what))
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...storage.amounts import listed
 from ...storage.schema import FLAGS, Schema
 from . import duplicates
 from .blocks import Array, Usual
@@ -46,9 +47,8 @@ def _leaves(first: Schema, second: Schema) -> Iterator[Finding]:
     ]
     differ = [name for name in {**kinds[0], **kinds[1]} if kinds[0].get(name) != kinds[1].get(name)]
     if 0 < len(differ) < len({**kinds[0], **kinds[1]}):
-        shown = [f"{name} ({' and '.join(_kind(kind.get(name)) for kind in kinds)})" for name in sorted(differ)[:3]]
-        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-        what = f"leaves differ: {', '.join(shown)}{more}"
+        shown = [f"{name} ({' and '.join(_kind(kind.get(name)) for kind in kinds)})" for name in sorted(differ)]
+        what = f"leaves differ: {listed(shown, 3)}"
         yield find("leaves_differ", what, Hits(len(differ)), len({**kinds[0], **kinds[1]}), unit="key")
 
 

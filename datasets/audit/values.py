@@ -97,7 +97,7 @@ class ColumnValues:
         name, role = self.name, self.role
         if self.not_finite.count:
             columns = [] if self.bad_columns is None else np.flatnonzero(self.bad_columns).tolist()
-            of = f" in columns {_listed(columns)}" if len(self.low) > 1 else ""
+            of = f" in columns {amounts.listed(map(str, columns), 5)}" if len(self.low) > 1 else ""
             yield find(f"{role}_not_finite", f"values are NaN or infinite{of}", self.not_finite, self.steps, leaf=name)
         if role == "other":
             return
@@ -187,8 +187,3 @@ def _stated(bounds: LeafBounds | None) -> tuple[Array, Array] | None:
     slack = _ROUNDED if np.dtype(bounds.leaf.dtype).kind == "f" else 0.0
     with np.errstate(invalid="ignore"):
         return low - slack * np.maximum(1, np.abs(low)), high + slack * np.maximum(1, np.abs(high))
-
-
-def _listed(columns: Sequence[int]) -> str:
-    shown = ", ".join(map(str, columns[:5]))
-    return shown + (f" and {len(columns) - 5} more" if len(columns) > 5 else "")

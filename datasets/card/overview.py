@@ -410,8 +410,7 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
         lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
     opened = [*record["opened"]] if isinstance(record.get("opened"), Mapping) else []
     if opened:
-        more = f" and {len(opened) - _FILES_SHOWN} more" if len(opened) > _FILES_SHOWN else ""
-        lines.append(("files that were read", ", ".join(opened[:_FILES_SHOWN]) + more))
+        lines.append(("files that were read", amounts.listed(opened, _FILES_SHOWN)))
     how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
     how.update(record.get("windows") or {})
     if record.get("num_frames"):

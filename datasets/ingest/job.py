@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...storage.amounts import listed
 from ...storage.codecs import resolve_choice
 from ...storage.schema import Schema
 from ..fetch import Location, RemoteObject
@@ -291,6 +292,4 @@ def count_notes(sentences: Mapping[str, str], counts: Mapping[str, Any]) -> list
 
 def name_left_out(left_out: Mapping[str, str], most: int = 8) -> str:
     """What is left out and why, in a few words: ``a (its dtype is object), b (it is text) and 3 more``."""
-    some = [f"{name} ({why})" for name, why in list(left_out.items())[:most]]
-    more = len(left_out) - len(some)
-    return f"{', '.join(some)}{f' and {more} more' if more else ''}"
+    return listed((f"{name} ({why})" for name, why in left_out.items()), most)

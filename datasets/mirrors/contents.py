@@ -6,7 +6,6 @@ A dataset's manifest is removed first, so that an incomplete dataset is never li
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -122,11 +121,10 @@ def remove(
     uploader = open_uploader(destination, fetch)
     first, rest, last = held.files[:1], held.files[1:-1], held.files[1:][-1:]
     done = 0
-    with ThreadPoolExecutor(CONNECTIONS, "rbdata-remove") as pool:
-        for some in (first, rest, last):
-            for _ in pool.map(uploader.remove, some):
-                done += 1
-                on_progress(done, len(held.files))
+    for some in (first, rest, last):
+        for _ in map_in_threads(uploader.remove, some, CONNECTIONS, "rbdata-remove"):
+            done += 1
+            on_progress(done, len(held.files))
     if isinstance(uploader, DirectoryUploader):
         uploader.prune(held.name)
 

@@ -310,7 +310,7 @@ def check_name(name: str, location: Location) -> str:
 
 
 def check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
-    size = sum(length for length, _ in manifest.files[name])
+    size = manifest.size_of(name)
     if item.size is not None and item.size != size:
         raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)
     return replace(item, size=size)

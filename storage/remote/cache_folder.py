@@ -96,7 +96,7 @@ class BlockLayout:
 
 def layout_of(manifest: Manifest, block_bytes: int) -> BlockLayout:
     """The layout of a dataset; files with rows of large leaves, and files larger than WHOLE, are read in blocks."""
-    sizes = {path: sum(int(length) for length, _ in ranges) for path, ranges in manifest.files.items()}
+    sizes = {path: manifest.size_of(path) for path in manifest.files}
     large = {
         codec_of(leaf).path("blob") for leaf in manifest.schema if leaf.constant is None and leaf.row_bytes >= LARGE_ROW
     }

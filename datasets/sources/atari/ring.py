@@ -33,6 +33,7 @@ from typing import Literal
 import numpy as np
 
 from ....errors import CorruptSourceError
+from ....storage.amounts import listed
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder
 
 #: Rows of zeros before the first step of a run and after every terminal row.
@@ -222,8 +223,7 @@ class RingPlanner:
         """End of the data: the open episode, if any, is cut here."""
         self._cut()
         if not len(self.episodes):
-            others = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
-            message = f"no complete step in {self.parts[0].name}{others}"
+            message = f"no complete step in {listed([part.name for part in self.parts], 1)}"
             raise CorruptSourceError(message, hint="choose more shards, or another mirror")
 
     @property
