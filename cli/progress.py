@@ -1,8 +1,8 @@
 """Progress of a run: bars on a terminal, one line every few seconds in a log.
 
 Both are a `_Display`, which receives the events of a `datasets.ingest.request.Listener` and gets rate and time left from a
-`Tally`. A phase with a known share of work done has a bar; others show only their name: "looking for ...", "writing",
-"committing".
+`Tally`. With ``--quiet`` nothing is shown. A phase with a known share of work done has a bar; others show only their name:
+"looking for ...", "writing", "committing".
 """
 
 from __future__ import annotations
@@ -126,11 +126,6 @@ class Tally:
 @contextmanager
 def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> Iterator[Listener]:
     """Yield a listener that shows a run's progress inside the block. ``on_estimate`` is called with the plan first."""
-    from ..datasets.acquire import Listener
-
-    if out.quiet:
-        yield Listener(on_estimate=on_estimate)
-        return
     with _display(dataset_id, on_estimate) as display:
         display.phase("preparing")
         yield display.listener()
@@ -139,9 +134,6 @@ def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> I
 @contextmanager
 def byte_progress(title: str, then: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback ``(done, total)`` in bytes that shows the share done after a delay, then the phase ``then``."""
-    if out.quiet:
-        yield lambda done, total: None
-        return
     began = time.monotonic()
     with _display(title) as display:
 
@@ -157,9 +149,6 @@ def byte_progress(title: str, then: str) -> Iterator[Callable[[int, int], None]]
 @contextmanager
 def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback ``(done, total)`` that shows a counter, for listings of unknown length."""
-    if out.quiet:
-        yield lambda done, total: None
-        return
     with _display(title) as display:
         display.phase(title)
         yield lambda done, total: display.phase(title, amounts.count(done))
@@ -168,29 +157,36 @@ def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def phase(title: str) -> Iterator[Callable[[str, float], None]]:
     """Show ``title`` while the block runs; yield a callback ``(what, share)`` that shows the share done."""
-    if out.quiet:
-        yield lambda what, share: None
-        return
     with _display(title) as display:
         display.phase(title)
         yield lambda what, share: display.share(title, share, what)
 
 
 @contextmanager
-def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Lines | _Bars]:
+def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Display]:
     """Bars or lines, which also show the waits before network retries."""
     from ..datasets.fetch import retries
 
-    with _Bars(on_estimate) if out.live else _Lines(title, on_estimate) as display, retries.listen(display.wait):
+    if out.quiet:
+        display = _Display(on_estimate)
+    else:
+        display = _Bars(on_estimate) if out.live else _Lines(title, on_estimate)
+    with display, retries.listen(display.wait):
         yield display
 
 
 class _Display:
-    """Base of bars and lines: turns the events of a run into phases, shares and the tally."""
+    """Turns the events of a run into phases, shares and the tally, and shows nothing: base of bars and lines."""
 
     def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
         self._on_estimate = on_estimate
         self._tally: Tally | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def listener(self) -> Listener:
         from ..datasets.acquire import Listener
@@ -206,23 +202,18 @@ class _Display:
 
     def phase(self, what: str, words: str = "") -> None:
         """Show a phase whose share done is unknown."""
-        raise NotImplementedError
 
     def share(self, what: str, share: float, words: str) -> None:
         """Show the share done of the only phase."""
-        raise NotImplementedError
 
     def counted(self, what: str, done: int, total: int, words: str) -> None:
         """Show the share done of one of several phases."""
-        raise NotImplementedError
 
     def wait(self, why: str, seconds: float) -> None:
         """Show why no data arrive."""
-        raise NotImplementedError
 
     def show(self, tally: Tally) -> None:
         """Show the progress of the parts."""
-        raise NotImplementedError
 
     def estimate(self, estimate: Estimate) -> None:
         self._on_estimate(estimate)
@@ -248,9 +239,8 @@ class _Lines(_Display):
         self._status = ""
         self._over = threading.Event()
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> None:
         threading.Thread(target=self._print, name="rbdata-progress", daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -319,9 +309,6 @@ class _Bars(_Display):
         )
         self._rows: dict[object, Any] = {}
         self._closed = False
-
-    def __enter__(self) -> _Bars:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
