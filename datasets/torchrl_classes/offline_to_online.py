@@ -213,7 +213,8 @@ def _in_time(source: Any, first: int, count: int) -> Any:
 
 def _has_windows(buffer: Any) -> bool:
     spec = getattr(buffer, "_spec", None)
-    return spec is not None and any(window is not None for window in _ways(spec))
+    names = ("frame_stack", "n_step", "key_windows", "expand")
+    return spec is not None and any(getattr(spec, name) is not None for name in names)
 
 
 def _has_goals(buffer: Any) -> bool:
@@ -228,10 +229,6 @@ def _check_values(buffer: Any) -> None:
     if changed:
         message = f"{' and '.join(changed)} would change the dataset's half of every batch, and not the online one"
         raise UsageError(message, hint="give OfflineToOnlineReplayBuffer a transform, which changes both")
-
-
-def _ways(spec: Any) -> tuple[Any, ...]:
-    return spec.frame_stack, spec.n_step, spec.key_windows, spec.expand
 
 
 def _windows(buffer: Any) -> dict[str, Any]:

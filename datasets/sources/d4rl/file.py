@@ -251,7 +251,7 @@ class RowWriter:
             if observations:
                 block["observation"], block["next/observation"] = states[kept], successors[kept]
             block["action"] = self._read("actions", low, high)[kept]
-            reward = self._reward(low, high)[kept]
+            reward = to_rewards(self._read("rewards", low, high), self._name, "row", low)[kept]
             self._rewards.append(reward)
             flags = (transitions.terminated[low:high][kept], transitions.truncated[low:high][kept])
             block.update(reward_columns(reward, *flags))
@@ -266,9 +266,6 @@ class RowWriter:
 
     def _read(self, path: str, low: int, high: int) -> np.ndarray:
         return self._arrays[path].read(low, high)
-
-    def _reward(self, low: int, high: int) -> np.ndarray:
-        return to_rewards(self._read("rewards", low, high), self._name, "row", low)
 
     def _states(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
         """Observations of these rows, and their successors."""

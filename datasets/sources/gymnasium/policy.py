@@ -115,13 +115,9 @@ def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def _traceback(error: BaseException) -> str:
     """The traceback of what a user's policy raised, from the user's code on."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))
-
-
-def _is_ours(file: str) -> bool:
-    return file == __file__
 
 
 class Actor:
