@@ -65,6 +65,10 @@ class NpzArchive:
         check_row_bytes(stream.row_bytes, f"{self.name}: {key}")
         yield from map(plain_bools, stream.arrays(max(1, _BLOCK_BYTES // max(1, stream.row_bytes))))
 
+    def rows(self, key: str) -> NpzRows:
+        """The rows of an array in order, cut where the caller likes."""
+        return NpzRows(self.blocks(key))
+
     def _open(self, key: str) -> NpyStream:
         where = f"{self.name}: {key}"
         stream = NpyStream(self._archive.stream(key + _SUFFIX), None, where)
@@ -72,6 +76,30 @@ class NpzArchive:
             raise CorruptSourceError(f"{where} holds {stream.dtype} {list(stream.shape)}, not rows of numbers")
         check_rows(stream.rows, self._archive.size, where)
         return stream
+
+
+class NpzRows:
+    """The rows of one array in ascending order; each can be taken once. ``blocks`` are all of them."""
+
+    def __init__(self, blocks: Iterator[np.ndarray]) -> None:
+        self._unread, self._block, self._next = blocks, np.zeros(0), 0
+
+    def blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
+        """Rows ``low..high-1`` in blocks of some megabytes; those before ``low`` that were not taken are left out."""
+        while self._next < high:
+            if not len(self._block):
+                self._block = next(self._unread)
+            skipped = min(len(self._block), max(0, low - self._next))
+            taken = min(len(self._block), high - self._next)
+            if taken > skipped:
+                yield self._block[skipped:taken]
+            self._block = self._block[taken:]
+            self._next += taken
+
+    def finish(self) -> None:
+        """Read to the end: sizes and checksums are compared there."""
+        for _ in self._unread:
+            pass
 
 
 def array_names(path: Path) -> set[str]:

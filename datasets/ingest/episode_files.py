@@ -80,7 +80,8 @@ class Episode:
 
     ``states`` have n + 1 rows: a state ``observation/image`` is stored as ``observation/image`` and ``next/observation/image``.
     ``steps`` (actions among them) and ``rewards`` have n rows. Rewards may be of any type of number. An episode that is neither
-    ``terminated`` nor ``truncated`` was cut by the end of the data.
+    ``terminated`` nor ``truncated`` was cut by the end of the data. If the data lack the observation after the last step
+    (``is_blank``), ``states`` have n rows, and zeros are stored.
     """
 
     states: Mapping[str, Rows]
@@ -88,6 +89,7 @@ class Episode:
     rewards: np.ndarray
     terminated: bool
     truncated: bool
+    is_blank: bool = False
 
     def rows(self) -> Iterator[tuple[str, Rows, bool]]:
         """Key and rows of each column, and whether it is one of states."""
@@ -199,11 +201,14 @@ class _UnitWriter:
         if not steps:
             self.counts["empty_episodes"] += 1
             return
+        assert self._writer is not None
         for number, (key, rows, is_state) in enumerate(episode.rows()):
-            self._append(number, rows, steps + is_state, f"{where}: {key}", on_rows)
+            self._append(number, rows, steps + (is_state and not episode.is_blank), f"{where}: {key}", on_rows)
+            if is_state and episode.is_blank:
+                column = self.columns[number]
+                self._writer.column(0, number, np.zeros((1, *column.shape), column.dtype))
         end = np.zeros(steps, np.uint8)
         end[-1] = _END[episode.terminated, episode.truncated]
-        assert self._writer is not None
         self._writer.steps(0, rewards, end)
         self.states += steps + 1
 

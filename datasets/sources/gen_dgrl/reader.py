@@ -33,6 +33,7 @@ from ...formats.npz import NpzArchive
 from ...formats.numpy_pickle import read_pickle
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows
 from ...ingest.spaces import LossyCastError, cast
+from ..dm_env_order import check_keys
 
 _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})_(?P<total>-?\d+\.\d+)\.np[yz]")
 _KEYS = ("observations", "actions", "rewards", "dones")
@@ -111,13 +112,13 @@ class GenDgrlReader(EpisodeReader):
     def _episode(self, arrays: dict[str, np.ndarray], match: re.Match[str], limit: int, raw: RawInput) -> Episode:
         observations, steps = arrays["observations"], len(arrays["actions"])
         done = bool(arrays["dones"][-1])
-        by_clock = done and steps >= limit
+        by_clock, is_blank = done and steps >= limit, False
         if by_clock and not self.keep_last:
             raw.counts["given_up_steps"] += 1
             steps -= 1
         elif done:
             raw.counts["unknown_next_steps" if by_clock else "blank_successors"] += 1
-            observations[steps] = 0
+            observations, is_blank = observations[:steps], True
         constant: dict[str, Rows] = {
             "info/level_seed": np.full(steps, int(match["seed"]), np.int64),
             "info/stated_return": np.full(steps, float(match["total"]), np.float32),
@@ -128,6 +129,7 @@ class GenDgrlReader(EpisodeReader):
             arrays["rewards"][:steps],
             terminated=done and not by_clock,
             truncated=by_clock,
+            is_blank=is_blank,
         )
 
 
@@ -253,9 +255,7 @@ def _is_frames(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
 
 def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     """The arrays as they are used: one number a step, flags bool. Raises CorruptSourceError where they do not fit together."""
-    missing = [key for key in _KEYS if key not in arrays]
-    if missing:
-        raise CorruptSourceError(f"{where} has no {', '.join(missing)}")
+    check_keys(_KEYS, where, arrays)
     shapes = {key: arrays[key].shape for key in _KEYS}
     steps = arrays["actions"].size
     observations = arrays["observations"]
@@ -279,8 +279,7 @@ def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
             f"{where}: row {int(dones.argmax())} of {steps} is done, which only the last one can be"
         )
     rewards = arrays["rewards"].reshape(-1)
-    writable = observations if observations.flags.writeable else observations.copy()
-    return {"observations": writable, "actions": actions, "rewards": rewards, "dones": dones}
+    return {"observations": observations, "actions": actions, "rewards": rewards, "dones": dones}
 
 
 _REFETCH = "the copy at the source or mirror is damaged; try another mirror"

@@ -13,6 +13,7 @@ from ....errors import CorruptSourceError, MissingExtraError, ObjectNotFoundErro
 from ....storage.leaf import RESERVED_EVERYWHERE
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
+from ...formats.lerobot import INFO, Feature, Info, ListedEpisode, episodes_from, tasks_from
 from ...formats.limits import check_rows
 from ...formats.video import require_av
 from ...ingest.episode_files import EpisodeFilesJob, Unit
@@ -20,7 +21,6 @@ from ...ingest.job import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
 from ...workers.sandbox import RawFiles, Sandbox
-from .metadata import INFO, Feature, Info, ListedEpisode, episodes_from, tasks_from
 from .reader import LerobotReader
 
 #: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ...formats.arrow import ROW_OF_ONE, ParquetRows, damage_reported, number_dtype, number_rows
+from ...formats.lerobot import Feature, ListedEpisode, Span
 from ...formats.pictures import decode_picture
 from ...formats.video import COLOUR, DEPTH, Video, resize
 from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
 from ...ingest.spaces import stored_dtype, text_rows
-from .metadata import Feature, ListedEpisode, Span
 
 #: Bytes of numbers, and pictures, that are read at a time.
 _BYTES, _PICTURES = 1 << 20, 8
@@ -101,8 +101,6 @@ class LerobotReader(EpisodeReader):
                 states[key] = self._pictures(feature, table, low, high, where)
             elif key.startswith("observation"):
                 states[key] = numbers.pop(key)
-        if end.is_blank:
-            states = {key: _with_blank(rows) for key, rows in states.items()}
         actions = {key: values[:steps] for key, values in numbers.items()}
         if self.text_width:
             indices = table.numbers("task_index", low, high, where)[:steps]
@@ -111,7 +109,7 @@ class LerobotReader(EpisodeReader):
             actions["next/success"] = single["next.success"][:steps, None].astype(bool)
         rewards = single.get("next.reward", np.zeros(high - low, np.float32))[:steps]
         raw.counts["steps_without_reward"] += 0 if "next.reward" in single else steps
-        return Episode(states, actions, rewards, end.terminated, end.truncated)
+        return Episode(states, actions, rewards, *end)
 
     def _texts(self, indices: np.ndarray, where: str) -> np.ndarray:
         used, places = np.unique(indices, return_inverse=True)
@@ -169,13 +167,6 @@ def _path(raw: RawInput) -> Any:
     return raw.path
 
 
-def _with_blank(rows: Rows) -> Rows:
-    """Rows, followed by a row of zeros."""
-    if isinstance(rows, LazyRows):
-        return replace(rows, blocks=chain(rows.blocks, [np.zeros((1, *rows.shape), rows.dtype)]))
-    return np.concatenate([rows, np.zeros_like(rows[:1])])
-
-
 def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
     """Depth in m, float32, of codes of 12 bits: linear, or in equal steps of the logarithm of depth + shift."""
     assert feature.depth is not None
@@ -190,7 +181,7 @@ def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
 
 
 class _End(NamedTuple):
-    """``is_blank``: the last row is a step whose successor is not stored."""
+    """As in `Episode`."""
 
     terminated: bool = False
     truncated: bool = False

@@ -1,7 +1,7 @@
 """LeRobot: robot datasets in the layout of Hugging Face's lerobot, v3 and v2.1.
 
-https://huggingface.co/docs/lerobot; the files are described in `metadata` and `reader`. An id is that of a dataset repository
-at the Hugging Face Hub, ``<owner>/<repository>``; a mirror has a folder for each.
+https://huggingface.co/docs/lerobot; the files are described in `formats.lerobot` and `reader`. An id is that of a dataset
+repository at the Hugging Face Hub, ``<owner>/<repository>``; a mirror has a folder for each.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from ...formats.npz import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
+from ..dm_env_order import check_keys
 
 _REQUIRED = ("observations", "actions", "terminals")
 #: The leaves of arrays; any other array is below ``info``.
@@ -104,7 +105,7 @@ class _File:
 
     def episodes(self) -> Iterator[Episode]:
         columns = {
-            _KEYS.get(key, f"info/{key}"): _Cutter(self._archive.blocks(key), *self._stored(key))
+            _KEYS.get(key, f"info/{key}"): (self._archive.rows(key), *self._stored(key))
             for key in self._heads
             if key not in _FLAGS and not (key == "masks" and self._masks is not None)
         }
@@ -113,7 +114,8 @@ class _File:
             steps = last - first
             cut_here = last == self._rows - 1 and not self._ends_whole
             taken: dict[str, Rows] = {
-                key: column.rows(first, last + (key == "observation")) for key, column in columns.items()
+                key: LazyRows(dtype, row, _shaped(rows.blocks(first, last + (key == "observation")), row))
+                for key, (rows, dtype, row) in columns.items()
             }
             if self._masks is not None:
                 taken["masks"] = self._masks[first:last]
@@ -122,8 +124,8 @@ class _File:
             if steps:
                 self._count(first, last)
             first = last + 1
-        for column in columns.values():
-            column.finish()
+        for rows, _, _ in columns.values():
+            rows.finish()
 
     def _count(self, first: int, last: int) -> None:
         if self._masks is not None:
@@ -137,11 +139,7 @@ class _File:
     def _checked_keys(self, task: SingleTask | None) -> list[str]:
         """The arrays of the file, in its order. Raises CorruptSourceError for those that are missing, and for odd names."""
         keys = self._archive.keys
-        missing = [key for key in (*_REQUIRED, *(task.keys if task else ())) if key not in keys]
-        if missing:
-            there = ", ".join(sorted(keys)[:12]) or "no arrays"
-            message = f"{self._raw.name} has no {', '.join(missing)}"
-            raise CorruptSourceError(message, hint=f"it holds {there}: is it a file of OGBench?")
+        check_keys((*_REQUIRED, *(task.keys if task else ())), self._raw.name, keys)
         odd = [key for key in keys if not key.isidentifier() or key != key.lower()]
         if odd or len(keys) > 50:
             raise CorruptSourceError(
@@ -173,51 +171,27 @@ class _File:
         if task is None:
             return rewards, None
         masks = np.ones(self._rows, np.float32)
-        cutters = {key: _Cutter(self._archive.blocks(key), *self._heads[key]) for key in task.keys}
+        needed = {key: self._archive.rows(key) for key in task.keys}
         for low in range(0, self._rows, _TASK_ROWS):
             high = min(low + _TASK_ROWS, self._rows)
-            arrays = {key: np.concatenate([*cutter.rows(low, high).blocks]) for key, cutter in cutters.items()}
+            arrays = {key: np.concatenate([*rows.blocks(low, high)]) for key, rows in needed.items()}
             rewards[low:high], masks[low:high] = task.rewards(arrays, self._raw.name)
-        for cutter in cutters.values():
-            cutter.finish()
+        for rows in needed.values():
+            rows.finish()
         return rewards, masks
 
-    def _stored(self, key: str) -> tuple[np.dtype, tuple[int, ...]]:
+    def _stored(self, key: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of a row."""
         dtype, shape = self._heads[key]
         one = (1,) * (key == "observations" and len(shape) == 1)  # TED wants a dimension for a single number
-        return np.dtype(stored_dtype(dtype, f"{self._raw.name}: {key}")), (*shape, *one)
+        return stored_dtype(dtype, f"{self._raw.name}: {key}"), (*shape[1:], *one)
 
 
 _TASK_ROWS = 1 << 16
 
 
-class _Cutter:
-    """The rows of an array in order, cut where the caller likes."""
-
-    def __init__(self, blocks: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self._blocks, self._dtype, self._row = blocks, dtype, shape[1:]
-        self._block: np.ndarray = np.zeros((0, *self._row), dtype)
-        self._next = 0
-
-    def rows(self, low: int, high: int) -> LazyRows:
-        """The rows from ``low`` to ``high - 1``; those before ``low`` that were not taken are left out."""
-        return LazyRows(self._dtype.name, self._row, self._taken(low, high))
-
-    def finish(self) -> None:
-        """Read to the end: sizes and checksums are compared there."""
-        for _ in self._blocks:
-            pass
-
-    def _taken(self, low: int, high: int) -> Iterator[np.ndarray]:
-        while self._next < high:
-            if not len(self._block):
-                self._block = next(self._blocks)
-            skipped = min(len(self._block), max(0, low - self._next))
-            taken = min(len(self._block), high - self._next)
-            if taken > skipped:
-                yield self._block[skipped:taken].astype(self._dtype, copy=False).reshape(-1, *self._row)
-            self._block = self._block[taken:]
-            self._next += taken
+def _shaped(blocks: Iterator[np.ndarray], row: tuple[int, ...]) -> Iterator[np.ndarray]:
+    return (block.reshape(-1, *row) for block in blocks)
 
 
 # -- single tasks -------------------------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ Park, Frans, Eysenbach, Levine, "OGBench: Benchmarking Offline Goal-Conditioned 
     antmaze-large-navigate-singletask-task3-v0-val     of task 3, validation
 
 From seohongpark/ogbench: data_gen_scripts/commands.sh (the 85 sets), README (those of 100M steps), ogbench/utils.py (tasks).
+``catalogue.json`` lists the sets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -34,27 +35,6 @@ HOME = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 COPY = "hf://datasets/zhouzypaul/ogbench_datasets"
 #: Episodes of a training set for each episode of its validation set.
 _VALIDATION = 10
-_MAZES, _SIZES = ("medium", "large", "giant", "teleport"), ("medium", "large", "giant")
-_CUBES, _PUZZLES = ("single", "double", "triple", "quadruple"), ("3x3", "4x4", "4x5", "4x6")
-#: Environments, their variants, and the kinds of data of each.
-_PIXELS_TOO = (
-    ("antmaze", _MAZES, ("navigate", "stitch")),
-    ("antmaze", ("medium", "large", "teleport"), ("explore",)),
-    ("humanoidmaze", _SIZES, ("navigate", "stitch")),
-    ("cube", _CUBES, ("play", "noisy")),
-    ("scene", ("",), ("play", "noisy")),
-    ("puzzle", _PUZZLES, ("play", "noisy")),
-)
-_OTHERS = (
-    ("pointmaze", _MAZES, ("navigate", "stitch")),
-    ("antsoccer", ("arena", "medium"), ("navigate", "stitch")),
-    ("powderworld", ("easy", "medium", "hard"), ("play",)),
-)
-_OF_100M = (
-    *("humanoidmaze-giant-navigate", "cube-double-play", "cube-triple-play", "cube-quadruple-play"),
-    *("cube-quadruple-noisy", "cube-octuple-play", "scene-play"),
-    *("puzzle-3x3-play", "puzzle-4x4-play", "puzzle-4x5-play", "puzzle-4x6-play"),
-)
 #: Files of a set of 100M steps.
 FILES = 100
 _NAME = re.compile(
@@ -97,34 +77,29 @@ class SetName:
         return [f"{self.base}/{self.stem}-{number:03}{validation}.npz" for number in range(FILES)]
 
 
-def sets() -> Iterator[SetName]:
-    """The sets of training data, without tasks."""
-    for tables, prefixes in ((_OTHERS, ("",)), (_PIXELS_TOO, ("", "visual-"))):
-        for prefix in prefixes:
-            for environment, variants, kinds in tables:
-                for variant in variants:
-                    whole = f"{prefix}{environment}{f'-{variant}' if variant else ''}"
-                    yield from (SetName(whole, kind) for kind in kinds)
-    for name in _OF_100M:
-        environment, _, kind = name.rpartition("-")
-        yield SetName(environment, kind, large=True)
-
-
 @cache
-def known() -> frozenset[SetName]:
-    """`sets`."""
-    return frozenset(sets())
+def sets() -> tuple[SetName, ...]:
+    """The sets of training data, without tasks: those of the catalogue."""
+    file = OgbenchSource().catalogue_file
+    names = [] if file is None else [_named(entry.name) for entry in file.entries()]
+    return tuple(name for name in names if name is not None)
 
 
 def parse(text: str) -> SetName | None:
     """The dataset of a name; None if no dataset has the name. Powderworld has no single tasks."""
+    name = _named(text)
+    if name is None or (name.task is not None and name.environment.startswith("powderworld")):
+        return None
+    return name if name.base in sets() else None
+
+
+def _named(text: str) -> SetName | None:
+    """What a name says, whether there is such a set or not."""
     match = _NAME.fullmatch(text)
     if match is None:
         return None
     task = None if match["single"] is None else int(match["task"] or 0)
-    name = SetName(match["environment"], match["kind"], bool(match["large"]), task, bool(match["validation"]))
-    has_tasks = task is None or not name.environment.startswith("powderworld")
-    return name if name.base in known() and has_tasks else None
+    return SetName(match["environment"], match["kind"], bool(match["large"]), task, bool(match["validation"]))
 
 
 def parse_file(name: str) -> SetName | None:
@@ -146,7 +121,7 @@ class OgbenchSource(Source):
     supports = frozenset({"parts", "codec", "layout"})
 
     def names(self) -> Sequence[str]:
-        return [str(replace(name, validation=validation)) for validation in (False, True) for name in sets()]
+        return [entry.name for entry in self.catalogue()]
 
     def knows(self, name: str) -> bool:
         """Those of `names`, and their single tasks."""

@@ -275,17 +275,16 @@ class RldsReader(EpisodeReader):
                 continue
             inside = _is_in(name, _OBSERVATION)
             if inside or (values.feature.kind == "picture" and not _is_in(name, _ACTION)):
-                found = self._leaves(values, rows, kept, scalar=(1,) if inside else ())
-                states.update(found)
+                states.update(self._leaves(values, rows, scalar=(1,) if inside else ()))
             else:
-                actions.update(self._leaves(values, steps, False))
+                actions.update(self._leaves(values, steps))
         for values in once.values():
-            actions.update(self._leaves(values, steps, False))
+            actions.update(self._leaves(values, steps))
         reward = row.get(_REWARD)
         rewards = np.zeros(rows, np.float32) if reward is None else reward.elements().reshape(rows)
         # A few writers mark the row before the last: the transition that ended it, not the state that it ended in.
         terminated = terminal or bool(flags["is_terminal"][-2:].any())
-        return Episode(states, actions, rewards[:steps], terminated, last and not terminated)
+        return Episode(states, actions, rewards[:steps], terminated, last and not terminated, is_blank=kept)
 
     def _read(self, lists: Lists, where: str) -> tuple[dict[str, Values], dict[str, Values]]:
         """The values of the steps, and of the episode, by name. Raises CorruptSourceError for unequal lengths."""
@@ -327,11 +326,8 @@ class RldsReader(EpisodeReader):
         terminal = row.get(f"{STEPS}/is_terminal")
         return terminal is not None and terminal.count > 0 and bool(terminal.elements()[-1].any()) and _is_real(row)
 
-    def _leaves(
-        self, values: Values, rows: int, blank: bool, scalar: tuple[int, ...] = ()
-    ) -> Iterator[tuple[str, Rows]]:
-        """The first rows of a feature by their leaf; with ``blank``, followed by a row of zeros. A feature of the episode has
-        its value in each row."""
+    def _leaves(self, values: Values, rows: int, scalar: tuple[int, ...] = ()) -> Iterator[tuple[str, Rows]]:
+        """The first rows of a feature by their leaf. A feature of the episode has its value in each row."""
         feature, key = values.feature, self.keys[values.feature.name]
         shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
         if feature.kind == "text":
@@ -339,14 +335,14 @@ class RldsReader(EpisodeReader):
         elif feature.items == -1:
             shape, blocks = (self.most, *shape), self._padded(values)
             lengths = iter([values.sizes().reshape(-1, *scalar)])
-            yield self.keys[f"{feature.name}/length"], LazyRows("int64", scalar, _first(lengths, rows, blank))
+            yield self.keys[f"{feature.name}/length"], LazyRows("int64", scalar, _first(lengths, rows))
         elif feature.kind == "numbers" or feature.items is not None or not shape:
             shape = (feature.items, *shape) if feature.items is not None else shape or scalar
             blocks = iter([values.elements().reshape(-1, *shape)])
         if not feature.in_steps:
             blocks = _repeated(blocks, rows)
         stored = (_stored(block, dtype, values.where) for block in blocks)
-        yield key, LazyRows(dtype, shape, _first(stored, rows, blank))
+        yield key, LazyRows(dtype, shape, _first(stored, rows))
 
     def _texts(self, values: Values) -> Iterator[np.ndarray]:
         longest = max(map(len, values.strings), default=0)
@@ -448,13 +444,9 @@ def _repeated(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
         yield np.broadcast_to(value, (high - low, *value.shape[1:]))
 
 
-def _first(blocks: Iterator[np.ndarray], rows: int, blank: bool) -> Iterator[np.ndarray]:
-    """The first rows; with ``blank``, followed by a row of zeros."""
-    left, like = rows, None
+def _first(blocks: Iterator[np.ndarray], rows: int) -> Iterator[np.ndarray]:
+    """The first rows; all blocks are read."""
     for block in blocks:
-        like = block[:1]
-        if left:
-            yield block[:left]
-        left -= min(left, len(block))
-    if blank and like is not None:
-        yield np.zeros_like(like)
+        if rows:
+            yield block[:rows]
+        rows -= min(rows, len(block))

@@ -15,8 +15,8 @@ import rbdata
 from hypothesis import given
 from hypothesis import strategies as st
 from lerobot_tools import ended, episode, write
+from rbdata.datasets.formats.lerobot import Info
 from rbdata.datasets.sources.lerobot import job as lerobot_job
-from rbdata.datasets.sources.lerobot.metadata import Info
 from rbdata.errors import ChecksumError, CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
 from rbdata.testing import dataset_content
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ....errors import CorruptSourceError, UsageError, reason
-from ....storage.untrusted_json import parse_json
-from ...fetch.location import is_plain_name
-from ...formats.arrow import parquet_records
+from ...errors import CorruptSourceError, UsageError, reason
+from ...storage.untrusted_json import parse_json
+from ..fetch.location import is_plain_name
+from .arrow import parquet_records
 
 INFO = "meta/info.json"
 #: Templates of paths have these fields, with or without a number of digits.
