@@ -271,7 +271,7 @@ def _is_action(key: str) -> bool:
 def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     """The arrays of an episode, with a flag per step. Raises UsageError for other values, and for missing keys."""
     from .ingest.spaces import LossyCastError, cast
-    from .sources.arrays.tables import memory_table
+    from .sources.arrays.tables import as_array, memory_table
 
     if not hasattr(episode, "items"):
         raise UsageError(f"episode {number} is a {type(episode).__name__}, not a dictionary of arrays")
@@ -296,7 +296,7 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
         if np.ma.is_masked(arrays.get(name)):
             raise UsageError(f"episode {number}: {name} has masked elements", hint="fill them")
         try:
-            value = cast(np.asarray(arrays.get(name, False)), bool)
+            value = cast(as_array(arrays.get(name, False)), bool)
         except LossyCastError as error:
             raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
         if value.size == 1 and value.shape != (length,):

@@ -195,14 +195,14 @@ class InputView:
         if not self.options.reads_neighbours:
             td = self.dataset[start:stop]
         else:
-            td = self._read_with_neighbours(torch.arange(start, stop))
-        return self._truncate_added_ends(td, torch.arange(start, stop))
+            td = self._read_with_neighbours(torch.arange(start, stop, device="cpu"))
+        return self._truncate_added_ends(td, torch.arange(start, stop, device="cpu"))
 
     def read_step_leaves(self, start: int, stop: int) -> TensorDict:
         """`read` without state leaves; only if steps are read without their neighbours."""
         leaves = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
         td = nest({name: rows.block(start, stop).clone() for name, rows in leaves.items()}, (stop - start,))
-        return self._truncate_added_ends(td, torch.arange(start, stop))
+        return self._truncate_added_ends(td, torch.arange(start, stop, device="cpu"))
 
     def read_states(self, start: int, stop: int, undecoded: Collection[str]) -> SourceStates:
         """The states of the same steps, one row each: the successor of a step is the row after the one it begins with.
@@ -353,7 +353,7 @@ class Applier:
             td, counts = read(span.start, span.stop), ResultCounts()
             if not config.whole_episodes:
                 self.seed(span.start)
-                where, steps = self._describe(span.start, span.stop), torch.arange(span.start, span.stop)
+                where, steps = self._describe(span.start, span.stop), torch.arange(span.start, span.stop, device="cpu")
                 for fn in chain:
                     td = self._stored_result(fn, td, steps, where, self._ends(span), counts)
                 yield td, where
@@ -369,7 +369,9 @@ class Applier:
         self.seed(int(steps[0]))
         td = self.view.read_scattered(steps)
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
-        return self._columns(td, steps, where, torch.zeros(0, dtype=torch.int64), ResultCounts(), self.chain)
+        return self._columns(
+            td, steps, where, torch.zeros(0, dtype=torch.int64, device="cpu"), ResultCounts(), self.chain
+        )
 
     def seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
@@ -422,7 +424,7 @@ class Applier:
         self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
         where = self._describe(span.start, span.stop)
-        steps = torch.arange(span.start, span.stop)
+        steps = torch.arange(span.start, span.stop, device="cpu")
         columns = self._columns(td, steps, where, self._ends(span), counts, self.chain[mapped:])
         done = columns["next/done"].view(-1).numpy()
         edges = np.clip(self.view.episodes.starts[span.first : span.last + 1], span.start, span.stop) - span.start
@@ -578,7 +580,7 @@ class Applier:
         given = before["next/done"]
         columns = columns_of(check_batch(out, fn.name, where, None if ends is None else len(given)), fn.name, where)
         if ends is None:
-            ends = torch.tensor([len(next(iter(columns.values()), given)) - 1])
+            ends = torch.tensor([len(next(iter(columns.values()), given)) - 1], device="cpu")
         return complete(columns, before, fn.name, where, ends, counts)
 
     def _call_for_samples(self, fn: BoundFunction, td: TensorDictBase, steps: torch.Tensor, where: str) -> Columns:

@@ -164,8 +164,8 @@ def _in_state_order(
     """The root rows, with the successor inserted after the last row of each episode."""
     if not len(ends):
         return rows
-    place = torch.arange(len(rows)) + done.cumsum(0) - done.long()
-    out = torch.empty(len(rows) + len(ends), *rows.shape[1:], dtype=rows.dtype)
+    place = torch.arange(len(rows), device="cpu") + done.cumsum(0) - done.long()
+    out = torch.empty(len(rows) + len(ends), *rows.shape[1:], dtype=rows.dtype, device="cpu")
     out[place] = rows
     out[place[ends] + 1] = successors[ends]
     return out
@@ -397,7 +397,7 @@ def sample_results(config: RunConfig, chunk: Chunk, on_block: OnBlock, names: tu
             columns = _sample_episodes(applier, chunk)
         else:
             count = min(ROWS_PER_SAMPLE, chunk.rows)
-            steps = torch.linspace(chunk.start, chunk.stop - 1, count, dtype=torch.float64).long()
+            steps = torch.linspace(chunk.start, chunk.stop - 1, count, dtype=torch.float64, device="cpu").long()
             columns = applier.apply_to_steps(steps)
     for name in names:
         rows = columns.get(name)
@@ -414,7 +414,7 @@ def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
     for batch in applier.apply(few, ResultCounts()):
         if batch.columns:
             rows = len(batch.columns["next/done"])
-            chosen = torch.linspace(0, rows - 1, min(ROWS_PER_SAMPLE, rows), dtype=torch.float64).long()
+            chosen = torch.linspace(0, rows - 1, min(ROWS_PER_SAMPLE, rows), dtype=torch.float64, device="cpu").long()
             return {name: tensor[chosen] for name, tensor in batch.columns.items()}
     return {}
 

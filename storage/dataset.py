@@ -287,7 +287,7 @@ class Dataset:
         episode = self.episode_of(index)
         low, high = lookup(self.episode_starts, episode), lookup(self.episode_starts, episode + 1)
         first = index - before
-        position = first[:, None] + torch.arange(extent)
+        position = first[:, None] + torch.arange(extent, device="cpu")
         columns: dict[str, torch.Tensor] = {"mask": (position >= low[:, None]) & (position < high[:, None])}
         for name in self._names(keys):
             rows = self.rows[name]
@@ -318,7 +318,7 @@ class Dataset:
         if isinstance(index, slice):
             return self._range(index.start, index.stop, index.step, keys)
         if isinstance(index, int):
-            return self._steps(torch.tensor([index]), keys)[0]
+            return self._steps(torch.tensor([index], device="cpu"), keys)[0]
         return self._steps(index.reshape(-1), keys).reshape(index.shape)
 
     def episode(self, number: int) -> TensorDict:
@@ -368,14 +368,14 @@ class Dataset:
 
     def _range(self, start: int, stop: int, step: int, keys: Iterable[str] | None = None) -> TensorDict:
         if step != 1:
-            return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64), keys)
+            return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"), keys)
         stop = max(start, stop)
         every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
         return nest(dict(read_columns(self, start, stop, every, copy=True)), (stop - start,))
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
         """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
-        steps = torch.arange(start, stop)
+        steps = torch.arange(start, stop, device="cpu")
         return steps + self.episode_of(steps)
 
     def _leaf(self, name: str) -> torch.Tensor | TensorDict:
@@ -398,7 +398,7 @@ class Dataset:
         return wanted
 
     def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:
-        index = torch.as_tensor(steps if isinstance(steps, (torch.Tensor, np.ndarray)) else list(steps))
+        index = torch.as_tensor(steps if isinstance(steps, (torch.Tensor, np.ndarray)) else list(steps), device="cpu")
         index = _whole_numbers(index)
         if index.ndim != 1:
             raise UsageError(f"steps must be one-dimensional, not {tuple(index.shape)}")

@@ -121,7 +121,7 @@ class AffineRows:
         dtype = "float64" if rows.leaf.dtype == "float64" else "float32"
         self._rows, self.leaf = rows, replace(rows.leaf, dtype=dtype, constant=None)
         self._dtype: torch.dtype = getattr(torch, dtype)
-        shift, scale = (torch.as_tensor(value, dtype=torch.float64) for value in (shift, scale))
+        shift, scale = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (shift, scale))
         lost = (shift.float().double() - shift).abs() > _LOST * scale.abs()
         exact = rows.leaf.dtype in _BEYOND_FLOAT32 or bool(lost.any())
         self._within = torch.float64 if exact else torch.float32
@@ -182,8 +182,8 @@ class _ReturnToGo(ComputedRows):
         self._rewards, self._dataset = rows["next/reward"], dataset
         super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
         #: By step; the system allocates memory only for computed ones.
-        self._sums = torch.empty(self.count, *self.leaf.shape, dtype=torch.float32)
-        self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool)
+        self._sums = torch.empty(self.count, *self.leaf.shape, dtype=torch.float32, device="cpu")
+        self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool, device="cpu")
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         episode = self._dataset.episode_of(index)
@@ -200,7 +200,7 @@ class _ReturnToGo(ComputedRows):
             alike = starts[episodes[lengths == length]]
             for first in alike.split(max(1, _BLOCK_ELEMENTS // length)):
                 later = self._rewards.windows(first, length).double().flip(1).cumsum(1).flip(1)
-                self._sums[first[:, None] + torch.arange(length)] = later.float()
+                self._sums[first[:, None] + torch.arange(length, device="cpu")] = later.float()
         self._known[episodes] = True
 
 

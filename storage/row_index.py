@@ -74,7 +74,7 @@ def _as_slice(index: slice, count: int, row: str) -> RowIndex:
         raise RowIndexError(f"{index} is not a slice of {row}s: {reason(error)}") from error
     if step > 0:
         return slice(start, max(start, stop), step)
-    return torch.tensor(range(start, stop, step), dtype=torch.int64)
+    return torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu")
 
 
 def _as_number(number: int, count: int, row: str) -> int:
@@ -87,9 +87,9 @@ def numbers_or_mask(index: Any, row: str) -> torch.Tensor:
     """Numbers (int64, negative ones as they are) or a mask (bool), of any shape. Raises RowIndexError for anything else."""
     try:
         if isinstance(index, range):
-            return torch.arange(index.start, index.stop, index.step)
+            return torch.arange(index.start, index.stop, index.step, device="cpu")
         index = index if isinstance(index, (torch.Tensor, np.ndarray)) else np.asarray(list(index))
-        numbers = torch.as_tensor(index).cpu()
+        numbers = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise RowIndexError(f"{index!r:.60} is not an index of {row}s: {reason(error)}") from error
     if numbers.dtype == torch.bool:

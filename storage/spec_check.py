@@ -83,7 +83,7 @@ def check_specs(
 def _steps(count: int, batches: int | None, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
     """The steps to read, ascending."""
     if batches is None or batches * batch_size >= count:
-        yield from torch.arange(count).split(batch_size) if count else ()
+        yield from torch.arange(count, device="cpu").split(batch_size) if count else ()
         return
     drawn = np.sort(np.random.default_rng(seed).choice(count, batches * batch_size, replace=False))
     yield from torch.from_numpy(drawn).split(batch_size)

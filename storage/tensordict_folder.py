@@ -195,7 +195,7 @@ def map_tensor(path: Path, dtype_name: Any, stated_shape: Any) -> Any:
     dtype, shape = dtype_named(dtype_name, path), _shape(stated_shape, path)
     count = math.prod(shape)
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     size = regular_size(path)
     if size < count * dtype.itemsize:
         raise DamagedDatasetError(f"{path} has {size} bytes, {list(shape)} {dtype} need {count * dtype.itemsize}")

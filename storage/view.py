@@ -298,7 +298,7 @@ class _Places:
             counts = np.bincount(members, minlength=runs.members)
             # NumPy sorts numbers of one or two bytes several times faster than others.
             order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
-            self.order, self.back = torch.from_numpy(order), torch.empty(len(order), dtype=torch.int64)
+            self.order, self.back = torch.from_numpy(order), torch.empty(len(order), dtype=torch.int64, device="cpu")
             self.back.numpy()[order] = np.arange(len(order))
             there = lookup(self.there, self.order).split(counts.tolist())
             self.groups = [(number, there[number]) for number in np.flatnonzero(counts).tolist()]
@@ -324,7 +324,7 @@ class _Runs:
         #: Whether all rows have the same numbers in their members.
         self.unmoved = not self.shift.any()
         #: Whether run i is the only run of member i, as in a concatenation of whole datasets.
-        self.one_each = bool(torch.equal(self.member, torch.arange(members)))
+        self.one_each = bool(torch.equal(self.member, torch.arange(members, device="cpu")))
         self._last: tuple[torch.Tensor, int, _Places] | None = None
 
     @property
@@ -370,7 +370,7 @@ class SegmentRows:
         # Rows beyond the end of a run belong to other episodes; most readers replace them.
         out = self._empty(len(first), length)
         out[inside] = self.windows(first[inside], length)
-        crossing = (first[~inside][:, None] + torch.arange(length)).reshape(-1)
+        crossing = (first[~inside][:, None] + torch.arange(length, device="cpu")).reshape(-1)
         out[~inside] = self.take(crossing).view(-1, length, *self.leaf.shape)
         return out
 
@@ -419,7 +419,7 @@ class SegmentRows:
         return out
 
     def _empty(self, *batch: int) -> torch.Tensor:
-        return torch.empty(*batch, *self.leaf.shape, dtype=getattr(torch, self.leaf.dtype))
+        return torch.empty(*batch, *self.leaf.shape, dtype=getattr(torch, self.leaf.dtype), device="cpu")
 
 
 class ComputedRows:
@@ -436,11 +436,11 @@ class ComputedRows:
         raise NotImplementedError
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        steps = (first[:, None] + torch.arange(length)).reshape(-1)
+        steps = (first[:, None] + torch.arange(length, device="cpu")).reshape(-1)
         return self.take(steps).reshape(len(first), length, *self.leaf.shape)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop))
+        return self.take(torch.arange(start, stop, device="cpu"))
 
 
 class MemberRows(ComputedRows):

@@ -90,7 +90,7 @@ def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:
     """The rows of planned windows: a fresh ``[B, length, *shape]``."""
     count, length, shape = windows.count, windows.length, rows.leaf.shape
     if windows.start is None:
-        out = torch.empty(count, length, *shape, dtype=rows.block(0, 0).dtype)
+        out = rows.block(0, 0).new_empty(count, length, *shape)
     else:
         out = rows.windows(windows.start, length)
     if len(windows.copied):

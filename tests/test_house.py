@@ -96,6 +96,20 @@ def test_codecs_are_asked_not_compared():
     assert len(compared) <= MOST_COMPARISONS, compared
 
 
+def test_tensors_of_the_storage_room_name_their_device():
+    """Otherwise they lie on the device that a user's program gave to ``torch.set_default_device``."""
+    makers = set("arange empty full linspace ones rand randint randperm tensor zeros".split())
+    nameless = []
+    for path in (one for one in MODULES if one.parts[0] == "storage" and one.name != "tensor_specs.py"):
+        for node in ast.walk(ast.parse((HOUSE / path).read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            is_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+            if is_torch and node.func.attr in makers and "device" not in {one.arg for one in node.keywords}:
+                nameless.append(f"{path}:{node.lineno} {node.func.attr}")
+    assert nameless == []
+
+
 def test_tests_mirror_the_package():
     """A folder of the package has a folder of tests, and the reverse."""
     tests = {path.parent.relative_to(HOUSE / "tests") for path in (HOUSE / "tests").glob("**/test_*.py")}

@@ -292,7 +292,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     @cached_property
     def episodes(self) -> torch.Tensor:
         """The number of the episode of each step, int64 ``[steps]``; ``SliceSampler(trajectories=...)`` takes it."""
-        return self.dataset.episode_of(torch.arange(len(self.dataset)))
+        return self.dataset.episode_of(torch.arange(len(self.dataset), device="cpu"))
 
 
 PathLike = str | os.PathLike[str]
@@ -748,9 +748,9 @@ def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
         return data
     if ("episode",) not in rows:
         raise UsageError("there is no column episode_index, which says where episodes end")
-    ends = torch.ones(count, dtype=torch.bool)
+    ends = torch.ones(count, dtype=torch.bool, device="cpu")
     ends[:-1] = data["episode"][1:] != data["episode"][:-1]
-    after = torch.where(ends, torch.arange(count), torch.arange(count) + 1)
+    after = torch.where(ends, torch.arange(count, device="cpu"), torch.arange(count, device="cpu") + 1)
     for key, values in rows.items():
         if key[0] == "observation":
             data.set(("next", *key), values[after])

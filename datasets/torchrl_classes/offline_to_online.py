@@ -202,7 +202,7 @@ def _in_time(source: Any, first: int, count: int) -> Any:
     """
     storage: Any = getattr(source, "storage", None)
     oldest, ndim = getattr(storage, "oldest", 0), getattr(storage, "ndim", 1)
-    places = torch.arange(first, first + count)
+    places = torch.arange(first, first + count, device="cpu")
     if ndim > 1:
         steps = storage.filled
         return source.sample_at(storage.coordinates((places + oldest) % steps * storage.width + places // steps))

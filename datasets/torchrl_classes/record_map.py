@@ -134,7 +134,7 @@ def map_records(
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
     number = len(storage) if num_frames is None else min(num_frames, storage.filled)
     if isinstance(storage, DatasetStorage):
-        source: Any = TensorDict({"row": torch.arange(number)}, [number])
+        source: Any = TensorDict({"row": torch.arange(number, device="cpu")}, [number])
         work = _Map(storage, fn, chunksize == 0, worker_threads)
     else:
         source = storage.get(slice(0, number)) if isinstance(storage, TensorStorage) else None
@@ -149,7 +149,7 @@ def map_records(
     if not number:
         raise UsageError("there are no records to map")
     places = range(0, number, max(1, size))
-    seed = int(torch.randint(1 << 62, (), generator=generator))
+    seed = int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
     if num_workers == 0 and pool is None:
         with torch.random.fork_rng(devices=[]):
             for first in _shown(places, pbar):

@@ -202,7 +202,7 @@ class CompressedRows:
         except IndexError:
             decode = self._codec.decoder(self._dictionary, self.leaf.row_bytes, threads)
         decoded = torch.empty(
-            len(rows), self.leaf.row_bytes, dtype=torch.uint8
+            len(rows), self.leaf.row_bytes, dtype=torch.uint8, device="cpu"
         )  # memory of torch: it copies that on write
         decode(self._blob, starts, lengths, decoded.numpy())
         idle.append(decode)

@@ -67,7 +67,9 @@ class RawRows:
         self.leaf, self.count = leaf, count
         self._mapped = map_array(folder / leaf.memmap, np.dtype(np.uint8), count * leaf.row_bytes)
         # Torch gives an empty array a stride that cannot be viewed as another dtype.
-        bytes_ = torch.from_numpy(self._mapped) if len(self._mapped) else torch.empty(0, dtype=torch.uint8)
+        bytes_ = (
+            torch.from_numpy(self._mapped) if len(self._mapped) else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         self.tensor = bytes_.view(getattr(torch, leaf.dtype)).view(count, *leaf.shape)
         width, word = widest_word(leaf.row_bytes)
         self._words, self._word, self._per_row = bytes_.view(word).numpy(), word, leaf.row_bytes // width
@@ -78,13 +80,13 @@ class RawRows:
         import torch
 
         if not len(first):
-            return torch.empty(0, length, *self.leaf.shape, dtype=self.tensor.dtype)
+            return torch.empty(0, length, *self.leaf.shape, dtype=self.tensor.dtype, device="cpu")
         if self.leaf.row_bytes >= _LONG_ROW:
             # In memory of torch, which it can copy on write. "clip" spares a second copy, so the bounds are checked here.
             if not 0 <= int(first.min()) <= int(first.max()) <= self.count - length:
                 raise IndexError(f"windows of {length} rows are not all among {self.count} rows")
             index = (first.numpy()[:, None] + np.arange(length)).reshape(-1)
-            out = torch.empty(len(index), self._per_row, dtype=self._word)
+            out = torch.empty(len(index), self._per_row, dtype=self._word, device="cpu")
             self._words.reshape(-1, self._per_row).take(index, 0, out.numpy(), "clip")
             return out.view(self.tensor.dtype).view(len(first), length, *self.leaf.shape)
         view = self._views.get(length)

@@ -190,7 +190,7 @@ class RemoteDataset(Dataset):
     def blocks_of(self, start: int, stop: int, keys: Collection[str] | None = None) -> np.ndarray:
         """The blocks of the rows of steps ``start..stop-1`` and their successors, int64."""
         found = [np.empty(0, np.int64)]
-        before, last = self.episode_of(torch.tensor([start, stop - 1])).tolist()
+        before, last = self.episode_of(torch.tensor([start, stop - 1], device="cpu")).tolist()
         for name, rows in self.rows.items():
             if isinstance(rows, _RemoteRows) and (keys is None or name in keys):
                 state = rows.leaf.kind == "state"

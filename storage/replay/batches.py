@@ -61,7 +61,7 @@ class NStep:
 
     def total(self, rewards: torch.Tensor) -> torch.Tensor:
         """The discounted sum of rewards ``[B, n, *shape]``, zero beyond the end: ``[B, *shape]``; float32 of whole numbers."""
-        weights = self.gamma ** torch.arange(self.steps, dtype=torch.float64)
+        weights = self.gamma ** torch.arange(self.steps, dtype=torch.float64, device=rewards.device)
         summed = (rewards.double() * weights.view(1, -1, *[1] * (rewards.ndim - 2))).sum(1)
         return summed.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
@@ -446,8 +446,8 @@ class BatchReader:
         read = read_windows(rows, state_rows.windows)
         if ahead is None:
             return _lazy_copy(read)[:, :-1], read[:, 1:]
-        after = (ahead + 1)[:, None] + torch.arange(k)
-        return read[:, :k], read[torch.arange(len(read))[:, None], after]
+        after = (ahead + 1)[:, None] + torch.arange(k, device="cpu")
+        return read[:, :k], read[torch.arange(len(read), device="cpu")[:, None], after]
 
     def _slices_of_stacks(self, rows: Readable, state_rows: StateRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks at every step of slices; each row is read once, ``L + k`` rows for a slice of L."""
@@ -489,7 +489,7 @@ class BatchReader:
             elif f"next/{key}" in self._fields and key.partition("/")[0] in STACKED:
                 successors = by_position(self._fields[f"next/{key}"], timeline)
             rows = rows if rows.leaf.kind == "state" else by_position(rows, timeline)
-            wanted = at[:, None] + torch.arange(first, last + 1)
+            wanted = at[:, None] + torch.arange(first, last + 1, device="cpu")
             high = high if successors is None else high + 1
             within = torch.minimum(torch.maximum(wanted, low[:, None]), high[:, None] - 1)
             mask = wanted == within

@@ -378,8 +378,11 @@ class ReplayBuffer:
             message = f"{self._world} processes that share one pass must shuffle alike"
             raise UsageError(message, hint="give all of them the same seed")
         self._rng_given = generator is not None
+        if generator is not None and generator.device.type != "cpu":
+            message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
+            raise UsageError(message, hint="give torch.Generator() without a device")
         if generator is None:
-            own = int(torch.randint(1 << 62, ())) if seed is None else seed
+            own = int(torch.randint(1 << 62, (), device="cpu")) if seed is None else seed
             # In data-parallel training each process draws its own numbers, and all processes share one order.
             generator = make_generator(rank_seed(own, self._rank) if self._world > 1 else own)
         passes = getattr(self._sampler, "passes", None)
@@ -511,7 +514,7 @@ class ReplayBuffer:
                     rows = row_index(index, count, "record")
                 except RowIndexError as error:
                     raise NoRecordError(error.message) from error
-                index = torch.arange(count)[rows]
+                index = torch.arange(count, device="cpu")[rows]
             return self._pipeline.at(self._storage.flat(index))
 
     def _size(self, batch_size: int | None) -> int:
@@ -718,7 +721,7 @@ class ReplayBuffer:
         if len(self._transforms):
             data = self._transforms.inv(data)
         if data is None:
-            return torch.zeros((0, self._storage.ndim), dtype=torch.int64)
+            return torch.zeros((0, self._storage.ndim), dtype=torch.int64, device="cpu")
         with self._writing():
             writer = self._sampler._writer_for(self._writer, self._storage)
             return self._notify_sampler(writer.extend(move_dim_first(data, self._dim_extend, self._storage.ndim)))

@@ -43,11 +43,23 @@ def to_device(batch: Any, device: torch.device | None, pin: bool) -> Any:
         return batch.to(device)
     stream = getattr(_streams, "stream", None)
     if stream is None or stream.device != device:
-        stream = _streams.stream = torch.cuda.Stream(device)
+        stream = _streams.stream = _new_stream(device)
     with torch.cuda.stream(stream):
         moved = batch.to(device, non_blocking=pin)
     stream.synchronize()
     return moved
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    """Raises UsageError in a process that was forked after its parent had used CUDA."""
+    try:
+        return torch.cuda.Stream(device)
+    except RuntimeError as error:
+        if "fork" not in str(error):
+            raise
+        message = f"batches cannot be moved to {device} in a forked process: CUDA was in use before the fork"
+        hint = "leave device out, and move them where they are used: batch.to(device, non_blocking=True)"
+        raise UsageError(message, hint=hint) from error
 
 
 def record_stream(batch: Any, device: torch.device | None) -> Any:

@@ -79,13 +79,13 @@ class Draw:
 
     def each_length(self) -> torch.Tensor:
         """The length of every piece, int64 ``[n]``."""
-        return torch.full((len(self.start),), self.length) if self.lengths is None else self.lengths
+        return torch.full((len(self.start),), self.length, device="cpu") if self.lengths is None else self.lengths
 
     def indices(self) -> torch.Tensor:
         """All drawn steps in order: positions with a timeline, otherwise rows; int64 ``[steps]``."""
         if self.length == 1:
             return self.start
-        offsets = torch.arange(self.length)
+        offsets = torch.arange(self.length, device="cpu")
         if self.lengths is None:
             return (self.start[:, None] + offsets).reshape(-1)
         if self.padded:
@@ -99,9 +99,9 @@ class Draw:
     def ends(self) -> torch.Tensor:
         """The place in ``indices`` of the last step of every piece, int64 ``[n]``."""
         if self.lengths is None:
-            return torch.arange(1, len(self.start) + 1) * self.length - 1
+            return torch.arange(1, len(self.start) + 1, device="cpu") * self.length - 1
         if self.padded:
-            return torch.arange(0, len(self.start) * self.length, self.length) + self.lengths - 1
+            return torch.arange(0, len(self.start) * self.length, self.length, device="cpu") + self.lengths - 1
         return self.lengths.cumsum(0) - 1
 
     def beginnings(self) -> torch.Tensor:
@@ -111,8 +111,8 @@ class Draw:
     def mask(self) -> torch.Tensor:
         """True where ``indices`` holds a step, False where it holds padding; bool ``[steps]``."""
         if self.lengths is None or not self.padded:
-            return torch.ones(self.steps, dtype=torch.bool)
-        return (torch.arange(self.length) < self.lengths[:, None]).reshape(-1)
+            return torch.ones(self.steps, dtype=torch.bool, device="cpu")
+        return (torch.arange(self.length, device="cpu") < self.lengths[:, None]).reshape(-1)
 
 
 _ENDS = ("done", "terminated")
@@ -172,14 +172,14 @@ def slice_flags(
             key = (*above, name)
             flag = column(key)
             if flag is None:
-                flag = torch.zeros(draw.steps, *tail, 1, dtype=torch.bool)
+                flag = torch.zeros(draw.steps, *tail, 1, dtype=torch.bool, device="cpu")
             if name != "terminated":
-                flag.index_fill_(0, ends, True)
+                flag.index_fill_(0, ends.to(flag.device), True)
             flags[key] = flag
     if marks.init is not None:
         flag = column(marks.init)
         if flag is not None:  # only if the data have this flag
-            flags[marks.init] = flag.index_fill_(0, draw.beginnings(), True)
+            flags[marks.init] = flag.index_fill_(0, draw.beginnings().to(flag.device), True)
     if draw.padded:
         flags["collector", "mask"] = expand_to_records(draw.mask(), tail)
     return flags

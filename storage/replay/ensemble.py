@@ -38,7 +38,7 @@ def _pick_members(index: Any, count: int) -> int | list[int]:
     """A member's number for an int index, a list of numbers for any other. Raises IndexError if there is no such member."""
     if index is Ellipsis or isinstance(index, slice):
         return list(range(count))[slice(None) if index is Ellipsis else index]
-    numbers = torch.as_tensor(index)
+    numbers = torch.as_tensor(index, device="cpu")
     if numbers.ndim > 1 or numbers.dtype == torch.bool or numbers.is_floating_point():
         message = f"members are named by whole numbers, a slice or one dimension of numbers, not {index!r}"
         raise UsageError(message)
@@ -204,7 +204,7 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
             self._p = None if given is None else "sampleable"
             return
         try:
-            values = torch.as_tensor(given, dtype=torch.float64)
+            values = torch.as_tensor(given, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"p is one number for each member, or 'sampleable', not {given!r}") from error
         if values.shape != (len(self.parts),) or not bool((values >= 0).all()) or not 0 < float(values.sum()) < 1e300:
@@ -230,16 +230,16 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
     def draw_members(self, storages: Sequence[Storage], part: int, generator: torch.Generator | None) -> torch.Tensor:
         """The members that the parts of a batch come from, int64 ``[num_buffer_sampled]``."""
         if self.sample_from_all:
-            return torch.arange(len(self.parts))
+            return torch.arange(len(self.parts), device="cpu")
         p = self.p
         if p is None:
-            return torch.randint(len(self.parts), (self.num_buffer_sampled,), generator=generator)
+            return torch.randint(len(self.parts), (self.num_buffer_sampled,), generator=generator, device="cpu")
         if isinstance(p, str):
             counts = [sampler.sampleable(storage, part) for sampler, storage in zip(self.parts, storages)]
             if not any(counts):
                 message = f"no member has what a part of {part} records takes"
                 raise SamplingError(message, hint="extend the members first, or take smaller batches")
-            p = torch.tensor(counts, dtype=torch.float64)
+            p = torch.tensor(counts, dtype=torch.float64, device="cpu")
         return torch.multinomial(p, self.num_buffer_sampled, replacement=True, generator=generator)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, Any]:
@@ -345,7 +345,7 @@ def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> Tensor
 def _named_rows(ids: list[int], rows: torch.Tensor, dims: int = 1) -> TensorDict:
     """`_index_of` of the rows of all parts, ``[parts, records, ...]``."""
     shape = rows.shape[: dims + 1]
-    members = torch.tensor(ids).view(-1, *[1] * dims).expand(shape).contiguous()
+    members = torch.tensor(ids, device="cpu").view(-1, *[1] * dims).expand(shape).contiguous()
     return TensorDict({"buffer_ids": members, "index": rows}, shape)
 
 
@@ -374,7 +374,7 @@ def _members_of(data: Any, count: int, key: Key | None, dim: int | None) -> torc
             raise SchemaError(f"data of shape {tuple(data.shape)} have no {count} members along dimension {dim}")
         shape = [1] * data.ndim
         shape[dim] = count
-        return torch.arange(count).reshape(shape).expand(data.batch_size).reshape(-1)
+        return torch.arange(count, device="cpu").reshape(shape).expand(data.batch_size).reshape(-1)
     name = "/".join(key)
     ids = data.get(key, None)
     if ids is None or ids.numel() != data.numel():
@@ -477,7 +477,7 @@ class ReplayBufferEnsemble:
             if shared:
                 buffer.share()
         self._pin, self._device = pin_memory, None if device is None else check_device(device)
-        self._generator = make_generator(int(torch.randint(1 << 62, ())))
+        self._generator = make_generator(int(torch.randint(1 << 62, (), device="cpu")))
         if generator is not None:
             self.set_rng(generator)
         if seed is not None:
@@ -617,7 +617,7 @@ class ReplayBufferEnsemble:
                     found = dict(zip(columns, leaves))
                     parts[place] = nest(found, (len(found["index"]),), devices[member]), {"index": found["index"]}
             return self._join(ids, parts)
-        order = torch.tensor([place for own in places.values() for place in own]).argsort()
+        order = torch.tensor([place for own in places.values() for place in own], device="cpu").argsort()
         is_ordered = len(places) in (1, len(ids))
         shape = (len(ids), *lengths)
         joined = {}
@@ -644,7 +644,7 @@ class ReplayBufferEnsemble:
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities of the members' rows; ``index`` comes from a batch (``buffer_ids`` and ``index``)."""
         ids, rows = index["buffer_ids"], index["index"]
-        values = torch.as_tensor(priority)
+        values = torch.as_tensor(priority, device="cpu")
         values = values.reshape(ids.shape) if values.numel() == ids.numel() else values.expand(ids.shape)
         for member in ids.unique().tolist():
             chosen = ids == member
@@ -681,9 +681,9 @@ class ReplayBufferEnsemble:
         index: torch.Tensor | None = None
         for member in ids.unique().tolist():
             chosen = (ids == member).nonzero().squeeze(1)
-            rows = torch.as_tensor(self.buffers[member].extend(flat[chosen]))
+            rows = torch.as_tensor(self.buffers[member].extend(flat[chosen]), device="cpu")
             if index is None:
-                index = torch.full((len(ids), *rows.shape[1:]), -1)
+                index = torch.full((len(ids), *rows.shape[1:]), -1, device="cpu")
             index[chosen] = rows
         return TensorDict({"buffer_ids": ids, "index": ids.clone() if index is None else index}, [len(ids)])
 
@@ -712,9 +712,11 @@ class ReplayBufferEnsemble:
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw members from this generator from now on; it also gives each member a seed."""
-        self._generator = make_generator(int(torch.randint(1 << 62, ()))) if generator is None else generator
+        self._generator = (
+            make_generator(int(torch.randint(1 << 62, (), device="cpu"))) if generator is None else generator
+        )
         for buffer in self.buffers:
-            buffer.set_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
+            buffer.set_seed(int(torch.randint(1 << 62, (), generator=self._generator, device="cpu")))
 
     # -- members -----------------------------------------------------------------------------------------------------
 

@@ -82,8 +82,8 @@ class Goals:
     def draw(self, steps: torch.Tensor, last: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
         """The step from which each goal is taken, int64 ``[n]``, for ``steps`` of episodes that end with ``last``."""
         size = len(steps)
-        which, distance = torch.rand(2, size, dtype=torch.float64, generator=generator)
-        anywhere = torch.randint(count, (size,), generator=generator)
+        which, distance = torch.rand(2, size, dtype=torch.float64, generator=generator, device="cpu")
+        anywhere = torch.randint(count, (size,), generator=generator, device="cpu")
         if self.geometric is None:
             nearest = torch.minimum(steps + 1, last)
             later = torch.round(nearest * distance + last * (1 - distance)).long()
@@ -159,7 +159,7 @@ class GoalRelabeling:
 
 
 def _shaped(what: str, values: Any, like: torch.Tensor) -> torch.Tensor:
-    found = torch.as_tensor(values)
+    found = torch.as_tensor(values, device=like.device)
     if found.numel() != like.numel():
         raise SchemaError(f"the {what} of reward_fn have shape {tuple(found.shape)}, and {tuple(like.shape)} is stored")
     return found.reshape(like.shape).clone()  # the function may use its memory again

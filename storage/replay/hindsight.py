@@ -64,7 +64,7 @@ class HindsightRelabeling:
         """Set ``draw.goals``: for each of the first steps, the row from which its goal is taken, int64 ``[n]``."""
         rows = draw.rows()[: int(draw.steps * self.ratio)]
         if self.strategy is HindsightStrategy.RANDOM:
-            draw.goals = torch.randint(len(storage), (len(rows),), generator=generator)
+            draw.goals = torch.randint(len(storage), (len(rows),), generator=generator, device="cpu")
             return
         timeline = self._timeline(storage)
         position = timeline.positions(rows)
@@ -75,7 +75,7 @@ class HindsightRelabeling:
         else:
             first = position if self.strategy is HindsightStrategy.FUTURE else low
             # One float64 each instead of one bounded integer: the bias is below 2^-53 times the length of the episode.
-            share = torch.rand(len(rows), dtype=torch.float64, generator=generator)
+            share = torch.rand(len(rows), dtype=torch.float64, generator=generator, device="cpu")
             chosen = first + (share * (high - first)).long()
         draw.goals = timeline.rows(chosen)
 
@@ -91,7 +91,7 @@ class HindsightRelabeling:
         """The achieved goals at rows, ``[n, *goal]``. Raises UnknownKeyError."""
         key = as_key(self.achieved)
         if not len(rows):  # no step gets a new goal; a list of no records has no leaves
-            return torch.zeros(0)
+            return torch.zeros(0, device="cpu")
         values = storage._leaf_at(key, rows)
         if values is None:
             raise UnknownKeyError(f"the records have no achieved_goal_key {key}", hint=_HINT)
@@ -113,7 +113,7 @@ class HindsightRelabeling:
         rewards = batch.get(reward, None)
         if rewards is None:
             raise UnknownKeyError(f"the records have no reward_key {reward}")
-        computed = torch.as_tensor(self.reward_fn(batch[:count]))
+        computed = torch.as_tensor(self.reward_fn(batch[:count]), device=rewards.device)
         if computed.numel() == rewards[:count].numel():  # [n] or [n, 1]
             computed = computed.reshape(rewards[:count].shape)
         batch.set(reward, _with_first(rewards, computed, count, "rewards of reward_fn"))
@@ -128,7 +128,7 @@ class HindsightRelabeling:
         before = batch.get(key, None)
         if before is None:
             raise UnknownKeyError(f"the records have no {'/'.join(key)} that terminated_fn could replace")
-        computed = torch.as_tensor(self.terminated_fn(batch[:count]))
+        computed = torch.as_tensor(self.terminated_fn(batch[:count]), device=before.device)
         if computed.dtype != torch.bool:
             raise SchemaError(f"terminated_fn returned {computed.dtype}, not bool")
         if computed.numel() == before[:count].numel():

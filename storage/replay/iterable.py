@@ -113,7 +113,7 @@ class ReplayMap(Dataset):
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
         """The records of a batch, ``[N, ...]``."""
-        return self[torch.as_tensor(numbers)]
+        return self[torch.as_tensor(numbers, device="cpu")]
 
     def _own(self, records: Any) -> Any:
         """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""

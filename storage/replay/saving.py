@@ -303,7 +303,7 @@ def _tensor(folder: Path, entry: dict[str, Any]) -> torch.Tensor:
     kind = dtype_named(entry["dtype"], folder / Path(entry["file"]).name)
     data = _elements(folder, entry, kind.itemsize)
     if not data:
-        return torch.empty(entry["shape"], dtype=kind)
+        return torch.empty(entry["shape"], dtype=kind, device="cpu")
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(entry["shape"])
 
 

@@ -100,7 +100,7 @@ def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Ten
     """
     ends = done.clone()
     ends.view(width, -1)[:, newest] = True
-    place = torch.arange(len(ends)) + ends.cumsum(0) - ends.long()
+    place = torch.arange(len(ends), device="cpu") + ends.cumsum(0) - ends.long()
     return ends, place, len(ends) + int(ends.sum())
 
 
@@ -112,7 +112,7 @@ def _check_successors(
     lost = differs.flatten(1).any(1) if differs.ndim > 1 else differs
     lost &= ~ends[:-1]
     if filled:  # rows never written hold nothing
-        lost &= torch.arange(len(lost)) % length < filled
+        lost &= torch.arange(len(lost), device="cpu") % length < filled
     if bool(lost.any()):
         message = f"next/{'/'.join(key)} of a step that is not done is not the following {'/'.join(key)}"
         raise SchemaError(message, hint="save without the hook: such data cannot be stored once for each state")
@@ -154,7 +154,7 @@ class Flat2TED(_FlatHook):
             if key in self.done_keys | self.reward_keys:
                 ted.set(("next", *key), stored(leaf))
                 if key in self.done_keys:
-                    ted.set(key, torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype))
+                    ted.set(key, torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device="cpu"))
             elif len(leaf) == rows:
                 ted.set(key, stored(leaf[place]))
                 # Clipped for the last row, if it was never written.

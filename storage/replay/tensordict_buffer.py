@@ -144,7 +144,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if values is None:
             message = f"the batch has no {'/'.join(key)}: its rows get the priority of new records"
             warnings.warn(message, stacklevel=2)
-            values = torch.full(data.batch_size, self._sampler.default_priority, dtype=torch.float64)
+            values = torch.full(data.batch_size, self._sampler.default_priority, dtype=torch.float64, device="cpu")
         anchors = self._anchor_reduced_priority(data, values)
         if anchors is not None:
             self.update_priority(*anchors)

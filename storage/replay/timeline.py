@@ -215,8 +215,8 @@ class Timeline:
     @cached_property
     def _places(self) -> torch.Tensor:
         assert self.order is not None
-        places = torch.full((int(self.order.max()) + 1,), -1)
-        places[self.order] = torch.arange(len(self.order))
+        places = torch.full((int(self.order.max()) + 1,), -1, device="cpu")
+        places[self.order] = torch.arange(len(self.order), device="cpu")
         return places
 
 
@@ -237,7 +237,7 @@ def from_ends(ends: torch.Tensor, length: int, width: int = 1, oldest: int = 0) 
 def from_ids(ids: torch.Tensor, length: int, width: int = 1, oldest: int = 0) -> Timeline:
     """A timeline from trajectory ids ``[length * width]`` by row: an episode ends where the next id differs."""
     ordered = in_time(ids, length, width, oldest)
-    ends = torch.ones(len(ordered), dtype=torch.bool)
+    ends = torch.ones(len(ordered), dtype=torch.bool, device="cpu")
     ends[:-1] = (ordered[1:] != ordered[:-1]).cpu()
     return Timeline(_starts(ends, length, width), length, width, oldest)
 
@@ -251,7 +251,7 @@ def from_pieces(ids: torch.Tensor, counters: torch.Tensor) -> Timeline:
     order = torch.argsort(counters, stable=True)
     order = order[torch.argsort(ids[order], stable=True)]
     ids, counters = ids[order], counters[order]
-    ends = torch.ones(len(order), dtype=torch.bool)
+    ends = torch.ones(len(order), dtype=torch.bool, device="cpu")
     ends[:-1] = (ids[1:] != ids[:-1]) | (counters[1:] != counters[:-1] + 1)
     return Timeline(_starts(ends, len(order), 1), len(order), order=order)
 
@@ -260,4 +260,4 @@ def _starts(ends: torch.Tensor, length: int, width: int) -> torch.Tensor:
     ends = ends.clone()
     if length:
         ends.view(width, length)[:, -1] = True
-    return torch.cat([torch.zeros(1, dtype=torch.int64), ends.nonzero().squeeze(1).cpu() + 1])
+    return torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), ends.nonzero().squeeze(1).cpu() + 1])

@@ -340,7 +340,7 @@ class RandomCropTensorDict(torch.nn.Module):
         mask = None if self.mask_key is None else tensordict.get(self.mask_key, None)
         one = torch.Size([*shape[:dim], 1, *shape[dim + 1 :]])
         if mask is None:
-            lengths = torch.full(one, shape[dim])
+            lengths = torch.full(one, shape[dim], device="cpu")
         else:
             if mask.shape != shape:
                 raise SamplingError(f"the mask has shape {tuple(mask.shape)}, the batch {tuple(shape)}")
@@ -349,8 +349,8 @@ class RandomCropTensorDict(torch.nn.Module):
             message = f"a sequence of {int(lengths.min())} steps has no piece of {self.sub_seq_len}"
             raise SamplingError(message, hint="reduce sub_seq_len, or sample longer slices")
         places = lengths - self.sub_seq_len + 1
-        start = (torch.rand(one, dtype=torch.float64, generator=self.generator) * places).long()
-        steps = torch.arange(self.sub_seq_len).view(*[-1 if d == dim else 1 for d in range(len(shape))])
+        start = (torch.rand(one, dtype=torch.float64, generator=self.generator, device="cpu") * places).long()
+        steps = torch.arange(self.sub_seq_len, device="cpu").view(*[-1 if d == dim else 1 for d in range(len(shape))])
         index = start + steps
         return tensordict.gather(dim, index.to(tensordict.device) if tensordict.device else index)
 

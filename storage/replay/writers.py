@@ -39,7 +39,9 @@ class SlotGenerations:
     """
 
     def __init__(self, stamps: torch.Tensor | None = None) -> None:
-        self.stamps = torch.zeros(0, dtype=torch.int64) if stamps is None else stamps.detach().cpu().long().clone()
+        self.stamps = (
+            torch.zeros(0, dtype=torch.int64, device="cpu") if stamps is None else stamps.detach().cpu().long().clone()
+        )
 
     @torch.inference_mode(False)
     def count(self, rows: torch.Tensor) -> None:
@@ -48,7 +50,7 @@ class SlotGenerations:
             return
         missing = int(rows.max()) + 1 - len(self.stamps)
         if missing > 0:
-            room = torch.full((max(missing, len(self.stamps)),), -1)
+            room = torch.full((max(missing, len(self.stamps)),), -1, device="cpu")
             self.stamps = torch.cat([self.stamps, room])
         self.stamps.index_put_((rows,), torch.ones_like(rows), accumulate=True)
 
@@ -110,7 +112,7 @@ class Writer(Saved):
             index = index[0]
         elif isinstance(index, torch.Tensor) and ndim > 1 and index.ndim > 1 and index.shape[-1] == ndim:
             index = index[..., 0]
-        rows = torch.as_tensor(index).long()
+        rows = torch.as_tensor(index, device="cpu").long()
         stamps = self._storage.generations if self.tracks_generations else None
         return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
 
@@ -137,7 +139,9 @@ class Writer(Saved):
         storage = self._storage
         if storage.ndim == 1:
             return index
-        beside = torch.cartesian_prod(*(torch.arange(size) for size in storage.shape[1:])).view(-1, storage.ndim - 1)
+        beside = torch.cartesian_prod(*(torch.arange(size, device="cpu") for size in storage.shape[1:])).view(
+            -1, storage.ndim - 1
+        )
         return torch.cat(
             [index.repeat_interleave(len(beside)).unsqueeze(1), beside.repeat(len(index), 1)],
             1,
@@ -169,7 +173,7 @@ class RoundRobinWriter(Writer):
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
         super().__init__(compilable)
-        self._written = torch.zeros(1, dtype=torch.int64)
+        self._written = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.tracks_generations = track_generations
         self._begin = 0  # the cursor, and the stamps, until there is a storage
         self._stamps: SlotGenerations | None = None
@@ -207,12 +211,12 @@ class RoundRobinWriter(Writer):
     _cursor = cursor
 
     def add(self, data: Any) -> Any:
-        return self._write(torch.tensor(self.cursor), data)
+        return self._write(torch.tensor(self.cursor, device="cpu"), data)
 
     def write_at(self, index: Any, data: Any) -> Any:
         """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
         cursor = self.cursor
-        rows = self._write(torch.as_tensor(index).long().cpu(), data)
+        rows = self._write(torch.as_tensor(index, device="cpu").long(), data)
         self._storage.seek(cursor)
         return index if self._storage.ndim == 1 else rows
 
@@ -233,7 +237,7 @@ class RoundRobinWriter(Writer):
             raise SchemaError("extend was given no records")
         capacity = self._storage.capacity_for(data)
         cursor = self.cursor
-        index = torch.arange(cursor, cursor + count)
+        index = torch.arange(cursor, cursor + count, device="cpu")
         if cursor + count > capacity:
             index %= capacity
         data = self._with_index(data, index)
@@ -452,9 +456,9 @@ class TensorDictMaxValueWriter(Writer):
                 continue
             placed[row] = record
             self.write_count += 1
-        index = torch.full((len(data),), -1)
+        index = torch.full((len(data),), -1, device="cpu")
         if placed:
-            rows, records = torch.tensor(list(placed)), torch.tensor(list(placed.values()))
+            rows, records = torch.tensor(list(placed), device="cpu"), torch.tensor(list(placed.values()), device="cpu")
             index[records] = rows
             self._storage.set(rows, data[records])
         return index
@@ -482,7 +486,10 @@ class TensorDictMaxValueWriter(Writer):
 
         Whole numbers that float64 does not hold are in state.json as well.
         """
-        folder, best = Path(path), torch.tensor(self._current_top_values, dtype=torch.float64).reshape(-1, 2)
+        folder, best = (
+            Path(path),
+            torch.tensor(self._current_top_values, dtype=torch.float64, device="cpu").reshape(-1, 2),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
         record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}

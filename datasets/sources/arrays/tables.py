@@ -88,7 +88,7 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         if key in values or key in unreadable:
             raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
         try:
-            array = _array_of_tensor(value) if hasattr(value, "detach") else np.asarray(value)
+            array = as_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
             unreadable[key] = reason(error)
             continue
@@ -112,11 +112,13 @@ def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield from _fields(f"{key}/{inner}", array[inner])
 
 
-def _array_of_tensor(tensor: Any) -> np.ndarray:
-    """A tensor as an array: lazy operations of torch (a negation, a conjugate) are applied, and float types that NumPy lacks
-    (bfloat16, float8) become float32, which holds all of their values. Raises TypeError, RuntimeError for other tensors that
-    cannot become arrays."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+def as_array(value: Any) -> np.ndarray:
+    """A value as an array, a tensor from any device: lazy operations of torch (a negation, a conjugate) are applied, and float
+    types that NumPy lacks (bfloat16, float8) become float32, which holds all of their values. Raises TypeError, ValueError,
+    RuntimeError for values that cannot become arrays."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    plain = value.detach().cpu().resolve_conj().resolve_neg()
     if plain.is_floating_point() and plain.itemsize < 4 and str(plain.dtype) != "torch.float16":
         plain = plain.float()
     return np.asarray(plain.numpy())

@@ -60,13 +60,13 @@ def update_records(
     if not isinstance(storage, TensorStorage) or stamps is None or not writer.tracks_generations:
         message = f"conditional updates need stamps: {type(storage).__name__} with {type(writer).__name__}"
         raise UnsupportedError(message, hint="a tensor storage, and a writer with track_generations=True")
-    index = torch.as_tensor(index).cpu()
+    index = torch.as_tensor(index, device="cpu")
     if index.numel() and (index.dtype == torch.bool or index.is_floating_point() or index.is_complex()):
         raise UsageError(f"index must hold row numbers, not {index.dtype}", hint="the `index` of a batch or of extend")
     index = index.long()
     places = index.unbind(-1) if index.ndim > 1 else (index.reshape(-1),)
     count = places[0].numel()
-    generation = torch.as_tensor(generation).long().cpu().reshape(-1)
+    generation = torch.as_tensor(generation, device="cpu").long().reshape(-1)
     if generation.numel() != count:
         raise UsageError(f"{count} rows, but {generation.numel()} generations")
     values = _patch(patch)
@@ -113,7 +113,7 @@ def _version_key(key: Any, values: Mapping[tuple[str, ...], Any]) -> tuple[str, 
 
 
 def _versions(version: Any, count: int) -> torch.Tensor:
-    given = torch.as_tensor(version)
+    given = torch.as_tensor(version, device="cpu")
     if given.numel() not in (1, count) or (given.ndim and given.shape[0] != count):
         raise UsageError(
             f"a version of shape {list(given.shape)} for {count} records", hint="one number, or one a record"
@@ -144,11 +144,11 @@ def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: i
 def _winners(index: torch.Tensor, version: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     """For each row, the live handle with the newest version, or the last one of equal versions."""
     _, slot = torch.unique(index, dim=0, return_inverse=True)
-    order = torch.arange(len(slot))
+    order = torch.arange(len(slot), device="cpu")
     best: dict[int, tuple[Any, int]] = {}
     for row in order[live].tolist():
         place, own = int(slot[row]), (version[row].item(), row)
         best[place] = max(best.get(place, own), own)
-    won = torch.zeros(len(slot), dtype=torch.bool)
+    won = torch.zeros(len(slot), dtype=torch.bool, device="cpu")
     won[[row for _, row in best.values()]] = True
     return won

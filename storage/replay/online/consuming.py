@@ -43,9 +43,10 @@ class ConsumingSampler(Sampler):
         self._take_over(self._sample_count[: self._size], self._free_indices, self.ran_out)
 
     def empty(self) -> None:
-        self._sample_count = torch.zeros(0, dtype=torch.int64)  # for every row, with spare capacity
+        self._sample_count = torch.zeros(0, dtype=torch.int64, device="cpu")  # for every row, with spare capacity
         self._size = 0
-        self._free_indices = torch.zeros(0, dtype=torch.int64)  # consumed rows, in the order of consumption
+        #: Consumed rows, in the order of consumption.
+        self._free_indices = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.ran_out = False
         self._leave()
 
@@ -91,7 +92,7 @@ class ConsumingSampler(Sampler):
     def _resize(self, size: int) -> None:
         """Change the number of rows; added rows hold new records."""
         if size > len(self._sample_count):
-            counts = torch.zeros(max(size, 2 * len(self._sample_count)), dtype=torch.int64)
+            counts = torch.zeros(max(size, 2 * len(self._sample_count)), dtype=torch.int64, device="cpu")
             counts[: self._size] = self._sample_count[: self._size]
             self._sample_count = counts
         self._sample_count[self._size : size] = 0
@@ -113,7 +114,7 @@ class ConsumingSampler(Sampler):
         self._free_indices = torch.cat([self._free_indices, rows])
 
     def extend(self, index: Any) -> None:
-        rows = torch.as_tensor(index).reshape(-1).long().cpu()
+        rows = torch.as_tensor(index, device="cpu").reshape(-1).long()
         if not len(rows):
             return
         if int(rows.max()) >= self._size:
@@ -141,7 +142,7 @@ class ConsumingSampler(Sampler):
             message = f"Cannot sample from an empty storage: all {self._size} records are consumed"
             raise SamplingError(message, hint="extend the buffer first")
         rows = self._live_mask.nonzero().squeeze(1)
-        drawn = rows[torch.randperm(len(rows), generator=generator)[:batch_size]]
+        drawn = rows[torch.randperm(len(rows), generator=generator, device="cpu")[:batch_size]]
         self._sample_count[drawn] += 1
         self._append_free_indices(drawn[self._sample_count[drawn] >= self.max_sample_count])
         self.ran_out = len(self._free_indices) == self._size
@@ -154,7 +155,7 @@ class ConsumingSampler(Sampler):
 
     def position(self) -> torch.Tensor:
         """``[ran_out, rows, count of every row ..., consumed rows ...]``, int64."""
-        head = torch.tensor([int(self.ran_out), self._size])
+        head = torch.tensor([int(self.ran_out), self._size], device="cpu")
         return torch.cat([head, self._sample_count[: self._size], self._free_indices])
 
     def set_position(self, position: Any) -> None:
@@ -208,7 +209,7 @@ class ConsumingSampler(Sampler):
         free = free[(free >= 0) & (free < len(counts))]
         first = list(dict.fromkeys(free[consumed[free]].tolist()))
         consumed[first] = False
-        rows = torch.cat([torch.tensor(first, dtype=torch.int64), consumed.nonzero().squeeze(1)])
+        rows = torch.cat([torch.tensor(first, dtype=torch.int64, device="cpu"), consumed.nonzero().squeeze(1)])
         self._sample_count, self._size, self._free_indices, self.ran_out = counts.clone(), len(counts), rows, ran_out
 
     def __repr__(self) -> str:
@@ -250,7 +251,7 @@ class ReusingWriter:
         rows = self.free[:count]
         cursor, more = int(self.writer.cursor), count - len(rows)
         if more:
-            after = (cursor + torch.arange(min(capacity, count))) % capacity
+            after = (cursor + torch.arange(min(capacity, count), device="cpu")) % capacity
             rows = torch.cat([rows, after[~torch.isin(after, rows)][:more]])
             cursor = (int(rows[-1]) + 1) % capacity
         rows = self.writer.write_at(rows, data)
@@ -265,4 +266,4 @@ def _check_count(count: Any) -> int:
 
 
 def _rows(values: Any) -> torch.Tensor:
-    return torch.zeros(0, dtype=torch.int64) if values is None else torch.as_tensor(values).reshape(-1).long().cpu()
+    return torch.as_tensor([] if values is None else values, device="cpu").reshape(-1).long()

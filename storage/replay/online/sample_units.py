@@ -108,7 +108,9 @@ class Sequence(SampleUnit):
 
     def expand(self, index: Index, info: dict[str, Any], storage: Storage) -> tuple[Index, dict[str, Any]]:
         """See `SampleUnit.expand`. Raises UsageError if the storage does not state where episodes end."""
-        anchor = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+        anchor = torch.stack(index, -1) if isinstance(index, tuple) else index
+        if not isinstance(anchor, torch.Tensor):
+            anchor = torch.as_tensor(anchor, device="cpu")
         rows, expanded = self._windows(storage.flat(anchor), info, storage)
         on_device = {key: value.to(anchor.device) for key, value in expanded.items() if isinstance(value, torch.Tensor)}
         there = storage.coordinates(rows)
@@ -129,13 +131,13 @@ class Sequence(SampleUnit):
         if self.episode_boundary == "stop":
             beyond = position + self.dilation * (self.length + self.bootstrap - 1) - last
             position = torch.maximum(position - beyond.clamp(min=0), first)
-        step = torch.arange(self.records)
+        step = torch.arange(self.records, device="cpu")
         wanted = position[:, None] + (step - self.burn_in) * self.dilation
         found = wanted.clamp(first[:, None], last[:, None])
         learning = (step >= self.burn_in) & (step < self.burn_in + self.length)
         expanded = {name: self._repeat(value) for name, value in info.items()}
         expanded |= {
-            "sequence_id": self._repeat(torch.arange(len(anchors))),
+            "sequence_id": self._repeat(torch.arange(len(anchors), device="cpu")),
             "step_in_sequence": step.repeat(len(anchors)),
             "learning_mask": learning.repeat(len(anchors)),
             "validity_mask": (wanted == found).reshape(-1),
@@ -160,20 +162,20 @@ class Sequence(SampleUnit):
             valid = valid.reshape(count, -1)[:, 0].cpu()
             rows, values = rows[valid], values[valid]
         anchors, place = torch.unique(rows, return_inverse=True)
-        largest = torch.zeros(len(anchors), dtype=values.dtype)
+        largest = torch.zeros(len(anchors), dtype=values.dtype, device="cpu")
         largest = largest.scatter_reduce(0, place, values, "amax", include_self=False)
         return rows_as_index(storage, anchors), largest
 
     def _repeat(self, value: Any) -> Any:
         """Repeat a value of each anchor for all its records; other values stay unchanged."""
-        values = torch.as_tensor(value) if not isinstance(value, str) else None
+        values = torch.as_tensor(value, device="cpu") if not isinstance(value, str) else None
         return value if values is None or not values.ndim else _repeat_rows(values, self.records)
 
     def _timeline(self, storage: Storage) -> Timeline:
         if self.done_key is not None and self.episode_boundary != "include_reset":
             return storage.timeline(self._edges)
         require_records(storage)
-        starts = torch.arange(storage.width + 1) * storage.filled
+        starts = torch.arange(storage.width + 1, device="cpu") * storage.filled
         return Timeline(starts, storage.filled, storage.width, storage.oldest)
 
     def __repr__(self) -> str:
@@ -207,7 +209,7 @@ def expand_draws(unit: SampleUnit, draws: ListLike[Draw], storage: Storage) -> l
     expanded = _to_draw(*unit._windows(together.rows(), together.info, storage))
     if len(draws) == 1:
         return [expanded]
-    windows = torch.tensor([len(draw.start) for draw in draws])
+    windows = torch.tensor([len(draw.start) for draw in draws], device="cpu")
     sizes = (windows * unit.records).tolist()
     expanded.info["sequence_id"] -= torch.from_numpy(np.repeat((windows.cumsum(0) - windows).numpy(), sizes))
     pieces = zip(*(value.split_with_sizes(sizes) for value in expanded.info.values()))

@@ -55,7 +55,7 @@ class StalenessAwareSampler(Sampler):
             raise UsageError(f"{'/'.join(key)} has {versions.numel()} values for {size} records")
         # Subtracted in float64: versions that count steps may exceed the precision of float32.
         staleness = (self.consumer_version - versions.reshape(-1).cpu().double()).float()
-        rows = torch.arange(size)
+        rows = torch.arange(size, device="cpu")
         if self.max_staleness >= 0:
             rows = (staleness <= self.max_staleness).nonzero().squeeze(1)
             if not len(rows):
@@ -63,7 +63,7 @@ class StalenessAwareSampler(Sampler):
                     f"all {size} records exceed max_staleness={self.max_staleness} at version {self.consumer_version}"
                 )
                 raise SamplingError(message, hint="allow older ones, or collect with newer policies")
-        weights = torch.as_tensor(self.staleness_weight_fn(staleness[rows])).double().cpu()
+        weights = torch.as_tensor(self.staleness_weight_fn(staleness[rows]), device="cpu").double()
         if weights.shape != rows.shape:
             message = f"staleness_weight_fn gave weights of shape {list(weights.shape)} for {len(rows)} records"
             raise UsageError(
@@ -103,7 +103,7 @@ def _weighted(weights: torch.Tensor, count: int, generator: torch.Generator) -> 
         raise SamplingError("the weights of records are to be finite and not negative, and not all of them zero")
     if count > possible:
         running = weights.cumsum(0)
-        mass = torch.rand(count, dtype=torch.float64, generator=generator) * running[-1]
+        mass = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu") * running[-1]
         return torch.searchsorted(running, mass, right=True).clamp(max=len(weights) - 1)
-    waits = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=generator) / weights
+    waits = torch.empty(len(weights), dtype=torch.float64, device="cpu").exponential_(generator=generator) / weights
     return waits.topk(count, largest=False).indices

@@ -371,7 +371,7 @@ class _Episode:
         if self._total is None:
             found: torch.Tensor = self.get("reward").sum()
             return found
-        return torch.tensor(self._total, dtype=torch.float64)
+        return torch.tensor(self._total, dtype=torch.float64, device="cpu")
 
     def get(self, key: Any, default: Any = None) -> Any:
         names = [path_of(key)]
@@ -380,7 +380,7 @@ class _Episode:
         for name in names:
             root = name if name in self._dataset.rows else name.removeprefix("next/")
             if name in self._dataset.schema.names and root in self._dataset.rows:
-                steps = torch.arange(self._low, self._low + self.length)
+                steps = torch.arange(self._low, self._low + self.length, device="cpu")
                 return self._dataset.read(steps, keys=[root])[tuple(name.split("/"))][:, 0]
         return default
 
@@ -435,7 +435,7 @@ def _in_dataset(
 ) -> DatasetTrajectories:
     edges = Edges() if trajectory_key is None else find_edges(storage.column, trajectory_key)
     starts, dataset = storage.timeline(edges).starts, storage.dataset
-    every = DatasetTrajectories(dataset, starts, torch.arange(len(starts) - 1), transforms)
+    every = DatasetTrajectories(dataset, starts, torch.arange(len(starts) - 1, device="cpu"), transforms)
     if predicate is None:
         return every
     raw = not len(transforms) or (keys is not None and not len(needed_transforms(transforms, keys)[0]))
@@ -446,13 +446,13 @@ def _in_dataset(
         total = None if table is None else float(table[number])
         if predicate(_Episode(dataset, low, high, total) if raw else every[number]):
             chosen.append(number)
-    return DatasetTrajectories(dataset, starts, torch.tensor(chosen, dtype=torch.int64), transforms)
+    return DatasetTrajectories(dataset, starts, torch.tensor(chosen, dtype=torch.int64, device="cpu"), transforms)
 
 
 def _places(timeline: Timeline, storage: Storage) -> Iterator[Any]:
     """What to index the records of a storage with, for each trajectory: a slice (a view) where its rows follow each other."""
     for low, high in zip(timeline.starts[:-1].tolist(), timeline.starts[1:].tolist()):
-        rows = timeline.rows(torch.arange(low, high))
+        rows = timeline.rows(torch.arange(low, high, device="cpu"))
         first, last = int(rows[0]), int(rows[-1])
         contiguous = storage.ndim == 1 and timeline.order is None and last - first == high - low - 1
         yield slice(first, last + 1) if contiguous else storage.coordinates(rows)

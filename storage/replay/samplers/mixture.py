@@ -69,13 +69,13 @@ class MixtureSampler(Sampler):
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         if len(storage) != self._rows:
             raise SamplingError(f"the sampler is for {self._rows} rows, the storage has {len(storage)}")
-        places = torch.rand(batch_size, dtype=torch.float64, generator=generator).numpy()
+        places = torch.rand(batch_size, dtype=torch.float64, generator=generator, device="cpu").numpy()
         if self.shares == "random":
             # Where in the share of its dataset a number lies says which row: 53 bits are enough.
             which = self._edges.searchsorted(places, "right")
             places = (places - self._from.take(which)) * self._scale.take(which)
         else:
-            begin = torch.rand(1, dtype=torch.float64, generator=generator).item()
+            begin = torch.rand(1, dtype=torch.float64, generator=generator, device="cpu").item()
             which = self._edges.searchsorted((np.arange(batch_size) + begin) / batch_size, "right")
         rows = self._first.take(which) + (places * self._size.take(which)).astype(np.int64)
         return Draw(torch.from_numpy(np.minimum(rows, self._last.take(which))))

@@ -310,7 +310,7 @@ def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: 
     """
     try:
         alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))
-        tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64)
+        tree = torch.as_tensor(np.asarray(state["_sum_tree"][np.arange(capacity)]), dtype=torch.float64, device="cpu")
         top = None if state["_max_priority"] is None else state["_max_priority"][0]
         largest = None if top is None else float(top)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
@@ -332,7 +332,7 @@ def _check_exponent(name: str, value: Any) -> None:
 def _numbers(priority: Any) -> np.ndarray:
     """Priorities as float64 ``[n]``. Raises SamplingError for values that are not numbers."""
     try:
-        tensor = torch.as_tensor(priority).detach().cpu()
+        tensor = torch.as_tensor(priority, device="cpu").detach()
         try:
             return tensor.numpy().astype(np.float64).reshape(-1)
         except (TypeError, RuntimeError):  # NumPy cannot view bfloat16, or a negation that torch defers
@@ -391,7 +391,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, device
         )
         self._configure()
-        self._eligible = torch.zeros(max_capacity, dtype=torch.bool)
+        self._eligible = torch.zeros(max_capacity, dtype=torch.bool, device="cpu")
         self._known: tuple[Timeline, int] | None = None
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
@@ -426,7 +426,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         """The tree of starts, built again when the storage's contents have changed."""
         known = self._known
         if self._starts is None or known is None or known[0] is not pool.timeline or known[1] != length:
-            ends = torch.zeros(int(pool.timeline.starts[-1]) + 1, dtype=torch.int64)
+            ends = torch.zeros(int(pool.timeline.starts[-1]) + 1, dtype=torch.int64, device="cpu")
             last = pool.first + torch.minimum((pool.places - 1) * pool.stride + 1, pool.lengths)
             ends.index_add_(0, pool.first, torch.ones_like(pool.first))
             ends.index_add_(0, last, -torch.ones_like(last))
@@ -449,7 +449,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _refill(self) -> None:
         super()._refill()
-        self._eligible = torch.zeros(self.room, dtype=torch.bool)
+        self._eligible = torch.zeros(self.room, dtype=torch.bool, device="cpu")
         self._starts = self._known = None
 
     def empty(self) -> None:

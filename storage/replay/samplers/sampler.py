@@ -257,7 +257,7 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
         if (folder / "sampler_metadata.json").exists():
             state: dict[str, Any] = read_json(folder / "sampler_metadata.json", _METADATA_BYTES)
             data = (folder / "sumtree.memmap").read_bytes()
-            tree = torch.frombuffer(bytearray(data), dtype=torch.float64) if data else torch.zeros(0)
+            tree = torch.frombuffer(bytearray(data), dtype=torch.float64) if data else torch.zeros(0, device="cpu")
             if len(tree) != state["_max_capacity"]:
                 raise ValueError(f"{len(tree)} priorities for {state['_max_capacity']} rows")
             return {**state, "_sum_tree": tree}
@@ -389,7 +389,7 @@ def _to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
         if not isinstance(key, (str, tuple)) or any("/" in part for part in as_key(key)):
             raise SamplingError(f"info[{key!r}] that {name} returned has no key that a batch could have")
         try:
-            values = torch.as_tensor(value)
+            values = torch.as_tensor(value, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise SamplingError(
                 f"info[{key!r}] that {name} returned is not a tensor but a {type(value).__name__}"
@@ -408,8 +408,8 @@ def rows_of(index: Any, storage: Storage, what: str) -> torch.Tensor:
     shape = tuple(storage.shape) if storage.ndim > 1 else (len(storage),)
     try:
         if isinstance(index, tuple):
-            index = torch.stack([torch.as_tensor(part) for part in index], -1)
-        rows = torch.as_tensor(index)
+            index = torch.stack([torch.as_tensor(part, device="cpu") for part in index], -1)
+        rows = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise SamplingError(f"{what} is a {type(index).__name__}: rows are whole numbers, [N]") from error
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
@@ -420,7 +420,7 @@ def rows_of(index: Any, storage: Storage, what: str) -> torch.Tensor:
         wanted = "[N]" if len(shape) == 1 else f"[N, {len(shape)}], or a tuple of {len(shape)} tensors [N]"
         raise SamplingError(f"{what} has shape {list(rows.shape)}", hint=f"return {wanted}")
     rows = rows.long().cpu()
-    sizes = torch.tensor(shape)
+    sizes = torch.tensor(shape, device="cpu")
     if len(rows) and not bool(((rows >= -sizes) & (rows < sizes)).all()):
         raise SamplingError(f"{what} has rows that are not among the {list(shape)} there are")
     return storage.flat(torch.where(rows < 0, rows + sizes, rows))

@@ -185,7 +185,7 @@ class SliceSampler(Sampler):
         count, length = self.shape(batch_size)
         pool = self.pool(storage, length)
         if self.uniform_over == "transitions":
-            place = torch.randint(pool.total, (count,), generator=generator)
+            place = torch.randint(pool.total, (count,), generator=generator, device="cpu")
             chosen = runs_of(pool.before, place)
             start, lengths = pool.first[chosen] + (place - pool.before[chosen]) * pool.stride, pool.cut(chosen)
         else:
@@ -199,7 +199,7 @@ class SliceSampler(Sampler):
         return draw
 
     def _choose(self, pool: EpisodePool, count: int, generator: torch.Generator) -> torch.Tensor:
-        return torch.randint(len(pool.first), (count,), generator=generator)
+        return torch.randint(len(pool.first), (count,), generator=generator, device="cpu")
 
     def pool(self, storage: Storage, length: int) -> EpisodePool:
         """The episodes that slices of a length may come from."""
@@ -313,7 +313,9 @@ class EpisodePool:
     def draw(self, chosen: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A start in each of the chosen episodes, and the lengths if some are short."""
         # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
-        offset = (torch.rand(len(chosen), dtype=torch.float64, generator=generator) * self.places[chosen]).long()
+        offset = (
+            torch.rand(len(chosen), dtype=torch.float64, generator=generator, device="cpu") * self.places[chosen]
+        ).long()
         if self.stride > 1:
             offset *= self.stride
         if not self.lead:
@@ -337,10 +339,10 @@ def _learning_mask(draw: Draw, burn_in: int) -> torch.Tensor:
     assert timeline is not None
     later = timeline.extent_of(timeline.episode_of(start))[0] != start
     ahead = draw.beginnings()[later]
-    burnt = torch.minimum(draw.each_length()[later], torch.tensor(burn_in))
+    burnt = torch.minimum(draw.each_length()[later], torch.tensor(burn_in, device="cpu"))
     mask = draw.mask()
-    places = ahead[:, None] + torch.arange(burn_in)
-    mask[places[torch.arange(burn_in) < burnt[:, None]]] = False
+    places = ahead[:, None] + torch.arange(burn_in, device="cpu")
+    mask[places[torch.arange(burn_in, device="cpu") < burnt[:, None]]] = False
     return mask
 
 

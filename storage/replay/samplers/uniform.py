@@ -183,10 +183,10 @@ class Passes:
             if self._next >= own:  # other processes take the last places
                 self._next, self._pass, self._order = 0, self._pass + 1, None
         if self.shuffle and self._seed is None:
-            self._seed = int(torch.randint(1 << 62, (), generator=generator))
+            self._seed = int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
         order = self._current_order()
         stop = min(self._next + count, own)
-        places = torch.arange(rank + world * self._next, rank + world * stop, world)
+        places = torch.arange(rank + world * self._next, rank + world * stop, world, device="cpu")
         left = own - stop
         self.ran_out = left == 0 or (self.drop_last and left < count)
         taken = places if order is None else torch.from_numpy(order(places.numpy()))
@@ -231,7 +231,7 @@ class Passes:
         """Continue from a result of ``state``; ``rest`` (int64 ``[n]``) is the rest of the first pass."""
         before, rest = self.position(), state.get("rest")
         if rest is not None:
-            rest = torch.as_tensor(rest).reshape(-1).long().clone()
+            rest = torch.as_tensor(rest, device="cpu").reshape(-1).long().clone()
         self.set_position(state["passes"], world)
         if rest is not None:
             too_early = not self._pass and self._next < self._size - len(rest)
@@ -287,7 +287,7 @@ class RandomSampler(Sampler):
     def __init__(self, *, replacement: bool = True) -> None: ...
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
-        return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator))
+        return Draw(torch.randint(require_records(storage), (batch_size,), generator=generator, device="cpu"))
 
 
 class SamplerWithoutReplacement(Sampler):

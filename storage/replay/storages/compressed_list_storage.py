@@ -234,7 +234,7 @@ class CompressedListStorage(ListStorage):
         if rows.size != len(blobs) * about.row_bytes:
             raise DamagedDatasetError(f"a record's {'/'.join(about.path)} has {rows.size} bytes")
         shape = (len(blobs), *about.shape)
-        out = torch.empty(shape, dtype=about.dtype)
+        out = torch.empty(shape, dtype=about.dtype, device="cpu")
         if rows.size:
             out = torch.from_numpy(rows.reshape(-1)).view(about.dtype).reshape(shape)
         return out if self._device is None else out.to(self._device)
@@ -267,9 +267,9 @@ class CompressedListStorage(ListStorage):
         blobs = [blob for packed in self._records for blob in packed.blobs]
         return {
             "kinds": [_describe(kind) for kind in kinds],
-            "kind": torch.tensor([kinds[packed.kind] for packed in self._records], dtype=torch.int64),
+            "kind": torch.tensor([kinds[packed.kind] for packed in self._records], dtype=torch.int64, device="cpu"),
             "rest": [list(packed.rest.values()) for packed in self._records if packed.rest],
-            "lengths": torch.tensor([len(blob) for blob in blobs], dtype=torch.int64),
+            "lengths": torch.tensor([len(blob) for blob in blobs], dtype=torch.int64, device="cpu"),
             "data": torch.from_numpy(np.frombuffer(bytearray(b"".join(blobs)), np.uint8)),
             "newest": self._newest,
         }
@@ -336,7 +336,7 @@ class CompressedRows:
         return take_windows(self, first, length)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop))
+        return self.take(torch.arange(start, stop, device="cpu"))
 
 
 def _split(data: Any) -> tuple[list[tuple[Key, torch.Tensor]], dict[Key, Any]]:

@@ -321,8 +321,8 @@ class EpisodeStorage(DatasetStorage):
             return self.get(index[0])[(..., *rest) if isinstance(index[0], int) else (slice(None), *rest)]
         numbers = row_index(index, len(self), "episode")
         if isinstance(numbers, int):
-            return self._episodes(torch.tensor([numbers]))[0]
-        return self._episodes(torch.arange(len(self))[numbers] if isinstance(numbers, slice) else numbers)
+            return self._episodes(torch.tensor([numbers], device="cpu"))[0]
+        return self._episodes(torch.arange(len(self), device="cpu")[numbers] if isinstance(numbers, slice) else numbers)
 
     def _episodes(self, numbers: torch.Tensor) -> TensorDict:
         flat = numbers.reshape(-1)

@@ -98,7 +98,7 @@ class TimelineRows:
         return take_windows(self, first, length)
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop)) if stop > start else self._rows.block(0, 0)
+        return self.take(torch.arange(start, stop, device="cpu")) if stop > start else self._rows.block(0, 0)
 
 
 class DistinctRows:
@@ -118,7 +118,7 @@ class DistinctRows:
 
 def take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
     """``windows`` for rows, by means of their ``take``."""
-    index = first[:, None] + torch.arange(length)
+    index = first[:, None] + torch.arange(length, device="cpu")
     return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
 
 
@@ -154,7 +154,7 @@ def _is_plain_memory(leaf: torch.Tensor) -> bool:
 def whole_numbers(index: Any) -> torch.Tensor:
     """Row numbers as an int64 tensor. Raises SamplingError for anything else."""
     try:
-        rows = torch.as_tensor(list(index) if isinstance(index, range) else index)
+        rows = torch.as_tensor(list(index) if isinstance(index, range) else index, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise SamplingError(f"rows are whole numbers, not {index!r}") from error
     if rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool):
@@ -184,13 +184,17 @@ def written_rows(cursor: Any, filled: int, given: int) -> Any:
         except (TypeError, ValueError) as error:
             raise RowIndexError(f"{cursor} is not a slice of records: {reason(error)}") from error
         if numbers.step < 0:
-            return torch.tensor(numbers, dtype=torch.int64)
+            return torch.tensor(numbers, dtype=torch.int64, device="cpu")
         if stop is None or stop < 0 or (start is not None and start < 0):
             return slice(*cursor.indices(filled or given))
         return cursor
     if isinstance(cursor, (bool, np.bool_)):
         raise RowIndexError(f"{cursor} is not the number of a record")
-    rows = torch.tensor(int(cursor)) if isinstance(cursor, (int, np.integer)) else numbers_or_mask(cursor, "record")
+    rows = (
+        torch.tensor(int(cursor), device="cpu")
+        if isinstance(cursor, (int, np.integer))
+        else numbers_or_mask(cursor, "record")
+    )
     if rows.dtype == torch.bool:
         if rows.ndim > 1:
             return rows
@@ -208,7 +212,7 @@ def numbers_of(cursor: Any, capacity: int) -> range | torch.Tensor:
     """The rows along the first dimension that `written_rows` (or a tuple of numbers for each dimension) names, in its order."""
     if isinstance(cursor, slice):
         return range(*cursor.indices(capacity))
-    rows = torch.as_tensor(cursor[0] if isinstance(cursor, tuple) else cursor)
+    rows = torch.as_tensor(cursor[0] if isinstance(cursor, tuple) else cursor, device="cpu")
     return rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.reshape(-1)
 
 

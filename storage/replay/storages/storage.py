@@ -115,7 +115,7 @@ class Storage(Saved):
 
     def column_as_read(self, key: Key) -> torch.Tensor | None:
         """`column`, read by a user's ``get`` if one is defined."""
-        return self._leaf_at(key, torch.arange(len(self))) if reads_by_get(self) else self.column(key)
+        return self._leaf_at(key, torch.arange(len(self), device="cpu")) if reads_by_get(self) else self.column(key)
 
     def _leaf_at(self, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
         """A leaf at flat rows, ``[n, *shape]``, read by a user's ``get`` if one is defined; None if there is no such leaf."""
@@ -268,7 +268,7 @@ class Storage(Saved):
         Raises NoRecordError for numbers beyond a dimension other than the first, which would be another record's.
         """
         if isinstance(index, tuple):
-            index = torch.stack([torch.as_tensor(part) for part in index], -1)
+            index = torch.stack([torch.as_tensor(part, device="cpu") for part in index], -1)
         index = whole_numbers(index)
         if self.ndim == 1:
             return index.reshape(-1)
@@ -350,7 +350,7 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
     """Change existing records by ``index``, see `read_records`. Raises SchemaError for data that do not fit."""
     if storage.ndim > 1:
         with _index_checked(storage, index):
-            rows = torch.arange(len(storage)).view(storage.shape).transpose(dim, 0)[index]
+            rows = torch.arange(len(storage), device="cpu").view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
         value = copy_of(value)  # it may be a view of the same rows
         value = value.expand(rows.shape) if is_tensor_collection(value) else value
@@ -390,7 +390,7 @@ def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: i
         raise _unknown(storage, key)
     try:
         column = torch.empty_like(leaf)
-        column.transpose(dim, 0).copy_(_held(torch.as_tensor(value).detach(), leaf.dtype))
+        column.transpose(dim, 0).copy_(_held(torch.as_tensor(value, device=leaf.device).detach(), leaf.dtype))
     except (RuntimeError, TypeError, ValueError) as error:
         raise SchemaError(f"what is to be written to {'/'.join(as_key(key))} does not fit: {reason(error)}") from error
     records = records.set(key, column)

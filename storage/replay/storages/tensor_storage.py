@@ -104,7 +104,7 @@ class TensorStorage(Storage):
         size = max_size if rows is None else rows.numel()
         super().__init__(size, ndim=ndim, compilable=compilable)  # type: ignore[arg-type]
         # Reads use NumPy's view, which is fast, but keeps the old memory when torch moves a tensor to shared memory.
-        self._counters = torch.tensor([0, -1, 0])
+        self._counters = torch.tensor([0, -1, 0], device="cpu")
         self._count: Any = self._counters.numpy()
         self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
