@@ -98,7 +98,7 @@ def test_codecs_are_asked_not_compared():
 
 def test_tensors_of_the_storage_room_name_their_device():
     """Otherwise they lie on the device that a user's program gave to ``torch.set_default_device``."""
-    makers = set(["arange", "empty", "full", "linspace", "ones", "rand", "randint", "randperm", "tensor", "zeros"])
+    makers = {"arange", "empty", "full", "linspace", "ones", "rand", "randint", "randperm", "tensor", "zeros"}
     nameless = []
     for path in (one for one in MODULES if one.parts[0] == "storage" and one.name != "tensor_specs.py"):
         for node in ast.walk(ast.parse((HOUSE / path).read_text())):
