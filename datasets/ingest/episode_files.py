@@ -111,6 +111,12 @@ class RawInput:
     stream: Iterator[bytes] | None
     counts: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def file(self) -> Path:
+        """`path`, for a reader that takes whole files."""
+        assert self.path is not None
+        return self.path
+
 
 class EpisodeReader:
     """How one raw object is read. A derived class is a frozen dataclass of options: it is sent to worker processes."""

@@ -62,8 +62,7 @@ class ExorlReader(EpisodeReader):
     task: str | None = None
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        assert raw.path is not None
-        with ZipArchive(raw.path, raw.name) as archive:
+        with ZipArchive(raw.file, raw.name) as archive:
             numbered = [(int(match[1]), name) for name in archive.members if (match := _EPISODE.fullmatch(name))]
             if not numbered:
                 message = f"{raw.name} holds no episodes: files called episode_<number>_<length>.npz"

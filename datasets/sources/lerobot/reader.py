@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class LerobotReader(EpisodeReader):
                             videos.pop(key)[1].close()
                         feature = next(feature for feature in self.columns.values() if feature.name == key)
                         pixels = DEPTH if feature.depth else COLOUR
-                        videos[key] = (span.path, Video(_path(files[span.path]), span.path, pixels))
+                        videos[key] = (span.path, Video(files[span.path].file, span.path, pixels))
                 yield raw, self._episode(one, table, {key: video for key, (_, video) in videos.items()}, raw)
         finally:
             for _, video in videos.values():
@@ -162,11 +162,6 @@ class LerobotReader(EpisodeReader):
         return resize(frames, self.size) if self.size else frames
 
 
-def _path(raw: RawInput) -> Any:
-    assert raw.path is not None
-    return raw.path
-
-
 def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
     """Depth in m, float32, of codes of 12 bits: linear, or in equal steps of the logarithm of depth + shift."""
     assert feature.depth is not None
@@ -222,7 +217,7 @@ class _Table:
 
         self.name, self._pa = raw.name, pyarrow
         with damage_reported(self.name):
-            self._rows = ParquetRows(_path(raw), raw.name)
+            self._rows = ParquetRows(raw.file, raw.name)
             names = list(self._rows.schema.names)
         if len(set(names)) < len(names):
             raise CorruptSourceError(f"{raw.name} has columns of the same name")

@@ -87,8 +87,7 @@ class OgbenchReader(EpisodeReader):
     known_set: str | None = None
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        assert raw.path is not None
-        with NpzArchive(raw.path, raw.name) as archive:
+        with NpzArchive(raw.file, raw.name) as archive:
             yield from _File(archive, self.task, raw).episodes()
 
 

@@ -369,8 +369,7 @@ _LONGER = (
 
 def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
     """Where each record is, and its lists."""
-    assert raw.path is not None
-    for record in read_mapped_records(raw.path, raw.name):
+    for record in read_mapped_records(raw.file, raw.name):
         where = f"{raw.name}: record {record.number} (at byte {record.offset})"
         try:
             yield where, Lists(record.payload)

@@ -64,8 +64,7 @@ class TrialReader(EpisodeReader):
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         import h5py
 
-        assert raw.path is not None
-        with damage_reported(raw.name), h5py.File(raw.path, "r", locking=False) as file:
+        with damage_reported(raw.name), h5py.File(raw.file, "r", locking=False) as file:
             numbered = sorted((int(match[1]), name) for name in file if (match := _TRIAL.fullmatch(name)))
             if not numbered:
                 message = f"{raw.name} holds no trials"

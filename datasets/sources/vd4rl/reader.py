@@ -57,8 +57,7 @@ class EpisodeFileReader(EpisodeReader):
     """Reads an npz, which is one episode."""
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        assert raw.path is not None
-        with NpzArchive(raw.path, raw.name) as archive:
+        with NpzArchive(raw.file, raw.name) as archive:
             yield _episode_of_file(archive, raw)
 
 
@@ -106,9 +105,8 @@ class ShardReader(EpisodeReader):
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         import h5py
 
-        assert raw.path is not None
-        with damage_reported(raw.name), h5py.File(raw.path, "r", locking=False) as file:
-            shard = _Shard(file, raw.name, raw.path)
+        with damage_reported(raw.name), h5py.File(raw.file, "r", locking=False) as file:
+            shard = _Shard(file, raw.name, raw.file)
             for low, high in shard.bounds():
                 yield shard.episode(low, high, raw)
 
