@@ -197,7 +197,12 @@ def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
     stated = {role: getattr(roles, role) for role in ("episode", "episode_lengths", "episode_ends")}
     names = {role: name for role, name in stated.items() if name is not None}
     names.update(roles.more_ends)
-    found = [(name, _last_rows(table, role, name, rows)) for role, name in names.items()]
+    try:
+        found = [(name, _last_rows(table, role, name, rows)) for role, name in names.items()]
+    except UsageError as error:
+        if roles.more_ends:
+            error.hint = f"{error.hint}; or state the right one alone in the map, such as --map episode_ends=NAME"
+        raise
     for name, last in found[1:]:
         first, wanted = found[0]
         if (last != wanted).any():

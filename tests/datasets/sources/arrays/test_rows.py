@@ -206,8 +206,9 @@ def test_contradictions_are_refused(change: dict[str, Any], text: str) -> None:
 def test_two_arrays_that_state_other_episodes_are_refused(ends: dict[str, np.ndarray]) -> None:
     arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
     del arrays["terminated"], arrays["truncated"]
-    with pytest.raises(UsageError, match=r"row 1 is the last one|2 of 5 rows"):
+    with pytest.raises(UsageError, match=r"row 1 is the last one|2 of 5 rows") as refused:
         read(arrays | ends)
+    assert "alone in the map" in str(refused.value.hint)
     first, other = ends
     given = {"episode_ends": other}
     assert find_roles(memory_table(arrays | ends).arrays, given, "a").more_ends == {}
