@@ -248,7 +248,7 @@ class DatasetStorage(Storage):
         if stated != named:
             what = f"{stated.get('id')} with {stated.get('steps')} steps"
             if {**stated, "content": None} == {**named, "content": None}:
-                what = f"other data that had the name {self.source.id}"
+                what = f"a {self.source.id} with other contents (values, or codec)"
             raise UsageError(f"the state belongs to {what}, not to {self.source!r}")
         growth = self._checked(state.get("growth") or [])
         steps = growth[-1][1] if growth else self._plan.steps
