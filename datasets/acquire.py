@@ -140,15 +140,15 @@ def _run_keeping_raw(
     """Fetch the raw objects to a folder under the root, and convert them from there."""
     make_writable(place.root)
     listener.on_stage("fetching the raw files")
-    kept = place.root / RAW_FOLDER / source.name
-    fetch_all(kept, job.raw_objects(), listener.on_fetched)
+    raw_folder = place.root / RAW_FOLDER / source.name
+    fetch_all(raw_folder, job.raw_objects(), listener.on_fetched)
     options = replace(request.options, extra={**request.options.extra, **job.resolved_options})
-    local = source.open(request.id.partition("/")[2], open_location(kept, options=request.fetch), options)
+    local = source.open(request.id.partition("/")[2], open_location(raw_folder, options=request.fetch), options)
     local.why, local.unverified_before = job.why, job.unverified()
     try:
         return run(local, place, request, listener, job.location.url, check)
     except CorruptSourceError as error:
-        error.hint = f"delete the file under {kept}: the next run fetches it again"
+        error.hint = f"delete the file under {raw_folder}: the next run fetches it again"
         raise
 
 

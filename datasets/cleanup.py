@@ -47,12 +47,12 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
     """All left-overs under a root, sorted by path; with ``raw`` also the kept raw files."""
     top = settings.root(root)
     found = list(_walk(top)) if top.is_dir() else []
-    kept = top / RAW_FOLDER
-    if kept.is_dir():
-        parts = [path for path in files_below(kept) if path.is_file() and _INSIDE.fullmatch(path.name)]
+    raw_folder = top / RAW_FOLDER
+    if raw_folder.is_dir():
+        parts = [path for path in files_below(raw_folder) if path.is_file() and _INSIDE.fullmatch(path.name)]
         busy = [path for path in parts if is_being_fetched(path)]
         if raw and not busy:
-            found.append(Leftover("", "raw", kept, disk_use(kept)))
+            found.append(Leftover("", "raw", raw_folder, disk_use(raw_folder)))
         else:
             found += [Leftover("", "part", path, disk_use(path)) for path in parts if path not in busy]
     return sorted(found, key=lambda one: one.path)
@@ -109,29 +109,31 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     from .ingest.job import ConvertOptions
 
     source_name, _, name = place.id.partition("/")
-    kept = place.root / RAW_FOLDER / source_name
-    if not kept.is_dir():
+    raw_folder = place.root / RAW_FOLDER / source_name
+    if not raw_folder.is_dir():
         return []
     try:
-        job = catalogue.load_source(source_name).open(name, open_location(kept), ConvertOptions())
+        job = catalogue.load_source(source_name).open(name, open_location(raw_folder), ConvertOptions())
         paths = [Path(raw.item.url) for raw in job.raw_objects()]
     except RbdataError:  # some are missing: a download or a deletion was interrupted
-        return [path for path in files_below(kept) if f"/{name}/" in f"/{path.relative_to(kept).as_posix()}"]
-    return [path for path in paths if kept in path.parents and path.is_file()]
+        return [
+            path for path in files_below(raw_folder) if f"/{name}/" in f"/{path.relative_to(raw_folder).as_posix()}"
+        ]
+    return [path for path in paths if raw_folder in path.parents and path.is_file()]
 
 
 def emptied_raw(place: DatasetPlace) -> list[Path]:
     """The empty folders that a killed deletion of a dataset's raw files left in the folder of its source, and that folder."""
     source_name, _, name = place.id.partition("/")
-    kept = place.root / RAW_FOLDER / source_name
+    raw_folder = place.root / RAW_FOLDER / source_name
     heads = [name[:at] for at, char in enumerate(name + "/") if char == "/"]
     found = []
-    for folder, names, files in os.walk(kept):
-        below = f"/{Path(folder).relative_to(kept).as_posix()}/"
+    for folder, names, files in os.walk(raw_folder):
+        below = f"/{Path(folder).relative_to(raw_folder).as_posix()}/"
         ours = f"/{name}/" in below or any(below.endswith(f"/{head}/") for head in heads) or below.count("/") == 2
         if ours and not names and not files:
             found.append(Path(folder))
-    return [*found, kept]
+    return [*found, raw_folder]
 
 
 def _walk(top: Path) -> Iterator[Leftover]:

@@ -319,31 +319,31 @@ def fetch_to_file(
     obj = pin(location, obj)
     with _open_part(_part(path)) as part:
         record = _read_record(path)
-        kept = resumable_bytes(record, obj, os.fstat(part.fileno()).st_size)
+        start = resumable_bytes(record, obj, os.fstat(part.fileno()).st_size)
         while True:
             verifier = Verifier(obj)
-            _rehash(part, kept, verifier)
-            if kept and not obj.checksums and (record is None or record.get("sum") != verifier.checksum):
-                kept = 0
+            _rehash(part, start, verifier)
+            if start and not obj.checksums and (record is None or record.get("sum") != verifier.checksum):
+                start = 0
                 continue
-            if on_resume is not None and kept:
-                on_resume(kept)
+            if on_resume is not None and start:
+                on_resume(start)
             try:
                 _write_record(path, obj, verifier)
-                pieces = stream(location, obj, start=kept, verifier=verifier, on_bytes=on_bytes)
+                pieces = stream(location, obj, start=start, verifier=verifier, on_bytes=on_bytes)
                 with closing(pieces), _recorded(path, obj, verifier, part) as wrote:
                     for piece in pieces:
                         _write(part, piece)
                         wrote()
                 os.fsync(part.fileno())
             except ChecksumError:
-                if not kept:
+                if not start:
                     # The record first, as a part without a record is never resumed.
                     _record(path).unlink(missing_ok=True)
                     _part(path).unlink(missing_ok=True)
                     raise
                 # The earlier process's bytes may be wrong (after a crash of the machine): start over.
-                kept = 0
+                start = 0
                 continue
             except OSError as error:
                 if not is_full(error):
@@ -360,7 +360,7 @@ def fetch_to_file(
 
 
 def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
-    """How many of the `present` bytes of a part can be kept for this object: all, those recorded, or none."""
+    """How many of the `present` bytes of a part can be resumed for this object: all, those recorded, or none."""
     if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
         return 0
     same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
@@ -372,8 +372,8 @@ def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present
         return 0
     if obj.checksums:  # compared at the end
         return present
-    kept = record.get("kept")
-    return kept if isinstance(kept, int) and 0 <= kept <= present else 0
+    recorded = record.get("kept")
+    return recorded if isinstance(recorded, int) and 0 <= recorded <= present else 0
 
 
 def bytes_there(path: Path) -> int:
@@ -425,13 +425,13 @@ def _open_part(part: Path) -> IO[bytes]:
     raise busy
 
 
-def _rehash(part: IO[bytes], kept: int, verifier: Verifier) -> None:
-    """Truncate the part to the kept bytes and pass them to the verifier; leaves the file at its end."""
-    if os.fstat(part.fileno()).st_size > kept:
-        part.truncate(kept)
+def _rehash(part: IO[bytes], start: int, verifier: Verifier) -> None:
+    """Truncate the part to its first `start` bytes and pass them to the verifier; leaves the file at its end."""
+    if os.fstat(part.fileno()).st_size > start:
+        part.truncate(start)
     part.seek(0)
-    while verifier.size < kept:
-        verifier.update(part.read(min(BLOCK, kept - verifier.size)))
+    while verifier.size < start:
+        verifier.update(part.read(min(BLOCK, start - verifier.size)))
 
 
 def _write(part: IO[bytes], piece: bytes) -> None:

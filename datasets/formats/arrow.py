@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError, RbdataError
 from .arff import Attribute, ColumnValues
-from .limits import check_rows
+from .limits import REFETCH, check_rows
 
 #: Bytes of a footer that are looked at.
 _FOOTER_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def damage_reported(name: str, what: str = "cannot be read") -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:
             raise
         message = f"{name} {what}: {str(error)[:200]}"
-        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+        raise CorruptSourceError(message, hint=REFETCH) from error
 
 
 class ArrowFile:

@@ -30,7 +30,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError, UsageError
 from ...storage.leaf import DTYPES
-from .limits import check_row_bytes, most_unpacked
+from .limits import REFETCH, check_row_bytes, most_unpacked
 
 if TYPE_CHECKING:
     import h5py
@@ -67,7 +67,7 @@ def damage_reported(name: str) -> Iterator[None]:
         check_not_open(name, error)
         reason = str(error).partition("(")[2].rstrip(")") or str(error)
         message = f"{name} is not a whole HDF5 file: {reason or 'it cannot be read'}"
-        raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)") from error
+        raise CorruptSourceError(message, hint=REFETCH) from error
 
 
 def check_not_open(name: str, error: BaseException) -> None:

@@ -12,6 +12,8 @@ from ...errors import CorruptSourceError
 
 #: Bytes that all values of one step may have: five pictures of 1080 x 1920 in colour.
 LARGEST_ROW = 32 << 20
+#: What to do about a damaged file.
+REFETCH = "fetch it again, or use another mirror (--mirror)"
 
 
 def check_rows(rows: int, size: int, name: str) -> int:
@@ -20,7 +22,8 @@ def check_rows(rows: int, size: int, name: str) -> int:
     Every step keeps a few numbers in memory, whatever its values: up to 4 M need no justification, more need two bytes each.
     """
     if rows > max(1 << 22, size // 2):
-        raise CorruptSourceError(f"{name} declares {rows} rows in {size} bytes", hint=_REFETCH)
+        hint = f"the file is damaged, or not what its provider publishes: {REFETCH}"
+        raise CorruptSourceError(f"{name} declares {rows} rows in {size} bytes", hint=hint)
     return rows
 
 
@@ -34,6 +37,3 @@ def check_row_bytes(row_bytes: int, name: str) -> None:
 def most_unpacked(size: int) -> int:
     """Bytes that one packed piece of ``size`` bytes may unpack to, where it can only be unpacked as a whole."""
     return max(64 << 20, 4 * size)
-
-
-_REFETCH = "the file is damaged, or not what its provider publishes: fetch it again, or use another mirror (--mirror)"

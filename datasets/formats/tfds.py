@@ -30,7 +30,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, UsageError
 from ...storage.untrusted_json import parse_json
-from .limits import LARGEST_ROW, check_row_bytes
+from .limits import LARGEST_ROW, REFETCH, check_row_bytes
 from .pictures import decode_pictures, picture_size
 from .tfrecord import Lists, WireError, drop_pages
 
@@ -41,7 +41,6 @@ Kind = Literal["numbers", "encoded", "picture", "text"]
 _BLOCK_BYTES = 8 << 20
 
 _FORMAT, _TEMPLATE = "tfrecord", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_REFETCH = "fetch it again, or use another mirror (--mirror)"
 _DTYPES = frozenset(
     {"bool", "float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 )
@@ -88,7 +87,7 @@ def parse_info(data: bytes, where: str) -> Info:
         version, description, citation = (str(record.get(key) or "") for key in ("version", "description", "citation"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
-        raise CorruptSourceError(message, hint=_REFETCH) from error
+        raise CorruptSourceError(message, hint=REFETCH) from error
     return Info(name, version, splits, description, citation, str(licence or ""))
 
 
@@ -155,7 +154,7 @@ def parse_features(data: bytes, where: str) -> Features:
         _walk(record, "", [], found, left_out)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
-        raise CorruptSourceError(message, hint=_REFETCH) from error
+        raise CorruptSourceError(message, hint=REFETCH) from error
     if not any(feature.in_steps for feature in found):
         message = f"{where} describes no episodes: it has no {STEPS}"
         raise CorruptSourceError(message, hint="only datasets in the layout of RLDS can be read")
@@ -243,9 +242,9 @@ def _json(data: bytes, where: str) -> Any:
     try:
         record = parse_json(data)
     except ValueError as error:
-        raise CorruptSourceError(f"{where} is not JSON: {error}", hint=_REFETCH) from error
+        raise CorruptSourceError(f"{where} is not JSON: {error}", hint=REFETCH) from error
     if not isinstance(record, dict):
-        raise CorruptSourceError(f"{where} is not what tensorflow-datasets writes", hint=_REFETCH)
+        raise CorruptSourceError(f"{where} is not what tensorflow-datasets writes", hint=REFETCH)
     return record
 
 
@@ -348,14 +347,14 @@ def read_values(lists: Lists, feature: Feature, where: str) -> Values:
         else:
             values = Values(feature, where, None, lists.strings(key), lengths)
     except KeyError as error:
-        raise CorruptSourceError(f"{where} is missing", hint=_REFETCH) from error
+        raise CorruptSourceError(f"{where} is missing", hint=REFETCH) from error
     except (WireError, ValueError) as error:
-        raise CorruptSourceError(f"{where}: {error}", hint=_REFETCH) from error
+        raise CorruptSourceError(f"{where}: {error}", hint=REFETCH) from error
     held = len(values.strings) if values.numbers is None else len(values.numbers)
     if lengths is not None and lengths.sum() != held:
-        raise CorruptSourceError(f"{where} states {lengths.sum()} elements, and has {held}", hint=_REFETCH)
+        raise CorruptSourceError(f"{where} states {lengths.sum()} elements, and has {held}", hint=REFETCH)
     if lengths is not None and feature.items != -1 and (lengths != feature.items).any():
-        raise CorruptSourceError(f"{where} has a sequence of another length than {feature.items}", hint=_REFETCH)
+        raise CorruptSourceError(f"{where} has a sequence of another length than {feature.items}", hint=REFETCH)
     return values
 
 
@@ -399,11 +398,11 @@ def _tensor(data: memoryview, feature: Feature, where: str) -> np.ndarray:
             # One byte more than there can be: a small value that unpacks to gigabytes gets no further.
             content = unpack.decompress(data, most + 1)
         except zlib.error as error:
-            raise CorruptSourceError(f"{where} is damaged: {error}", hint=_REFETCH) from error
+            raise CorruptSourceError(f"{where} is damaged: {error}", hint=REFETCH) from error
         whole = unpack.eof
     else:
         content, whole = bytes(data), True
     fits = len(content) % feature.row_bytes == 0 if feature.items == -1 else len(content) == feature.row_bytes
     if not whole or not fits or len(content) > most:
-        raise CorruptSourceError(f"{where} has {len(content)} bytes, not {feature.row_bytes}", hint=_REFETCH)
+        raise CorruptSourceError(f"{where} has {len(content)} bytes, not {feature.row_bytes}", hint=REFETCH)
     return np.frombuffer(content, np.dtype(feature.dtype).newbyteorder("<")).reshape(-1, *shape)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
 from ...storage.durable import open_plain
-from .limits import check_row_bytes
+from .limits import REFETCH, check_row_bytes
 
 #: Bytes of decoded frames that are given at a time.
 _BLOCK_BYTES = 8 << 20
@@ -183,7 +183,7 @@ class Video:
             raise self._corrupt(f"{what} cannot be read ({error})") from error
 
     def _corrupt(self, why: str) -> CorruptSourceError:
-        hint = "fetch it again, or use another mirror (--mirror)"
+        hint = REFETCH
         return CorruptSourceError(f"{self._name} is not a valid video: {why}", hint=hint)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...errors import CorruptSourceError, reason
 from ...storage.durable import open_plain
-from .limits import most_unpacked
+from .limits import REFETCH, most_unpacked
 
 PIECE = 1 << 18
 _GIVEN = 1 << 16
@@ -45,7 +45,7 @@ class ZipArchive:
                 entries = archive.infolist()
         except (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error) as error:
             self.close()
-            raise CorruptSourceError(f"{name} is not a complete zip file: {reason(error)}", hint=_REFETCH) from error
+            raise CorruptSourceError(f"{name} is not a complete zip file: {reason(error)}", hint=_DAMAGED) from error
         except BaseException:
             self.close()
             raise
@@ -67,7 +67,7 @@ class ZipArchive:
         entry = self.members[member]
         if entry.file_size > most_unpacked(entry.compress_size):
             message = f"{self.name}: {member} unpacks to {entry.file_size} bytes from {entry.compress_size}"
-            raise CorruptSourceError(message, hint=_REFETCH)
+            raise CorruptSourceError(message, hint=_DAMAGED)
         return b"".join(self.stream(member))
 
     def stream(self, member: str) -> Iterator[bytes]:
@@ -83,7 +83,7 @@ class ZipArchive:
             yield piece
         if (size, checksum) != (entry.file_size, entry.CRC):
             what = "size" if size != entry.file_size else "checksum"
-            raise CorruptSourceError(f"{self.name}: {member} is damaged: its {what} is another one", hint=_REFETCH)
+            raise CorruptSourceError(f"{self.name}: {member} is damaged: its {what} is another one", hint=_DAMAGED)
 
     def _add(self, entry: zipfile.ZipInfo) -> None:
         name = entry.filename
@@ -120,7 +120,7 @@ class ZipArchive:
                 piece = inflater.decompress(data, PIECE)
             except damaged as error:
                 message = f"{self.name}: {entry.filename} is damaged: {error}"
-                raise CorruptSourceError(message, hint=_REFETCH) from error
+                raise CorruptSourceError(message, hint=_DAMAGED) from error
             if not piece and not data and not inflater.eof:
                 return  # it has no end: its size is too small
             data = b""
@@ -137,7 +137,7 @@ class ZipArchive:
         head = self._bytes(entry.header_offset, _LOCAL.size) if entry.header_offset >= 0 else b""
         signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
         if signature != b"PK\x03\x04":
-            raise CorruptSourceError(f"{where} is not where the archive says", hint=_REFETCH)
+            raise CorruptSourceError(f"{where} is not where the archive says", hint=_DAMAGED)
         return entry.header_offset + _LOCAL.size + name + extra
 
     def _bytes(self, at: int, count: int) -> bytes:
@@ -157,4 +157,4 @@ def member_names(path: Path) -> set[str]:
         return set()
 
 
-_REFETCH = "the file is damaged: fetch it again, or use another mirror (--mirror)"
+_DAMAGED = f"the file is damaged: {REFETCH}"

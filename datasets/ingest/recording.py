@@ -96,12 +96,12 @@ class RecordingWriter:
     def resume(self) -> dict[str, Any] | None:
         """Continue from what an interrupted writer kept in the folder; returns what `mark` was given. If it kept nothing, or
         its files have changed, empties the folder and returns None."""
-        self._keeps, kept = True, _read_resume_file(self._folder)
-        files: dict[str, list[Any]] = {} if kept is None else kept["files"]
+        self._keeps, saved = True, _read_resume_file(self._folder)
+        files: dict[str, list[Any]] = {} if saved is None else saved["files"]
         for path in self._folder.iterdir():
-            if path.name not in files and (kept is None or path.name != RESUME_FILE):
+            if path.name not in files and (saved is None or path.name != RESUME_FILE):
                 path.unlink()
-        if kept is None:
+        if saved is None:
             return None
         for name, (size, _) in files.items():
             os.truncate(self._folder / name, size)
@@ -109,7 +109,7 @@ class RecordingWriter:
         if DICTIONARY in files:
             self.dictionary = (self._folder / DICTIONARY).read_bytes()
             self._encode = self._codec.encoder(self.dictionary, self._threads)
-        about: dict[str, Any] = kept["about"]
+        about: dict[str, Any] = saved["about"]
         return about
 
     def mark(self, about: dict[str, Any]) -> None:
@@ -201,13 +201,13 @@ class RecordingWriter:
 def _read_resume_file(folder: Path) -> dict[str, Any] | None:
     """What `RecordingWriter.keep` wrote, if the files still begin with the same bytes."""
     try:
-        kept = parse_json((folder / RESUME_FILE).read_bytes())
+        saved = parse_json((folder / RESUME_FILE).read_bytes())
         sound = all(
-            sum_range(folder / name, 0, size) == [size, crc32c] for name, (size, crc32c) in kept["files"].items()
+            sum_range(folder / name, 0, size) == [size, crc32c] for name, (size, crc32c) in saved["files"].items()
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
-    return kept if sound and isinstance(kept.get("about"), dict) else None
+    return saved if sound and isinstance(saved.get("about"), dict) else None
 
 
 class Recording:

@@ -128,20 +128,20 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
     dataset_id, source = catalogue.resolve(text)
     if source is None:
         raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
-    kept = root / RAW_FOLDER / source.name
-    message = f"no raw files of {dataset_id} under {kept}"
+    raw_folder = root / RAW_FOLDER / source.name
+    message = f"no raw files of {dataset_id} under {raw_folder}"
     missing = DatasetNotFoundError(
         message, hint=f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
     )
-    if not kept.is_dir():
+    if not raw_folder.is_dir():
         raise missing
     try:
-        job = source.open(dataset_id.partition("/")[2], open_location(kept), ConvertOptions())
+        job = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
     except ObjectNotFoundError as error:
         raise missing from error
     folder = f"{RAW_FOLDER}/{source.name}"
     paths = [Path(raw.item.url) for raw in job.raw_objects()]
-    files = [(LocalFile(path), f"{folder}/{path.relative_to(kept)}") for path in paths]
+    files = [(LocalFile(path), f"{folder}/{path.relative_to(raw_folder)}") for path in paths]
     total = sum(file.size for file, _ in files)
     sent, sent_bytes = _send(uploader, files, on_progress)
     return Pushed(dataset_id, "raw", f"{uploader.location.url}/{folder}", len(files), total, sent, sent_bytes)

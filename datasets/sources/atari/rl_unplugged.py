@@ -87,8 +87,8 @@ class Order:
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
         midway, gaps = _find_midway(everything)
-        kept = everything[:, STEPS] > 0
-        self.table, self.midway = everything[kept], midway[kept]
+        has_steps = everything[:, STEPS] > 0
+        self.table, self.midway = everything[has_steps], midway[has_steps]
         if not len(self.table):
             raise CorruptSourceError("no complete step in the files")
         self._place_episodes()

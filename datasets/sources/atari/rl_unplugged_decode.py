@@ -82,12 +82,12 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
         hint = "episodes cannot be put together from it; use the files below atari_episodes_ordered/"
         raise CorruptSourceError(message, hint=hint)
     action, discount = _numbers(features, "actions", "i", where), _numbers(features, "discounts", "f", where)
-    kept = "clipped_rewards" if "clipped_rewards" in features else "unclipped_rewards"
-    reward = _numbers(features, kept, "f", where)
+    rewards = "clipped_rewards" if "clipped_rewards" in features else "unclipped_rewards"
+    reward = _numbers(features, rewards, "f", where)
     frames = features.get("observations", [])
     if isinstance(frames, np.ndarray):
         _refuse(f"{where}: observations are numbers, not pictures")
-    lengths = {"observations": len(frames), "actions": len(action), kept: len(reward), "discounts": len(discount)}
+    lengths = {"observations": len(frames), "actions": len(action), rewards: len(reward), "discounts": len(discount)}
     if len(set(lengths.values())) > 1:
         _refuse(f"{where}: lists of different lengths: " + ", ".join(f"{n} {name}" for name, n in lengths.items()))
     wild = (action < 0) | (action > MAX_ACTION) | ~np.isfinite(reward) | ~((discount >= 0) & (discount <= 1))

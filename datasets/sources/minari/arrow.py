@@ -23,7 +23,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError
 from ...formats.arrow import ArrowFile, ParquetRows, damage_reported, is_number, number_dtype, number_rows
-from ...formats.limits import check_rows
+from ...formats.limits import REFETCH, check_rows
 from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
 from .reader import DataFiles, Field, Kind, LeafPath
@@ -79,7 +79,7 @@ class ArrowReader:
             return max(0, rows - 1)
         if rows not in (stated, stated + 1):
             message = f"{self._name}: episode {episode} has {rows} rows, its metadata say {stated} steps"
-            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
+            raise CorruptSourceError(message, hint=REFETCH)
         return stated
 
     def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:

@@ -30,6 +30,7 @@ from ....errors import CorruptSourceError, SchemaError, UsageError
 from ....storage.episodes import EpisodeTable
 from ....storage.schema import Leaf, clean_keys
 from ....storage.writer import ColumnWriter
+from ...formats.limits import REFETCH
 from ...formats.pictures import decode_jpegs
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
 from ...ingest.spaces import (
@@ -415,9 +416,7 @@ class EpisodePlanner:
                 runs.extend((index, one.first, one.steps + 1))
                 if len(runs) > 3 * self._most_runs:
                     message = f"{self._name} flags more than {self._most_runs} ends inside of its episodes"
-                    raise CorruptSourceError(
-                        message, hint="the file is damaged: fetch it again, or use another mirror (--mirror)"
-                    )
+                    raise CorruptSourceError(message, hint=f"the file is damaged: {REFETCH}")
                 self._append(index, one, rewards)
                 given, kept = given + 1, kept + one.steps
             self.counts["given_up_steps"] += steps - kept

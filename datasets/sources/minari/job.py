@@ -13,7 +13,7 @@ from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c, hash_file
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject, resolve
-from ...formats.limits import check_row_bytes, check_rows
+from ...formats.limits import REFETCH, check_row_bytes, check_rows
 from ...ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject, count_notes
 from .episodes import ColumnSource, EpisodePlanner, LargeRows, Survey, open_reader, part_bounds, sample, survey
 from .hdf5 import Hdf5Reader
@@ -94,7 +94,7 @@ class MinariJob(Job):
         )
         if self._stated is None and metadata.steps is None and "://" in self.location.url:
             message = f"{self.title} has no metadata.json, and its HDF5 file does not state what it holds either"
-            raise CorruptSourceError(message, hint="fetch it again, or use another mirror (--mirror)")
+            raise CorruptSourceError(message, hint=REFETCH)
         for what, stated, held in counted:
             if stated not in (None, held) and "://" in self.location.url:
                 message = f"{self.title}: the metadata state {stated} {what}, the files that came hold {held}"
