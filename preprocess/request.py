@@ -225,6 +225,8 @@ class Input:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Input:
+        """An open dataset as an input. Raises UsageError for a subclass that overrides methods that read steps."""
+        dataset._check_reading()
         return cls(dataset.path, dataset.manifest, dataset.folders, dataset)
 
     @cached_property

@@ -248,6 +248,14 @@ class Dataset:
             return self._view(Segments.of_episodes(self.episodes, chosen("episodes", episodes, len(self.episodes))))
         return self._view(Segments.of_steps(self.episodes, chosen("steps", steps, len(self))))
 
+    def _check_reading(self) -> None:
+        """Raise UsageError if a subclass overrides a method that reads steps: whoever reads ``rows`` would not call it."""
+        for dataset in (self, *getattr(self, "members", ())):
+            for name in ("__getitem__", "read", "steps_at", "episode", "iter_episodes", "to_tensordict", "to_numpy"):
+                if getattr(type(dataset), name) is not getattr(Dataset, name):
+                    message = f"{type(dataset).__name__}.{name}() would not be called: steps are read leaf by leaf"
+                    raise UsageError(message, hint="give load a transform, or preprocess a function that does the same")
+
     def _view(self, segments: Segments) -> DatasetView:
         return DatasetView((self,), segments)
 

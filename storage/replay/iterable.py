@@ -30,6 +30,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ...errors import UsageError
 from ..row_index import row_index
+from .overrides import is_overridden
 from .storages.trees import copy_of
 
 
@@ -97,6 +98,9 @@ class ReplayMap(Dataset):
         if buffer._spec.relabeling is not None:
             message = "goals are drawn with the batches of a buffer: records by number have none"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
+        if buffer._spec.reads_windows and is_overridden(buffer, "__getitem__"):
+            message = f"{type(buffer).__name__}.__getitem__() would not be called: buffer[i] has no stacks or n-step returns"
+            raise UsageError(message, hint="override sample_at(index), which gives them, instead")
         self.buffer = buffer
 
     def __len__(self) -> int:

@@ -63,6 +63,7 @@ class DatasetStorage(Storage):
         keys: Sequence[str | tuple[str, ...]] | None = None,
     ) -> None:
         self.source = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        self.source._check_reading()
         self._derive, self.statistics = derive, statistics or {}
         self.dataset = self._as_read(self.source)
         #: The leaves to read; None for all.

@@ -692,3 +692,41 @@ def test_a_class_that_is_changed_after_its_first_use(monkeypatch):
         patch.setattr(rbdata.LazyTensorStorage, "get", plus)
         assert buffer.sample()["observation"].min() >= 1000
     assert buffer.sample()["observation"].max() < 4
+
+
+def test_a_dataset_that_reads_otherwise_is_refused(tmp_path):
+    """Batches, functions and exports read leaves, not ``dataset[i]``."""
+
+    class Shifted(rbdata.Dataset):
+        def __getitem__(self, key):
+            return super().__getitem__(key).apply(lambda leaf: leaf + 1)
+
+    class Named(rbdata.Dataset):
+        def note(self):
+            return f"{self.id} of mine"
+
+    folder = write_dataset(tmp_path, make_episodes([3, 5]))
+    rbdata.load(Named(folder), batch_size=4).sample()
+    for shifted in (Shifted(folder), Shifted(folder).select(episodes=[1]), rbdata.concat([folder, Shifted(folder)])):
+        for use in (
+            lambda: rbdata.load(shifted, batch_size=4),  # noqa: B023
+            lambda: rbdata.preprocess(shifted, lambda td: td, dest="my/out", root=tmp_path),  # noqa: B023
+            lambda: rbdata.export(shifted, tmp_path / "out.npz", "npz"),  # noqa: B023
+        ):
+            with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
+                use()
+
+
+def test_a_buffer_that_reads_otherwise_as_a_map():
+    class Shifted(rbdata.TensorDictReplayBuffer):
+        def __getitem__(self, index):
+            return super().__getitem__(index).apply(lambda leaf: leaf + 1)
+
+    def made(**options):
+        buffer = Shifted(storage=rbdata.LazyTensorStorage(5), batch_size=4, **options)
+        buffer.extend(rollout([5]))
+        return buffer
+
+    assert made().as_map()[2]["action"] == 3
+    with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
+        made(n_step=2).as_map()
