@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.context import get_spawning_popen
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -662,21 +663,21 @@ class ReplayBuffer:
         return self[:end]
 
     def __getitem__(self, index: Any) -> Any:
-        """Records by number or slice (through the transforms), or one column by key.
+        """Records by number or slice (several through the ``collate_fn``, all through the transforms), or one column by key.
 
         Records are single: ``n_step``, ``frame_stack`` and ``sample_unit`` apply only to `sample` and `sample_at`.
         """
         if is_key(index):
-            by_leaf = (
-                type(self._storage) is DatasetStorage and not len(self._transforms) and not reads_by_get(self._storage)
-            )
+            plain = not len(self._transforms) and self._spec.collate is None and not reads_by_get(self._storage)
+            by_leaf = plain and type(self._storage) is DatasetStorage
             whole = self._storage.dataset if by_leaf else self[:]  # type: ignore[attr-defined]
             return read_column(self._storage, whole, index)
         with self._lock:
             data = self._storage.read_whole(partial(read_records, self._storage, index, self._swapped_dim))
-        if isinstance(self._storage, ListStorage) and isinstance(data, list):
-            collate = self._spec.collate
-            data = stack_records(data) if collate is None else collate(copy_of(data))
+        if self._spec.collate is not None and not isinstance(index, Integral):
+            data = self._spec.collate(copy_of(data))
+        elif isinstance(self._storage, ListStorage) and isinstance(data, list):
+            data = stack_records(data)
         data = self._transforms.apply_to_stored(data)
         # A data loader collects records one by one before it makes a batch of them.
         return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data

@@ -99,7 +99,7 @@ class ReplayMap(Dataset):
             message = "goals are drawn with the batches of a buffer: records by number have none"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
         if buffer._spec.reads_windows and is_overridden(buffer, "__getitem__"):
-            message = f"{type(buffer).__name__}.__getitem__() would not be called: buffer[i] has no stacks or n-step returns"
+            message = f"{type(buffer).__name__}.__getitem__() would not be called: buffer[i] has no windows"
             raise UsageError(message, hint="override sample_at(index), which gives them, instead")
         self.buffer = buffer
 

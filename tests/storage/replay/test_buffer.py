@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import rbdata
 import torch
+import torchrl.data as torchrl
 from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
@@ -98,6 +99,24 @@ def test_samplers_by_hand():
 def test_collate(folder):
     buffer = rbdata.load(folder, batch_size=4, collate_fn=lambda batch: batch["observation"])
     assert buffer.sample().shape == (4, 4)
+    assert torch.equal(buffer[2:4], buffer.dataset["observation"][2:4])
+    assert torch.equal(buffer.as_map().__getitems__([5, 2]), buffer.dataset["observation"][[5, 2]])
+
+
+@pytest.mark.parametrize("lib", [rbdata, torchrl])
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
+def test_records_by_number_are_collated(lib, storage):
+    """Several are, one is not; the records stay as they are."""
+
+    def collate(records):
+        batch = torch.stack(records) if isinstance(records, list) else records.clone()
+        return batch.set("x", batch["x"] * 2)
+
+    buffer = lib.ReplayBuffer(storage=getattr(lib, storage)(5), collate_fn=collate)
+    buffer.extend(TensorDict({"x": torch.arange(5)}, [5]))
+    assert buffer[1:3]["x"].tolist() == buffer[[1, 2]]["x"].tolist() == [2, 4]
+    assert buffer["x"].tolist() == [0, 2, 4, 6, 8]
+    assert buffer[2]["x"] == 2
 
 
 def test_what_is_added_to_one_buffers_transforms_is_not_added_to_anothers():
