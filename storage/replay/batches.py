@@ -336,7 +336,12 @@ class BatchReader:
         if self._with_info:
             check_replaces_none(together, self._fields.__contains__)
             for key, value in together.info.items():
-                columns[path_of(key)] = expand_to_records(value, self._tail)
+                name, value = path_of(key), expand_to_records(value, self._tail)
+                window = columns.get(name) if shifted is not index else None
+                if window is not None and value.dtype == window.dtype == torch.bool and value.shape == window.shape:
+                    # A flag that a user's slices give is that of the step drawn; the window may end after it.
+                    value = value | window
+                columns[name] = value
             mark_slices(together, columns, self._tail)
         state_rows = self._state_rows(together, index, places) if self._states else None
         return Prepared(together, index, columns, places if self._places_late else None, state_rows)

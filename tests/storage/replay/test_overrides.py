@@ -113,6 +113,29 @@ def test_super_reaches_the_draw_of_every_sampler(lib, base, arguments, options):
         assert batch["next", "truncated"].reshape(-1).tolist() == [False, True] * 2
 
 
+@pytest.mark.parametrize("kind", ["SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler"])
+@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"frame_stack": 2}, {"n_step": 2, "frame_stack": 2}], ids=str)
+def test_slices_of_a_subclass_are_those_of_its_base(kind, options):
+    """With n-step returns the flags are those of the last step looked at, and of the end of the slice."""
+
+    class Own(getattr(rbdata, kind)):
+        def sample(self, storage, batch_size):
+            index, info = super().sample(storage, batch_size)
+            return index, dict(info)
+
+    batches = []
+    for sampler in (getattr(rbdata, kind), Own):
+        arguments = (20, 0.7, 0.5) if kind.startswith("Prioritized") else ()
+        own = sampler(*arguments, slice_len=3, traj_key="traj")
+        buffer = rbdata.TensorDictReplayBuffer(
+            storage=rbdata.LazyTensorStorage(20), sampler=own, batch_size=9, seed=0, traj_key="traj", **options
+        )
+        buffer.extend(rollout([7, 5, 4]))
+        batches.append(torch.cat([buffer.sample() for _ in range(4)]))
+    assert batches[0]["next", "terminated"].any()
+    assert (batches[0] == batches[1]).all()
+
+
 @pytest.mark.parametrize("order", ["sample, draw", "draw, sample"])
 def test_both_names_in_a_chain_of_classes(order):
     calls = []
