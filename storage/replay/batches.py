@@ -35,7 +35,7 @@ from ..keywords import whole_number
 from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
-from .draw import Draw, check_replaces_none, expand_to_records, mark_slices, slice_flags
+from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage, rows_as_index
@@ -331,6 +331,9 @@ class BatchReader:
                 shifted = timeline.rows(places.last)
         for rows in self._small:
             columns[rows.leaf.name] = self._step_rows(rows, together, index, shifted)
+        if self._key_windows is not None:  # which need not name the flags that slices have
+            flags = [name for name in map(path_of, flag_keys(together)) if name in self._fields]
+            columns.update({name: self._fields[name].take(index).clone() for name in flags})
         if places is not None and self._stack_early:
             self._read_stacks(places, columns)
         if self._with_info:

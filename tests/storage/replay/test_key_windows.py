@@ -108,6 +108,17 @@ def test_with_other_samplers(dataset, options):
         assert_right(dataset, buffer.sample())
 
 
+@pytest.mark.parametrize("kind", [rbdata.TensorDictReplayBuffer, rbdata.ReplayBuffer])
+def test_slices_have_the_flags_of_their_steps(dataset, kind):
+    sampler = rbdata.SliceSampler(slice_len=2, strict_length=False)
+    buffer = kind(storage=rbdata.DatasetStorage(dataset), sampler=sampler, batch_size=40, windows=WINDOWS, seed=0)
+    _, info = buffer.sample(return_info=True)
+    stored = dataset[info["index"]]["next"]
+    assert stored["terminated"].any() and torch.equal(info["next", "terminated"], stored["terminated"])
+    assert bool(info["next", "truncated"][stored["truncated"]].all())
+    assert torch.equal(info["next", "done"], stored["terminated"] | info["next", "truncated"])
+
+
 def test_in_views_workers_and_checkpoints(dataset, tmp_path):
     view = rbdata.concat([dataset, dataset]).select(episodes=[12, 3, 4, 1])
     assert_right(view, rbdata.load(view, batch_size=16, windows=WINDOWS, seed=0).sample())
