@@ -109,7 +109,7 @@ def test_records_by_number_are_collated(lib, storage):
     """Several are, one is not; the records stay as they are."""
 
     def collate(records):
-        batch = torch.stack(records) if isinstance(records, list) else records.clone()
+        batch: Any = torch.stack(records) if isinstance(records, list) else records.clone()
         return batch.set("x", batch["x"] * 2)
 
     buffer = lib.ReplayBuffer(storage=getattr(lib, storage)(5), collate_fn=collate)
