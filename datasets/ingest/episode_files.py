@@ -37,6 +37,7 @@ from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .estimate import compressed_leaves
 from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
+from .raw_files import is_sound
 from .recording import (
     ABOUT,
     DICTIONARY,
@@ -318,18 +319,23 @@ class _DecodeTask:
                     self.decode(on_fetched, staged, paths)
         except _DictionaryMade:
             return UNFINISHED
+        except CorruptSourceError:
+            remove_tree(folder)  # perhaps it was damaged on its way: the next run fetches it again
+            raise
         remove_tree(folder)
         on_block(self.rows, fetched, retries)
         return {}
 
     def _fetch(self, folder: Path, on_fetched: Callable[[int], None]) -> dict[str, Path]:
-        """Where the objects lie, by url: in place if they are files of this machine, else fetched."""
+        """Where the objects lie, by url: in place if they are files of this machine, else fetched, unless another task of this
+        unit has done that."""
         paths = {raw.item.url: Path(raw.item.url) for raw in self.unit.objects if raw.item.url.startswith("/")}
         for raw in self.unit.objects:
             if raw.item.url not in paths:
                 folder.mkdir(parents=True, exist_ok=True)
                 paths[raw.item.url] = folder / f"{crc32c(raw.item.url.encode())}-{raw.item.name}"
-                fetch_to_file(raw.location, raw.item, paths[raw.item.url], on_bytes=on_fetched)
+                if not is_sound(paths[raw.item.url], raw.item):
+                    fetch_to_file(raw.location, raw.item, paths[raw.item.url], on_bytes=on_fetched)
         return paths
 
     def decode(self, on_fetched: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
@@ -463,6 +469,10 @@ class EpisodeFilesJob(StagedJob):
             how = (self.options, dictionary, threads, begins)
             tasks.append(_DecodeTask(index, unit, reader, self._target(unit), *how))
         return tasks
+
+    def holds_staged(self, folder: Path) -> bool:
+        """Whether there are objects that were fetched, or begun."""
+        return any(next(raw_folder(self._target(unit, folder)).glob("*"), None) for unit in self.units)
 
     def staged_dictionary(self) -> bytes:
         return self._dictionary(self._folder).read_bytes()

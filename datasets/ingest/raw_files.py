@@ -52,7 +52,7 @@ def fetch_all(
     stored by this call and those that it has to fetch; ``on_stored`` is called in this thread when a file is complete, with
     the size and checksum that were found.
     """
-    missing = [raw for raw in objects if not _is_sound(folder / raw.path, raw.item)]
+    missing = [raw for raw in objects if not is_sound(folder / raw.path, raw.item)]
     for raw in objects:
         if raw not in missing:
             discard_part(folder / raw.path)
@@ -102,7 +102,7 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _is_sound(path: Path, item: RemoteObject) -> bool:
+def is_sound(path: Path, item: RemoteObject) -> bool:
     """Whether a file holds an object: its size and checksum are what the provider states."""
     if not path.is_file() or (item.size is None and not item.checksums):
         return False

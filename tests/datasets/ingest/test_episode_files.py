@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from episode_lines import (
     expected,
 )
 from rbdata.datasets.fetch import open_location
-from rbdata.datasets.ingest import recording
+from rbdata.datasets.ingest import episode_files, recording
 from rbdata.datasets.ingest.episode_files import (
     EpisodeFilesJob,
     EpisodeReader,
@@ -224,6 +225,28 @@ def test_over_http(tmp_path, reader):
         there = run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url).path
     assert dataset_content(there) == dataset_content(here)
     assert [path.name for path in there.parent.iterdir() if ".lock" not in path.name] == ["some"]
+
+
+@pytest.mark.parametrize("reader", [LinesReader(), SandboxedReader()], ids=["plain", "sandbox"])
+def test_files_are_fetched_once(tmp_path, monkeypatch, reader):
+    """Also the first one, which two tasks read, and one whose decoding was interrupted."""
+    write_files(tmp_path / "raw", [[30, 50, 7], [5], [3]])
+    monkeypatch.setattr(recording, "SAMPLE_BYTES", 70 * SIDE**2)
+
+    def interrupted(*_) -> None:
+        raise KeyboardInterrupt
+
+    with http_server(tmp_path / "raw") as server:
+        for interrupts in (True, False):
+            job = LinesSource(reader).open("some", open_location(server.url), ConvertOptions())
+            request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=1)
+            with monkeypatch.context() as patch:
+                if interrupts:
+                    patch.setattr(episode_files, "staging_folder", interrupted)
+                with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+                    run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url)
+        fetched = [path for method, path, _ in server.faults.requests if method == "GET" and path.endswith(".lines")]
+    assert sorted(fetched) == ["/0.lines", "/1.lines", "/2.lines"]
 
 
 def test_a_damaged_file_costs_no_finished_unit(tmp_path):
