@@ -74,19 +74,21 @@ def learner(device: torch.device, *, pixels: bool) -> Callable[[Any], None]:
 def pixel_suppliers(folder: Path, steps: int, device: torch.device) -> dict[str, Callable[[], Any]]:
     import rbdata
 
-    place = frames(folder, steps)
-    stack = {"batch_size": 256, "frame_stack": 4}
-    suppliers: dict[str, Callable[[], Any]] = {}
-    for name, options in {
-        "rbdata": {},
-        "rbdata, pinned": {"pin_memory": True},
-        "rbdata, prefetch 4": {"prefetch": 4},
-        "rbdata, no prefetch": {"prefetch": 0},
-    }.items():
-        suppliers[name] = rbdata.load(place, device=device, seed=0, **stack, **options).sample
+    place, raw = (frames(folder / layout, steps, layout) for layout in ("zstd", "raw"))
+    stack: dict[str, Any] = {"batch_size": 256, "frame_stack": 4}
+    made = {
+        "rbdata, compressed": (place, {}),
+        "rbdata, compressed, no prefetch": (place, {"prefetch": 0}),
+        "rbdata, raw": (raw, {}),
+        "rbdata, raw, no prefetch": (raw, {"prefetch": 0}),
+    }
+    suppliers: dict[str, Callable[[], Any]] = {
+        name: rbdata.load(where, device=device, seed=0, **stack, **options).sample  # type: ignore[arg-type]
+        for name, (where, options) in made.items()
+    }
     rows = rbdata.load(place, **stack).sample_at(torch.arange(min(steps, 4000)))
     suppliers |= torchrl_suppliers(rows, device)
-    batch = suppliers["rbdata"]()
+    batch = suppliers["rbdata, raw"]()
     return {"floor": lambda: batch, **suppliers}
 
 
@@ -120,7 +122,6 @@ def state_suppliers(device: torch.device) -> dict[str, Callable[[], Any]]:
 
     suppliers = {
         "rbdata, memory": made(rbdata.LazyTensorStorage(len(rows)), device=device),
-        "rbdata, memory, pinned": made(rbdata.LazyTensorStorage(len(rows)), device=device, pin_memory=True),
         "rbdata, memory, no prefetch": made(rbdata.LazyTensorStorage(len(rows)), device=device, prefetch=0),
         "rbdata, on the device": made(rbdata.LazyTensorStorage(len(rows), device=device)),
         **torchrl_suppliers(rows, device),
@@ -143,13 +144,13 @@ def compare(
 ) -> str:
     fed: dict[str, list[float]] = {name: [] for name in suppliers}
     alone: dict[str, list[float]] = {name: [] for name in suppliers}
-    for trial in range(6):
-        for name, sample in suppliers.items():
-            feed = milliseconds(lambda sample=sample: update(sample()), count, device)  # type: ignore[misc]
-            batch = milliseconds(sample, count, device)
-            if trial:
-                fed[name].append(feed)
-                alone[name].append(batch)
+    for figures, uses in ((fed, True), (alone, False)):  # apart: buffers measure what their callers do between batches
+        for trial in range(7):
+            for name, sample in suppliers.items():
+                step = (lambda sample=sample: update(sample())) if uses else sample  # type: ignore[misc]
+                taken = milliseconds(step, count, device)
+                if trial > 1:
+                    figures[name].append(taken)
     floor = statistics.median(fed["floor"])
     rows = []
     for name in suppliers:

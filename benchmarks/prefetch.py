@@ -43,8 +43,8 @@ def transitions(rows: int, width: int) -> TensorDict:
     )
 
 
-def frames(folder: Path, steps: int) -> Any:
-    """A dataset of compressed frames ``[84, 84]`` with some structure, as games have it."""
+def frames(folder: Path, steps: int, layout: str = "zstd") -> Any:
+    """A dataset of frames ``[84, 84]`` with some structure, as games have it."""
     import sys
 
     import numpy as np
@@ -58,7 +58,7 @@ def frames(folder: Path, steps: int) -> Any:
         frames = episode.states["observation"]
         frames[:] = 0
         frames[:, 20:40, 20:40] = rng.integers(0, 256, (len(frames), 20, 20))
-    return write_dataset(folder, episodes, layout="zstd")
+    return write_dataset(folder, episodes, layout)
 
 
 def cases(folder: Path) -> dict[str, Callable[[int], Any]]:

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 #: time.
 Decode = Callable[..., np.ndarray]
 
+#: Threads that decode a batch, at most: rows are copied one by one under the interpreter's lock, for which more threads
+#: wait. On 16 cores, a batch of 1280 frames took 2.6 ms with 4 threads, 4.5 with 1 and 4.6 with 16.
+MOST_THREADS = 4
+
 
 class CompressedCodec(Codec):
     """Rows compressed one by one. A derived class encodes and decodes rows, and may train a dictionary."""
@@ -195,7 +199,7 @@ class CompressedRows:
             raise _damaged()
         # A decoder serves one batch at a time, so each reading thread takes its own; after a fork, the threads of the parent's
         # decoders no longer exist.
-        threads = torch.get_num_threads()
+        threads = min(torch.get_num_threads(), MOST_THREADS)
         idle = self._idle.setdefault((os.getpid(), threads), [])
         try:
             decode = idle.pop()

@@ -181,9 +181,10 @@ class Prepared:
 
     ``columns`` by path, each ``[steps, ...]``; ``index``: storage rows; ``places``: their places in time, if windows need them.
     ``state_rows`` is set if there are state leaves, ``achieved`` if goals are replaced (`pipeline.Relabeling`).
-    ``reader``: the reader of its rows; a later write may require a new reader. ``before``: the state of the order before
-    the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass. ``transforms``: their
-    state before they changed the batch, if that was made ahead.
+    ``windows``: the rows that stacks of state leaves were cut from, ``[B, k + 1, *shape]`` by path, where those of a step and
+    its successor overlap. ``reader``: the reader of its rows; a later write may require a new reader. ``before``: the state of
+    the order before the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass.
+    ``transforms``: their state before they changed the batch, if that was made ahead.
     """
 
     draw: Draw
@@ -192,6 +193,7 @@ class Prepared:
     places: Places | None = None
     state_rows: StateRows | None = None
     achieved: Any = None
+    windows: dict[str, torch.Tensor] = field(default_factory=dict)
     reader: Any = None
     before: Any = None
     ran_out: bool = False
@@ -423,8 +425,13 @@ class BatchReader:
         assert state_rows is not None
         ahead = None if places is None or places.last is None else places.last - places.position
         if self.stack and rows.leaf.name in self._stacked_states:
-            sliced = state_rows.sliced
-            return self._slices_of_stacks(rows, state_rows) if sliced else self._stacks(rows, state_rows, ahead)
+            if state_rows.sliced:
+                return self._slices_of_stacks(rows, state_rows)
+            if ahead is not None:
+                return self._stacks_apart(rows, state_rows, ahead)
+            assert state_rows.windows is not None
+            cut = prepared.windows[rows.leaf.name] = read_windows(rows, state_rows.windows)
+            return _lazy_copy(cut)[:, :-1], cut[:, 1:]
         if ahead is not None:
             # Interleave rows and successors: if rows are decoded, one call decodes both.
             both = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1]))
@@ -442,20 +449,17 @@ class BatchReader:
         read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
         return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
-    def _stacks(
-        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor | None
+    def _stacks_apart(
+        self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + 1 (or k + n) rows.
+        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + n rows.
 
         ``ahead``: the distance from each drawn step to the step whose successor is returned.
         """
         assert self.stack and state_rows.windows is not None
-        k = self.stack
         read = read_windows(rows, state_rows.windows)
-        if ahead is None:
-            return _lazy_copy(read)[:, :-1], read[:, 1:]
-        after = (ahead + 1)[:, None] + torch.arange(k, device="cpu")
-        return read[:, :k], read[torch.arange(len(read), device="cpu")[:, None], after]
+        after = (ahead + 1)[:, None] + torch.arange(self.stack, device="cpu")
+        return read[:, : self.stack], read[torch.arange(len(read), device="cpu")[:, None], after]
 
     def _slices_of_stacks(self, rows: Readable, state_rows: StateRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Stacks at every step of slices; each row is read once, ``L + k`` rows for a slice of L."""

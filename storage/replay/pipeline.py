@@ -457,7 +457,9 @@ class Pipeline:
         if copied:
             batch = copy_of(batch)
         if self.spec.pin_memory or self.spec.device is not None:
-            batch = to_device(batch, self.spec.device, self.spec.pin_memory)
+            is_as_read = not len(self.transforms) and self.spec.collate is None and self.spec.relabeling is None
+            windows = prepared.windows if is_as_read and isinstance(batch, TensorDictBase) else None
+            batch = to_device(batch, self.spec.device, self.spec.pin_memory, windows)
         return batch, partial(_info, self.storage, prepared, columns)
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
