@@ -30,6 +30,7 @@ from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, shared_values
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
+from ..sources.gymnasium.policy import seeded
 from ..user_code.loading import unpickled_copy
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
@@ -94,8 +95,8 @@ def _work(payload: bytes, chunk: bytes, first: int, seed: int) -> None:
     """In a worker: one chunk."""
     work = _opened(payload)
     torch.set_num_threads(work.threads or 1)
-    torch.manual_seed(seed)
-    work.write(pickle.loads(chunk), first)
+    with seeded(seed):
+        work.write(pickle.loads(chunk), first)
 
 
 def map_records(
@@ -122,8 +123,9 @@ def map_records(
     them in place and return nothing. Records are cut into ``num_chunks`` chunks, or chunks of ``chunksize``, by default of
     1,024; ``num_workers`` processes (by default one for each processor; 0: this one) work on them, started by
     ``mp_start_method`` ("spawn" by default), each with ``worker_threads`` threads and replaced after ``max_tasks_per_child``
-    chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides torch's seed for
-    every chunk in any worker. ``pbar`` shows a bar where tqdm is installed. ``index_with_generator`` has no effect.
+    chunks (Python 3.11 and later); or the processes of a ``multiprocessing`` ``pool``. ``generator`` decides the seeds of
+    torch, NumPy and ``random`` for every chunk in any worker. ``pbar`` shows a bar where tqdm is installed.
+    ``index_with_generator`` has no effect.
 
     Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, for a function that does
     not return as many records, or returns records of other keys, shapes or dtypes than the first ones (it names them; values
@@ -151,9 +153,8 @@ def map_records(
     places = range(0, number, max(1, size))
     seed = int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
     if num_workers == 0 and pool is None:
-        with torch.random.fork_rng(devices=[]):
-            for first in _shown(places, pbar):
-                torch.manual_seed(seed + first)
+        for first in _shown(places, pbar):
+            with seeded(seed + first):
                 chunk = source[first : first + size]
                 result = work.apply(chunk, first)
                 if work.target is None:
@@ -161,7 +162,7 @@ def map_records(
                 work.write(chunk, first, result)
         return TensorStorage(work.target)
 
-    with torch.random.fork_rng(devices=[]):
+    with seeded(seed):
         # By a copy: the function that makes the records has not been called before.
         example = unpickled_copy(_pickled(work)).apply(source[:1], 0)[0]
     work.target = target = _target(example, number, dest)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import time
 from functools import partial
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -88,17 +90,22 @@ def test_a_disk_too_full_for_the_records(tmp_path, monkeypatch):
         map_records(TensorStorage(data()), double, tmp_path, num_workers=0)
 
 
-def test_seeds_do_not_depend_on_the_processes(tmp_path):
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_seeds_do_not_depend_on_the_processes(method, tmp_path):
     def noise(batch):
-        return batch.select("a").set("noise", torch.rand(len(batch)))
+        noise = torch.stack([torch.rand(len(batch)), torch.as_tensor(np.random.rand(len(batch))).float()], 1)
+        return batch.select("a").set("noise", noise).set("more", torch.full((len(batch),), random.random()))
 
     def run(folder, workers):
         seeded = torch.Generator().manual_seed(3)
         storage = TensorStorage(data())
-        more = {"num_workers": workers, "chunksize": 4, "mp_start_method": "forkserver"}
+        more = {"num_workers": workers, "chunksize": 4, "mp_start_method": method}
         return map_records(storage, noise, folder, generator=seeded, **more).get(slice(None))
 
-    assert torch.equal(run(tmp_path / "1", 0)["noise"], run(tmp_path / "2", 2)["noise"])
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    here, there = run(tmp_path / "1", 0), run(tmp_path / "2", 2)
+    assert bool((here == there).all()) and len(here["noise"].unique()) == 22
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
 
 
 def test_the_first_frames_changed_in_place(tmp_path):
