@@ -239,7 +239,9 @@ class BatchReader:
         if fields is None:
             kind = type(storage).__name__
             message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
-            raise UsageError(message, hint="LazyTensorStorage, LazyMemmapStorage and CompressedListStorage have leaves")
+            raise UsageError(
+                message, hint="tensor storages have leaves, and CompressedListStorage if its records are alike"
+            )
         self.storage, self.stack, self.n_step, self._with_info = storage, spec.frame_stack, spec.n_step, with_info
         self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows
         self._fields = fields
