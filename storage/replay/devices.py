@@ -31,13 +31,20 @@ def check_device(given: Any) -> torch.device:
 
 
 def to_device(
-    batch: Any, device: torch.device | None, pin: bool, windows: Mapping[str, torch.Tensor] | None = None
+    batch: Any,
+    device: torch.device | None,
+    pin: bool,
+    windows: Mapping[str, torch.Tensor] | None = None,
+    *,
+    ahead: bool = False,
 ) -> Any:
     """The batch in pinned memory if asked for, then on the device.
 
-    A copy to a GPU goes through a stream of the calling thread and is complete on return: in a prefetch thread it overlaps
-    with the caller's computations. ``windows``, ``[B, k + 1, *shape]`` by path: rows that the stacks of a leaf and of its
-    successor were cut from. To a GPU they go once, through pinned memory, and are cut there: half of the bytes.
+    A copy to a GPU goes through the caller's stream, in order with what the caller computes there. If it is made ``ahead``,
+    which another thread may do, it goes through a stream of that thread beside the computations, and is complete on return; see
+    `record_stream`. ``windows``, ``[B, k + 1, *shape]`` by path: rows that the stacks of a leaf and of its successor were cut
+    from. To a GPU they go once, through pinned memory, and are cut there: half of the bytes. Raises UsageError in a process
+    that was forked after its parent had used CUDA.
     """
     if pin and torch.cuda.is_available():
         batch = batch.pin_memory()
@@ -45,33 +52,35 @@ def to_device(
         return batch
     if device.type != "cuda":
         return batch.to(device)
-    stream = getattr(_streams, "stream", None)
-    if stream is None or stream.device != device:
-        stream = _streams.stream = _new_stream(device)
-    with torch.cuda.stream(stream):
-        stacks: dict[Any, torch.Tensor] = {}
-        for name, rows in (windows or {}).items():
-            key = tuple(name.split("/"))
-            successor = ("next", *key)
-            there = rows.pin_memory().to(device, non_blocking=True)
-            stacks[key], stacks[successor] = there[:, :-1].clone(), there[:, 1:]
-        moved = batch.exclude(*stacks).to(device, non_blocking=pin) if stacks else batch.to(device, non_blocking=pin)
-        for key, stack in stacks.items():
-            moved.set(key, stack)
-    stream.synchronize()
-    return moved
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    """Raises UsageError in a process that was forked after its parent had used CUDA."""
     try:
-        return torch.cuda.Stream(device)
+        if not ahead:
+            return _to_gpu(batch, device, windows)
+        stream = getattr(_streams, "stream", None)
+        if stream is None or stream.device != device:
+            stream = _streams.stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            moved = _to_gpu(batch, device, windows)
+        stream.synchronize()
     except RuntimeError as error:
-        if "fork" not in str(error):
+        if "forked subprocess" not in str(error):
             raise
         message = f"batches cannot be moved to {device} in a forked process: CUDA was in use before the fork"
         hint = "leave device out, and move them where they are used: batch.to(device, non_blocking=True)"
         raise UsageError(message, hint=hint) from error
+    return moved
+
+
+def _to_gpu(batch: Any, device: torch.device, windows: Mapping[str, torch.Tensor] | None) -> Any:
+    stacks: dict[Any, torch.Tensor] = {}
+    for name, rows in (windows or {}).items():
+        key = tuple(name.split("/"))
+        successor = ("next", *key)
+        there = rows.pin_memory().to(device, non_blocking=True)
+        stacks[key], stacks[successor] = there[:, :-1].clone(), there[:, 1:]
+    moved = (batch.exclude(*stacks) if stacks else batch).to(device, non_blocking=True)
+    for key, stack in stacks.items():
+        moved.set(key, stack)
+    return moved
 
 
 def record_stream(batch: Any, device: torch.device | None) -> Any:

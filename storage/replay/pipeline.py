@@ -307,8 +307,7 @@ class Pipeline:
         return partial(self._make, prepared, rows)
 
     def _make(self, prepared: Prepared, rows: Any) -> Sample:
-        batch, info = self._finish(prepared, self._collate(prepared, rows))
-        return record_stream(batch, self.spec.device), info, prepared.ran_out
+        return *self._finish(prepared, self._collate(prepared, rows)), prepared.ran_out
 
     @property
     def gives_columns(self) -> bool:
@@ -441,7 +440,7 @@ class Pipeline:
             batch = self.spec.relabeling.apply(batch, prepared.achieved)
         return batch
 
-    def _finish(self, prepared: Prepared, batch: Any, *, copied: bool = False) -> tuple[Any, Info]:
+    def _finish(self, prepared: Prepared, batch: Any, *, copied: bool = False, ahead: bool = False) -> tuple[Any, Info]:
         columns: dict[str, torch.Tensor] = dict(prepared.columns)
         if not columns and isinstance(batch, TensorDictBase):
             for key in flag_keys(prepared.draw):
@@ -459,7 +458,7 @@ class Pipeline:
         if self.spec.pin_memory or self.spec.device is not None:
             is_as_read = not len(self.transforms) and self.spec.collate is None and self.spec.relabeling is None
             windows = prepared.windows if is_as_read and isinstance(batch, TensorDictBase) else None
-            batch = to_device(batch, self.spec.device, self.spec.pin_memory, windows)
+            batch = to_device(batch, self.spec.device, self.spec.pin_memory, windows, ahead=ahead)
         return batch, partial(_info, self.storage, prepared, columns)
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
@@ -528,7 +527,7 @@ class Pipeline:
     def _finish_ahead(self, prepared: Prepared, batch: Any, *, copied: bool) -> tuple[Any, Info]:
         with suppress(Exception):  # of a state that cannot be copied, which a checkpoint will say
             prepared.transforms = self.transforms.changed_by_use()
-        return self._finish(prepared, batch, copied=copied)
+        return self._finish(prepared, batch, copied=copied, ahead=True)
 
     def transforms_state(self) -> dict[str, Any]:
         """The state of the transforms after the last delivered batch: those on their way may have changed it."""

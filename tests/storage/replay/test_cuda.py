@@ -114,6 +114,21 @@ def test_prefetched_batches_survive_a_busy_allocator(folder):
     there.close()
 
 
+def test_mixtures_survive_a_busy_allocator(tmp_path):
+    """As above, for batches of several datasets, which the caller's thread joins and moves."""
+    places = [write_dataset(tmp_path / str(number), make_episodes([30, 20], seed=number), "flat") for number in range(2)]
+    here = rbdata.load(places, batch_size=64, seed=3)
+    there = rbdata.load(places, batch_size=64, seed=3, device="cuda", pin_memory=True)
+    work = torch.rand(1500, 1500, device=DEVICE)
+    found = []
+    for _ in range(200):
+        for _ in range(5):
+            work = (work @ work).clamp(0, 1)
+        found.append(there.sample()["observation"].sum(1) + work[0, 0] * 0)
+    for sums in found:
+        assert_close(sums.cpu(), here.sample()["observation"].sum(1))
+
+
 def test_threads_with_streams_of_their_own(folder):
     buffer = rbdata.load(folder, batch_size=32, device="cuda", prefetch=2)
     rows = rbdata.load(folder, batch_size=32)
