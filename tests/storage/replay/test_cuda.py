@@ -116,7 +116,9 @@ def test_prefetched_batches_survive_a_busy_allocator(folder):
 
 def test_mixtures_survive_a_busy_allocator(tmp_path):
     """As above, for batches of several datasets, which the caller's thread joins and moves."""
-    places = [write_dataset(tmp_path / str(number), make_episodes([30, 20], seed=number), "flat") for number in range(2)]
+    places = [
+        write_dataset(tmp_path / str(number), make_episodes([30, 20], seed=number), "flat") for number in range(2)
+    ]
     here = rbdata.load(places, batch_size=64, seed=3)
     there = rbdata.load(places, batch_size=64, seed=3, device="cuda", pin_memory=True)
     work = torch.rand(1500, 1500, device=DEVICE)
