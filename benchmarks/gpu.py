@@ -147,7 +147,7 @@ def compare(
     for figures, uses in ((fed, True), (alone, False)):  # apart: buffers measure what their callers do between batches
         for trial in range(7):
             for name, sample in suppliers.items():
-                step = (lambda sample=sample: update(sample())) if uses else sample  # type: ignore[misc]
+                step = (lambda sample=sample: update(sample())) if uses else sample
                 taken = milliseconds(step, count, device)
                 if trial > 1:
                     figures[name].append(taken)
