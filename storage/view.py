@@ -35,6 +35,8 @@ from .schema import Schema
 
 #: The flags that are set where a segment ends and its episode continues.
 _ENDING = ("next/done", "next/truncated")
+#: Up to this many members, comparing with each is faster than sorting.
+_FEW_MEMBERS = 4
 #: Rows of up to this many bytes from several members are joined and then ordered; longer rows are copied once, to their places.
 _SHORT_ROW = 128
 #: Entries of ``source`` in a manifest that apply to a part of the data, and to several datasets if all state them.
@@ -295,13 +297,17 @@ class _Places:
         self.groups: list[tuple[int, torch.Tensor]] = []
         if runs.members > 1:
             members = (self.runs if runs.one_each else lookup(runs.member, self.runs)).numpy()
-            counts = np.bincount(members, minlength=runs.members)
-            # NumPy sorts numbers of one or two bytes several times faster than others.
-            order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
+            if runs.members <= _FEW_MEMBERS:
+                sorted_by_member = [np.flatnonzero(members == number) for number in range(runs.members)]
+                order, counts = np.concatenate(sorted_by_member), list(map(len, sorted_by_member))
+            else:
+                # NumPy sorts numbers of one or two bytes several times faster than others.
+                order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
+                counts = np.bincount(members, minlength=runs.members).tolist()
             self.order, self.back = torch.from_numpy(order), torch.empty(len(order), dtype=torch.int64, device="cpu")
             self.back.numpy()[order] = np.arange(len(order))
-            there = lookup(self.there, self.order).split(counts.tolist())
-            self.groups = [(number, there[number]) for number in np.flatnonzero(counts).tolist()]
+            there = lookup(self.there, self.order).split(counts)
+            self.groups = [(number, there[number]) for number, count in enumerate(counts) if count]
 
 
 class _Runs:

@@ -52,8 +52,9 @@ class MixtureSampler(Sampler):
         upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
         self._edges = upto[:-1]
         self._from = np.append(0.0, self._edges)
-        self._scale = 1.0 / np.maximum(upto - self._from, np.finfo(float).tiny)
         self._size = np.array(self.sizes, np.float64)
+        width = upto - self._from
+        self._rows_per_share = np.divide(self._size, width, out=np.zeros(len(width)), where=width > 0)
         end = np.cumsum(self.sizes)
         self._rows, self._first, self._last = int(end[-1]), end - self.sizes, end - 1
 
@@ -73,11 +74,13 @@ class MixtureSampler(Sampler):
         if self.shares == "random":
             # Where in the share of its dataset a number lies says which row: 53 bits are enough.
             which = self._edges.searchsorted(places, "right")
-            places = (places - self._from.take(which)) * self._scale.take(which)
+            places -= self._from.take(which)
+            places *= self._rows_per_share.take(which)
         else:
             begin = torch.rand(1, dtype=torch.float64, generator=generator, device="cpu").item()
             which = self._edges.searchsorted((np.arange(batch_size) + begin) / batch_size, "right")
-        rows = self._first.take(which) + (places * self._size.take(which)).astype(np.int64)
+            places *= self._size.take(which)
+        rows = self._first.take(which) + places.astype(np.int64)
         return Draw(torch.from_numpy(np.minimum(rows, self._last.take(which))))
 
     def __repr__(self) -> str:
