@@ -256,12 +256,9 @@ def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
             array = file.create_dataset(name, (len(work.dataset), *shape), leaf.np_dtype)
             for low, block in work.blocks(key):
                 array[low : low + len(block)] = block.reshape(len(block), *shape)
-        terminated, truncated = (
-            work.dataset[f"next/{flag}"].numpy().reshape(-1) for flag in ("terminated", "truncated")
-        )
+        terminated, truncated = _end_flags(work)
         file["terminals"], file["timeouts"] = terminated, truncated & ~terminated
         file.attrs["rbdata_id"] = work.dataset.id
-    _note_both(work)
     _note_cut(work)
 
 
@@ -274,10 +271,12 @@ def _only(work: _Export, base: str) -> str:
     raise UsageError(message, hint="use another format, or make one of them with `rbdata preprocess`")
 
 
-def _note_both(work: _Export) -> None:
-    terminated, truncated = (work.dataset[f"next/{flag}"] for flag in ("terminated", "truncated"))
-    if bool((terminated & truncated).any()):
+def _end_flags(work: _Export) -> tuple[np.ndarray, np.ndarray]:
+    """``terminated`` and ``truncated``, bool ``[steps]`` each; notes if a step has both: formats keep the first."""
+    terminated, truncated = (work.dataset[f"next/{flag}"].numpy().reshape(-1) for flag in ("terminated", "truncated"))
+    if (terminated & truncated).any():
         work.notes.append("Episodes that were terminated and truncated at once are terminals only.")
+    return terminated, truncated
 
 
 def _note_cut(work: _Export) -> None:
@@ -500,7 +499,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     left = [key for key in work.ted_keys() if key.startswith("next/") and key not in held]
     if left:
         work.notes.append(f"Not exported: {', '.join(left)}.")
-    _note_both(work)
+    _end_flags(work)
     folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
 
 

@@ -31,7 +31,7 @@ def read_episodes(reader: Any, path: Path) -> int:
             found = 0
             for block in rows.blocks if isinstance(rows, LazyRows) else (rows,):
                 found, size = found + len(block), size + block.nbytes
-            if found != len(episode.rewards) + (is_state and not episode.is_blank):
+            if found != episode.count(is_state):
                 raise ValueError(f"{key} has {found} rows of {len(episode.rewards)} steps")
     return size
 

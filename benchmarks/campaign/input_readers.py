@@ -556,7 +556,7 @@ def _read_unit(unit: Any, _: Any) -> None:
     for _, episode in unit.reader.unit_episodes(raws):
         for key, rows, is_state in episode.rows():
             found = sum(map(len, rows.blocks)) if isinstance(rows, LazyRows) else len(rows)
-            if len(episode.rewards) and found != len(episode.rewards) + (is_state and not episode.is_blank):
+            if len(episode.rewards) and found != episode.count(is_state):
                 raise Wrong(f"{key} has {found} rows in an episode of {len(episode.rewards)} steps")
 
 
@@ -720,7 +720,7 @@ def _use_rlds(folder: Path) -> None:
             for episode in reader.episodes(RawInput(file, folder / file, None)):
                 for key, rows, is_state in episode.rows():
                     found = sum(map(len, rows.blocks)) if isinstance(rows, LazyRows) else len(rows)
-                    if found != len(episode.rewards) + (is_state and not episode.is_blank):
+                    if found != episode.count(is_state):
                         raise Wrong(f"{key} has {found} rows of {len(episode.rewards)} steps")
 
 

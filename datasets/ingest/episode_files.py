@@ -92,6 +92,10 @@ class Episode:
     truncated: bool
     is_blank: bool = False
 
+    def count(self, is_state: bool) -> int:
+        """The number of rows of a column of states, or of steps."""
+        return len(self.rewards) + (is_state and not self.is_blank)
+
     def rows(self) -> Iterator[tuple[str, Rows, bool]]:
         """Key and rows of each column, and whether it is one of states."""
         yield from ((key, rows, True) for key, rows in self.states.items())
@@ -210,7 +214,7 @@ class _UnitWriter:
             return
         assert self._writer is not None
         for number, (key, rows, is_state) in enumerate(episode.rows()):
-            self._append(number, rows, steps + (is_state and not episode.is_blank), f"{where}: {key}", on_rows)
+            self._append(number, rows, episode.count(is_state), f"{where}: {key}", on_rows)
             if is_state and episode.is_blank:
                 column = self.columns[number]
                 self._writer.column(0, number, np.zeros((1, *column.shape), column.dtype))

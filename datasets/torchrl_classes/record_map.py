@@ -24,6 +24,7 @@ from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 
 from ...errors import DiskSpaceError, SchemaError, UsageError, WorkerLostError
 from ...storage.durable import allocate, is_full, system_error
+from ...storage.replay.draw import draw_seed
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.storage import Storage
 from ...storage.replay.storages.tensor_storage import TensorStorage
@@ -151,7 +152,7 @@ def map_records(
     if not number:
         raise UsageError("there are no records to map")
     places = range(0, number, max(1, size))
-    seed = int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
+    seed = draw_seed(generator)
     if num_workers == 0 and pool is None:
         for first in _shown(places, pbar):
             with seeded(seed + first):

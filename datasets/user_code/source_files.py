@@ -143,7 +143,7 @@ def _holds_sets(literal: ast.expr) -> bool:
 
 
 def _changed_containers(tree: ast.Module) -> Iterator[str]:
-    """The names in ``NAME[...] = x``, ``del NAME[...]``, ``NAME.append(x)`` and the like, anywhere in a file."""
+    """Every name whose container a file may change: ``NAME[...] = x``, ``del NAME[...]``, ``NAME.append(x)`` and similar."""
     for node in ast.walk(tree):
         is_stored = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if is_stored or (isinstance(node, ast.Attribute) and node.attr in _CHANGING):

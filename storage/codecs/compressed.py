@@ -205,9 +205,8 @@ class CompressedRows:
             decode = idle.pop()
         except IndexError:
             decode = self._codec.decoder(self._dictionary, self.leaf.row_bytes, threads)
-        decoded = torch.empty(
-            len(rows), self.leaf.row_bytes, dtype=torch.uint8, device="cpu"
-        )  # memory of torch: it copies that on write
+        # In memory of torch, which it can copy on write.
+        decoded = torch.empty(len(rows), self.leaf.row_bytes, dtype=torch.uint8, device="cpu")
         decode(self._blob, starts, lengths, decoded.numpy())
         idle.append(decode)
         return decoded.view(getattr(torch, self.leaf.dtype))

@@ -43,6 +43,7 @@ from .arguments import (
 )
 from .batches import KeyWindows, NStep
 from .devices import check_device
+from .draw import draw_seed
 from .iterable import ReplayIterable, ReplayMap
 from .locks import watch_forks
 from .online.conditional_update import ConditionalUpdateResult, update_records
@@ -383,7 +384,7 @@ class ReplayBuffer:
             message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
             raise UsageError(message, hint="give torch.Generator() without a device")
         if generator is None:
-            own = int(torch.randint(1 << 62, (), device="cpu")) if seed is None else seed
+            own = draw_seed() if seed is None else seed
             # In data-parallel training each process draws its own numbers, and all processes share one order.
             generator = make_generator(rank_seed(own, self._rank) if self._world > 1 else own)
         passes = getattr(self._sampler, "passes", None)

@@ -46,20 +46,17 @@ def to_device(
     from. To a GPU they go once, through pinned memory, and are cut there: half of the bytes. Raises UsageError in a process
     that was forked after its parent had used CUDA.
     """
-    if pin and torch.cuda.is_available():
-        batch = batch.pin_memory()
-    if device is None:
-        return batch
-    if device.type != "cuda":
-        return batch.to(device)
+    if device is None or device.type != "cuda":
+        pinned = batch.pin_memory() if pin and torch.cuda.is_available() else batch
+        return pinned if device is None else pinned.to(device)
     try:
         if not ahead:
-            return _to_gpu(batch, device, windows)
+            return _to_gpu(batch, device, pin, windows)
         stream = getattr(_streams, "stream", None)
         if stream is None or stream.device != device:
             stream = _streams.stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
-            moved = _to_gpu(batch, device, windows)
+            moved = _to_gpu(batch, device, pin, windows)
         stream.synchronize()
     except RuntimeError as error:
         if "forked subprocess" not in str(error):
@@ -70,14 +67,15 @@ def to_device(
     return moved
 
 
-def _to_gpu(batch: Any, device: torch.device, windows: Mapping[str, torch.Tensor] | None) -> Any:
+def _to_gpu(batch: Any, device: torch.device, pin: bool, windows: Mapping[str, torch.Tensor] | None) -> Any:
     stacks: dict[Any, torch.Tensor] = {}
     for name, rows in (windows or {}).items():
         key = tuple(name.split("/"))
         successor = ("next", *key)
         there = rows.pin_memory().to(device, non_blocking=True)
         stacks[key], stacks[successor] = there[:, :-1].clone(), there[:, 1:]
-    moved = (batch.exclude(*stacks) if stacks else batch).to(device, non_blocking=True)
+    rest = batch.exclude(*stacks) if stacks else batch
+    moved = (rest.pin_memory() if pin else rest).to(device, non_blocking=True)
     for key, stack in stacks.items():
         moved.set(key, stack)
     return moved

@@ -115,6 +115,11 @@ class Draw:
         return (torch.arange(self.length, device="cpu") < self.lengths[:, None]).reshape(-1)
 
 
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from a generator; without one, from torch's global generator."""
+    return int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
+
+
 _ENDS = ("done", "terminated")
 
 

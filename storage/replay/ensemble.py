@@ -22,7 +22,7 @@ from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_
 from .buffer import ReplayBuffer
 from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from
 from .devices import check_device, to_device
-from .draw import expand_to_records
+from .draw import draw_seed, expand_to_records
 from .overrides import is_overridden
 from .pipeline import OrderState
 from .samplers.sampler import Sampler, fills_up
@@ -477,7 +477,7 @@ class ReplayBufferEnsemble:
             if shared:
                 buffer.share()
         self._pin, self._device = pin_memory, None if device is None else check_device(device)
-        self._generator = make_generator(int(torch.randint(1 << 62, (), device="cpu")))
+        self._generator = make_generator(draw_seed())
         if generator is not None:
             self.set_rng(generator)
         if seed is not None:
@@ -712,11 +712,9 @@ class ReplayBufferEnsemble:
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw members from this generator from now on; it also gives each member a seed."""
-        self._generator = (
-            make_generator(int(torch.randint(1 << 62, (), device="cpu"))) if generator is None else generator
-        )
+        self._generator = make_generator(draw_seed()) if generator is None else generator
         for buffer in self.buffers:
-            buffer.set_seed(int(torch.randint(1 << 62, (), generator=self._generator, device="cpu")))
+            buffer.set_seed(draw_seed(self._generator))
 
     # -- members -----------------------------------------------------------------------------------------------------
 

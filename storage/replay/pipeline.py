@@ -458,6 +458,7 @@ class Pipeline:
         if self.spec.pin_memory or self.spec.device is not None:
             is_as_read = not len(self.transforms) and self.spec.collate is None and self.spec.relabeling is None
             windows = prepared.windows if is_as_read and isinstance(batch, TensorDictBase) else None
+            prepared.windows = {}  # the info keeps `prepared`, and need not keep these
             batch = to_device(batch, self.spec.device, self.spec.pin_memory, windows, ahead=ahead)
         return batch, partial(_info, self.storage, prepared, columns)
 

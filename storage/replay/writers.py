@@ -486,10 +486,8 @@ class TensorDictMaxValueWriter(Writer):
 
         Whole numbers that float64 does not hold are in state.json as well.
         """
-        folder, best = (
-            Path(path),
-            torch.tensor(self._current_top_values, dtype=torch.float64, device="cpu").reshape(-1, 2),
-        )
+        folder = Path(path)
+        best = torch.tensor(self._current_top_values, dtype=torch.float64, device="cpu").reshape(-1, 2)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
         record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}

@@ -47,7 +47,7 @@ def is_part(path: str) -> bool:
 
 
 class ArrowReader:
-    """An `MinariReader` of a folder of episodes; the episode asked for last is kept open."""
+    """A `MinariReader` of a folder of episodes; the episode asked for last is kept open."""
 
     def __init__(self, data: DataFiles) -> None:
         try:

@@ -39,7 +39,7 @@ _MOST_VALUES = 64 << 20
 
 
 class Hdf5Reader:
-    """An `MinariReader` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
+    """A `MinariReader` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
 
     def __init__(self, data: DataFiles) -> None:
         import h5py

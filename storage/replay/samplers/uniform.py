@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
-from ..draw import Draw
+from ..draw import Draw, draw_seed
 from ..storages.storage import Storage, require_records
 from .sampler import Sampler
 
@@ -183,7 +183,7 @@ class Passes:
             if self._next >= own:  # other processes take the last places
                 self._next, self._pass, self._order = 0, self._pass + 1, None
         if self.shuffle and self._seed is None:
-            self._seed = int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
+            self._seed = draw_seed(generator)
         order = self._current_order()
         stop = min(self._next + count, own)
         places = torch.arange(rank + world * self._next, rank + world * stop, world, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -334,8 +335,6 @@ def test_a_checkpoint_is_read_without_the_device(tmp_path):
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
 def test_copies(way):
-    import pickle
-
     _, buffer = buffers("tensor", "random")
     buffer.extend(steps(40))
     other = pickle.loads(pickle.dumps(buffer)) if way == "pickle" else copy.deepcopy(buffer)
@@ -363,7 +362,7 @@ def test_mixtures():
             member.extend(steps(50, start).to(device))
             members.append(member)
         mixture = rbdata.ReplayBufferEnsemble(*members, batch_size=16, p=[0.7, 0.3])
-        mixture.set_seed(3) if hasattr(mixture, "set_seed") else torch.manual_seed(3)
+        mixture.set_rng(torch.Generator().manual_seed(3))
         drawn.append([mixture.sample() for _ in range(4)])
     for expected, found in zip(*drawn, strict=True):
         same(found.select("observation"), expected.select("observation"))
