@@ -252,7 +252,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
 
 
 def _preprocess(request: Request, listener: Listener, engine: Engine | None) -> Preprocessed:
-    CallerSettings.check_device()
+    CallerSettings.check()
     root = settings.root(request.root)
     _check_dest(request.dest)
     place = DatasetPlace(root, request.dest)

@@ -171,14 +171,25 @@ class CallerSettings:
     decimal: tuple[Any, ...] | None = None
 
     @staticmethod
-    def check_device() -> None:
-        """Raise UsageError for a default device of torch: data is in the memory of the machine, here and in workers."""
+    def check() -> None:
+        """Raise UsageError for a default device of torch, and inside ``torch.autocast``.
+
+        Data is in the memory of the machine, here and in workers; autocast would change what functions compute, in this
+        process alone.
+        """
         torch: Any = sys.modules.get("torch")
-        device = torch.empty(0).device if torch is not None else None
-        if device is not None and device.type != "cpu":
+        if torch is None:
+            return
+        device = torch.empty(0).device
+        if device.type != "cpu":
             message = f"the default device of torch is {device} here, and functions are called with cpu"
             hint = "torch.set_default_device(None) before it, and name the device inside the function"
             raise UsageError(message, hint=hint)
+        one = torch.ones(1, 1, dtype=torch.float32)
+        # The first is that of CUDA; torch 2.3 does not tell about "cpu" by the same name.
+        if torch.is_autocast_enabled() or (one @ one).dtype is not torch.float32:
+            message = "torch.autocast is on here, and functions are called without it"
+            raise UsageError(message, hint="leave it before preprocess, or enter it inside the function")
 
     @classmethod
     def read(cls) -> CallerSettings:

@@ -768,6 +768,12 @@ def test_a_default_device_is_refused(shared):
         torch.set_default_device(None)
 
 
+def test_autocast_is_refused(shared):
+    """Functions of this process alone would compute in bfloat16, and the same request outside would be taken for complete."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fails(shared, to_float, UsageError, "torch.autocast is on")
+
+
 def test_a_table_that_the_program_fills_later(shared, tmp_path, monkeypatch):
     """It is hashed as it is at the time of the request; a container that the function changes is a cache."""
     monkeypatch.syspath_prepend(tmp_path)
