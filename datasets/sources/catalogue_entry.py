@@ -33,6 +33,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -181,7 +182,11 @@ class CatalogueFile:
     @classmethod
     def read(cls, path: Path, source: str) -> CatalogueFile:
         """Raises OSError for a missing file, ValueError for a file that is not JSON."""
-        return cls(source, json.loads(path.read_text(encoding="utf-8")))
+        return cls(source, _content(path))
+
+    def names(self) -> list[str]:
+        """The names of the datasets, in the order of the file."""
+        return [one for name, *_ in self.content["datasets"] for one in _expanded(name)]
 
     def entries(self) -> Iterator[CatalogueEntry]:
         """One for each dataset, in the order of the file."""
@@ -201,6 +206,12 @@ class CatalogueFile:
         lists = {key: tuple(value) for key, value in facts.items() if isinstance(value, (list, tuple))}
         about = {"date": self.content["date"], "figures": tuple(self.content["figures"])}
         return CatalogueEntry(f"{self.source}/{name}", places=tuple(places), **{**facts, **lists, **about})
+
+
+@cache
+def _content(path: Path) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _expanded(name: str) -> Iterator[str]:

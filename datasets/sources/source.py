@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Source:
     """One provider.
 
-    A derived class sets ``name`` (that of its entry point) and ``home``, and defines `names` and `find`; all else has a
-    default. It is imported for `rbdata list` and `rbdata download --help`, so jobs and heavy packages are imported in `find`.
+    A derived class sets ``name`` (that of its entry point) and ``home``, and defines `find`; all else has a default. It is
+    imported for `rbdata list` and `rbdata download --help`, so jobs and heavy packages are imported in `find`.
     """
 
     name: str
@@ -63,8 +63,11 @@ class Source:
         raise NotImplementedError
 
     def names(self) -> Sequence[str]:
-        """All dataset names it can state without asking the network."""
-        raise NotImplementedError
+        """All dataset names it can state without asking the network: those of its catalogue file, and what its remote held
+        when it was last asked."""
+        file, listing = self.catalogue_file, self.cached_listing()
+        listed = [one.name for one in listing.datasets] if listing else []
+        return list(dict.fromkeys([*(file.names() if file else ()), *listed]))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Find the raw objects of a dataset at a place (the home or a mirror). Raises FetchErrors, UsageError.

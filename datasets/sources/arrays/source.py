@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UsageError
@@ -34,9 +33,6 @@ class ArraysSource(Source):
         ),
     )
     reads_any = True
-
-    def names(self) -> Sequence[str]:
-        return []
 
     def recognises(self, path: Path) -> bool:
         from .roles import SUFFIXES

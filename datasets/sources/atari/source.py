@@ -44,21 +44,6 @@ _UPSTREAMS: dict[str, tuple[str, Callable[[Location, str, int], Sequence[Any]]]]
     RL_UNPLUGGED: (RL_UNPLUGGED_HOME, find_episode_files),
 }
 
-#: Runs of each game, and the games as the bucket spells them. (Adventure and Defender, which d4rl-atari registers too, are not
-#: in the dataset.)
-RUNS = (1, 2, 3, 4, 5)
-
-GAMES: tuple[str, ...] = (
-    *("AirRaid", "Alien", "Amidar", "Assault", "Asterix", "Asteroids", "Atlantis", "BankHeist", "BattleZone"),
-    *("BeamRider", "Berzerk", "Bowling", "Boxing", "Breakout", "Carnival", "Centipede", "ChopperCommand"),
-    *("CrazyClimber", "DemonAttack", "DoubleDunk", "ElevatorAction", "Enduro", "FishingDerby", "Freeway"),
-    *("Frostbite", "Gopher", "Gravitar", "Hero", "IceHockey", "Jamesbond", "JourneyEscape", "Kangaroo", "Krull"),
-    *("KungFuMaster", "MontezumaRevenge", "MsPacman", "NameThisGame", "Phoenix", "Pitfall", "Pong", "Pooyan"),
-    *("PrivateEye", "Qbert", "Riverraid", "RoadRunner", "Robotank", "Seaquest", "Skiing", "Solaris"),
-    *("SpaceInvaders", "StarGunner", "Tennis", "TimePilot", "Tutankham", "UpNDown", "Venture", "VideoPinball"),
-    *("WizardOfWor", "YarsRevenge", "Zaxxon"),
-)
-
 
 class AtariSource(Source):
     """Names are ``<Game>/<run>``."""
@@ -76,9 +61,6 @@ class AtariSource(Source):
     )
     supports = frozenset({"parts", "time_limit", "codec", "layout", "unknown_next"})
 
-    def names(self) -> Sequence[str]:
-        return [f"{game}/{run}" for game in GAMES for run in RUNS]
-
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The scores of the human; the datasets' rewards are clipped, so the scores are for returns in the game itself."""
         return human_scores(str(record.get("dataset")).partition("/")[0], clipped=True)
@@ -91,7 +73,7 @@ class AtariSource(Source):
         """The game with sticky actions, and every fourth frame as the datasets have it (Machado et al. 2018); its rewards are
         those of the game, not clipped."""
         game = str(record.get("dataset")).partition("/")[0]
-        if game not in GAMES:
+        if f"{game}/1" not in self.names():
             return None
         arguments = {"frameskip": 1, "repeat_action_probability": 0.25, "full_action_space": False}
         return KnownEnvironment(f"ALE/{game}-v5", arguments, wrap=_observe_as_stored, requirements="opencv-python")

@@ -59,9 +59,6 @@ class D4rlSource(Source):
         ACCEPT_CHANGED,
     )
 
-    def names(self) -> Sequence[str]:
-        return list(registry())
-
     def catalogue(self) -> Sequence[CatalogueEntry]:
         """The catalogue, with the time limits of the registry."""
         return [replace(entry, horizon=registry()[entry.name].horizon) for entry in super().catalogue()]

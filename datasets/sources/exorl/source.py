@@ -6,7 +6,6 @@ Offline Reinforcement Learning", 2022 (https://arxiv.org/abs/2201.13425).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UsageError
@@ -14,9 +13,6 @@ from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
 from ..source import Source, only_file, only_object
-
-DOMAINS = ("cartpole", "cheetah", "jaco", "point_mass_maze", "quadruped", "walker")
-ALGORITHMS = ("aps", "diayn", "disagreement", "icm", "icm_apt", "proto", "random", "rnd", "smm")
 
 
 class ExorlSource(Source):
@@ -32,9 +28,6 @@ class ExorlSource(Source):
         ),
     )
     supports = frozenset({"codec", "layout"})
-
-    def names(self) -> Sequence[str]:
-        return [f"{domain}/{algorithm}" for domain in DOMAINS for algorithm in ALGORITHMS]
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         from .reader import TASKS, domain_of

@@ -10,7 +10,6 @@ class name the same sets and two layouts, both below https://dl.fbaipublicfiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UsageError
@@ -46,9 +45,6 @@ class GenDgrlSource(Source):
     name = "gen_dgrl"
     home = HOME
     options = (SourceOption("dataset", "the Gen-DGRL id of the archive", metavar="ID", commands=("convert",)),)
-
-    def names(self) -> Sequence[str]:
-        return [f"{game}-{one}" for one in SETS for game in GAMES]
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the archive, in the layout of the project or of TorchRL. Raises FetchErrors."""

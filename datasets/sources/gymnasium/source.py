@@ -10,7 +10,7 @@ Nothing is fetched. What decides the bytes is the environment, the policy and a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ....errors import DatasetExistsError, UsageError
@@ -21,19 +21,6 @@ from ...ingest.job import ConvertOptions, Job
 from ..human_scores import game_of, human_scores
 from ..options import TEXT, SourceOption
 from ..source import Source
-
-#: What `rbdata list` shows: ids that need nothing but Gymnasium, and two that need the ``atari`` extra.
-CLASSIC = (
-    "CartPole-v1",
-    "Acrobot-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Pendulum-v1",
-    "FrozenLake-v1",
-    "Blackjack-v1",
-    "ALE/Breakout-v5",
-    "ALE/Pong-v5",
-)
 
 #: Gymnasium's own syntax, ``(module:)(namespace/)name(-vN)``.
 _ID = re.compile(r"(?:[\w.]+:)?(?:[\w:-]+/)?[\w:.-]+?(?:-v\d+)?")
@@ -125,10 +112,6 @@ class GymnasiumSource(Source):
     supports = frozenset({"codec", "layout"})
     makes = True
     open_ended = True
-
-    def names(self) -> Sequence[str]:
-        """A few well-known ones; any registered environment can be recorded."""
-        return list(CLASSIC)
 
     def knows(self, name: str) -> bool:
         """Whether this could be an id; whether the environment exists is known only when it is made."""

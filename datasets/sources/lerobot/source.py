@@ -32,9 +32,6 @@ class LerobotSource(Source):
         TEXT,
     )
 
-    def names(self) -> Sequence[str]:
-        return [entry.name for entry in self.catalogue()]
-
     def knows(self, name: str) -> bool:
         return _ID.fullmatch(name) is not None and ".." not in name
 

@@ -47,26 +47,6 @@ _LARGEST_PARSED = 1 << 18
 _DEEPEST_LOCAL, _DEEPEST_REMOTE = 8, 6
 _COUNTS = {"total_steps": "steps", "total_episodes": "episodes"}
 
-#: What the Farama Foundation publishes, as far as its documentation lists it; a listing says what it holds today.
-_ADROIT = tuple(
-    f"D4RL/{hand}/{kind}-v2" for hand in ("door", "hammer", "pen", "relocate") for kind in ("human", "cloned", "expert")
-)
-_MAZES = ("umaze", "umaze-diverse", "medium-play", "medium-diverse", "large-play", "large-diverse")
-_POINTS = tuple(f"{maze}{dense}" for maze in ("open", "umaze", "medium", "large") for dense in ("", "-dense"))
-KNOWN = (
-    *_ADROIT,
-    *(f"D4RL/kitchen/{kind}-v2" for kind in ("complete", "partial", "mixed")),
-    *(f"D4RL/antmaze/{maze}-v1" for maze in _MAZES),
-    *(f"D4RL/pointmaze/{maze}-v2" for maze in _POINTS),
-    "D4RL/minigrid/fourrooms-v0",
-    "D4RL/minigrid/fourrooms-random-v0",
-    *(
-        f"mujoco/{robot}/{level}-v0"
-        for robot in ("ant", "halfcheetah", "hopper", "humanoid", "walker2d")
-        for level in ("simple", "medium", "expert")
-    ),
-)
-
 
 def is_id(name: str) -> bool:
     """Whether this could be a Minari id."""
@@ -192,7 +172,7 @@ class MinariSource(Source):
 
     def names(self) -> Sequence[str]:
         """The datasets in the local root, those of the remote when it was last asked, and those known to be published."""
-        known = KNOWN if self.home == HOME else ()
+        known = super().names() if self.home == HOME else ()
         listing = self.cached_listing()
         listed = [one.name for one in listing.datasets] if listing else []
         return list(dict.fromkeys([*local_names(), *listed, *known]))
@@ -235,7 +215,7 @@ class MinariSource(Source):
         try:
             return _make_job(name, join_path(name, "data"), location, options, why)
         except ObjectNotFoundError as error:
-            error.hint = _other_names(name, location) or error.hint
+            error.hint = _other_names(name, location, super().names()) or error.hint
             raise
 
     def recognises(self, path: Path) -> bool:
@@ -292,7 +272,7 @@ def _make_job(name: str | None, folder: str, location: Location, options: Conver
     return MinariJob(name, location, objects, (item, data), metadata, options, why)
 
 
-def _other_names(name: str, location: Location) -> str:
+def _other_names(name: str, location: Location, known: Sequence[str]) -> str:
     """Names to suggest: other versions and neighbours at the same place, or the nearest known names."""
     parent, _, last = name.rpartition("/")
     try:
@@ -302,7 +282,7 @@ def _other_names(name: str, location: Location) -> str:
     stem = last.rpartition("-v")[0]
     near = [one for one in there if is_id(one) and one.rpartition("/")[2].rpartition("-v")[0] == stem]
     near = near or difflib.get_close_matches(name, there, n=3, cutoff=0.6)
-    near = near or difflib.get_close_matches(name, KNOWN, n=3, cutoff=0.85)
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.85)
     return f"did you mean {', '.join(f'minari/{one}' for one in near[:3])}?" if near else ""
 
 

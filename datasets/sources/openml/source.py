@@ -23,7 +23,6 @@ from ..source import Source, only_file, only_object
 from .client import Api, Description, Listed, path_of
 from .table_options import (
     PRESETS,
-    WELL_KNOWN,
     Format,
     Missing,
     Preset,
@@ -57,12 +56,6 @@ class OpenmlSource(Source):
     )
     supports = frozenset()
     open_ended = True
-
-    def names(self) -> Sequence[str]:
-        """The presets, what OpenML held when it was last asked, and a few well-known ones."""
-        listing = self.cached_listing()
-        listed = [one.name for one in listing.datasets] if listing else []
-        return list(dict.fromkeys([*PRESETS, *WELL_KNOWN, *listed]))
 
     def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
         return _named(Api(location).list_all(on_progress))

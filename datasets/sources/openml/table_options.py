@@ -91,6 +91,3 @@ PRESETS = {
     "shuttle": Preset(40685, {"standardize": "all"}),
     "magic": Preset(1120, {"standardize": "all"}),
 }
-
-#: Names on OpenML itself that are worth listing; any other name or number is known as well.
-WELL_KNOWN = ("adult", "credit-g", "diabetes", "iris", "letter", "mnist_784", "satimage", "vehicle", "wine")

@@ -76,10 +76,6 @@ class RldsSource(Source):
     licence: str | None = None
     citation: str | None = None
 
-    def names(self) -> Sequence[str]:
-        """Those of D4RL, RL Unplugged and the like that TensorFlow Datasets has; any other path may be asked for."""
-        return [entry.name for entry in self.catalogue()]
-
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None and ".." not in name
 

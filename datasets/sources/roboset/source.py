@@ -24,16 +24,6 @@ TELEOPERATION = "hf://jdvakil/RoboSet-Teleoperation"
 #: The first part of names of data of real robots: the rest is a folder or file of `TELEOPERATION`.
 REAL = "real"
 
-_HANDS = ("door", "relocate", "hammer", "pen")
-_SKILLS = ("MicroOpen", "Knob2Off", "LdoorOpen", "SdoorOpen", "Knob1On")
-_BY_TASK = "FK1-v4(human)/human_demos_by_task"
-NAMES = (
-    *(f"DAPG({kind})/{hand}_v2d-v1" for kind in ("expert", "human") for hand in _HANDS),
-    *(f"FK1-v4(expert)/FK1_{skill}Random_v2d-v4" for skill in _SKILLS),
-    "FK1-v4(human)/human_demos_by_playdata",
-    f"{_BY_TASK}/human_demo_singleTask_Fixed-v4",
-    *(f"{_BY_TASK}/FK1_{skill}Random_v2d-v4" for skill in _SKILLS),
-)
 _NAME = re.compile(r"[\w(][\w.()+-]*(/[\w(][\w.()+-]*)+")
 _ENVIRONMENT = re.compile(r"\w+_v2d-v\d+")
 _SUFFIX = ".h5"
@@ -46,9 +36,6 @@ class RobosetSource(Source):
     home = SIMULATED
     supports = frozenset({"parts", "codec", "layout"})
     open_ended = True
-
-    def names(self) -> Sequence[str]:
-        return list(NAMES)
 
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None

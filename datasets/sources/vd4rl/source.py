@@ -51,9 +51,6 @@ class VD4RLSource(Source):
     supports = frozenset({"parts", "codec", "layout"})
     open_ended = True
 
-    def names(self) -> Sequence[str]:
-        return [f"{env}-{level}-{size}" for env in ENVIRONMENTS for level in LEVELS for size in SIZES]
-
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None or _PATH.fullmatch(name) is not None
 

@@ -14,7 +14,7 @@ from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.gymnasium.source import CLASSIC
+from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.errors import (
     DatasetExistsError,
     MissingExtraError,
@@ -197,8 +197,8 @@ def test_policies_that_cannot_be_loaded(tmp_path, here, policy, said):
 
 def test_names_and_ids():
     ids = catalogue.known_ids("gymnasium")
-    assert "gymnasium/CartPole-v1" in ids and len(ids) == len(CLASSIC)
-    assert all(name in gymnasium.registry for name in CLASSIC if not name.startswith("ALE/"))
+    assert "gymnasium/CartPole-v1" in ids and len(ids) == 9
+    assert all(name in gymnasium.registry for name in GymnasiumSource().names() if not name.startswith("ALE/"))
     assert catalogue.resolve("CartPole-v1")[0] == "gymnasium/CartPole-v1"
     assert catalogue.resolve("gymnasium/my_package:Thing-v3")[0] == "gymnasium/my_package:Thing-v3"
     assert catalogue.resolve("hopper-medium-v2")[0] == "d4rl/hopper-medium-v2"  # any name could be an environment's
