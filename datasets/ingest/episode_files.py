@@ -49,6 +49,7 @@ from .recording import (
     RecordingWriter,
     append_recordings,
 )
+from .request import select_numbered
 from .row_source import CountedStream, StagedPart, staging_folder
 from .trajectories import Column, column_difference, schema_of, to_rewards
 
@@ -428,7 +429,7 @@ class EpisodeFilesJob(StagedJob):
         episodes: int = 0,
     ) -> None:
         super().__init__(name, location, options)
-        chosen = [unit for unit in units if options.parts is None or unit.number in options.parts]
+        chosen = select_numbered(units, options.parts, self.title, "shard")
         stated = iter(resolve(location, [raw.item for unit in chosen for raw in unit.objects]))
         self.units = [
             replace(unit, objects=tuple(replace(raw, item=next(stated)) for raw in unit.objects)) for unit in chosen

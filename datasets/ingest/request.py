@@ -12,9 +12,16 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from ...errors import DatasetExistsError, FormatVersionError, NotADatasetError, RbdataError, UsageError
+from ...errors import (
+    DatasetExistsError,
+    FormatVersionError,
+    NotADatasetError,
+    ObjectNotFoundError,
+    RbdataError,
+    UsageError,
+)
 from ...storage.folder import DatasetPlace
 from ...storage.manifest import Manifest, read_manifest
 from ..fetch import FetchOptions
@@ -161,6 +168,34 @@ def parse_numbers(
             raise UsageError(f"{option}: the range {part.strip()} is empty or too long", hint="for example: 0-4,7")
         chosen.update(range(low, high + 1))
     return tuple(sorted(chosen))
+
+
+class _Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+Numbered = TypeVar("Numbered", bound=_Numbered)
+
+
+def select_numbered(
+    there: Sequence[Numbered], numbers: Collection[int] | None, title: str, piece: str
+) -> list[Numbered]:
+    """The pieces of a dataset (``piece`` is what one is called) of these numbers, in their order; all for None.
+
+    Raises UsageError for no number, ObjectNotFoundError for numbers of no piece.
+    """
+    if numbers is None:
+        return list(there)
+    hint = f"it has {format_numbers(sorted(one.number for one in there))}"
+    if not numbers:
+        raise UsageError(f"no {piece}s of {title} are asked for", hint=hint)
+    absent = sorted(set(numbers).difference(one.number for one in there))
+    if absent:
+        error = ObjectNotFoundError(f"{title} has no {piece} {', '.join(map(str, absent))}", hint=hint)
+        error.partly_there = True
+        raise error
+    return [one for one in there if one.number in numbers]
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

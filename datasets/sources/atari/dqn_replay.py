@@ -30,6 +30,7 @@ from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
 from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream
 from ...ingest.job import ConvertOptions, Plan, RawObject
+from ...ingest.request import select_numbered
 from ...ingest.row_source import Block, CountedStream, RowSource
 from ...ingest.trajectories import reward_columns
 from .raw_files import DQN_REPLAY, FRAME, Shard
@@ -199,7 +200,7 @@ class AtariJob(RunJob[Shard]):
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         super().__init__(name, location, shards, options)
-        chosen = self.select()
+        chosen = select_numbered(shards, options.parts, self.title, self.piece)
         for shard in chosen:
             if shard.missing:
                 message = f"shard {shard.number} of {self.title} lacks {', '.join(shard.missing)}"

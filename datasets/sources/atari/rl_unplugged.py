@@ -33,7 +33,7 @@ from ....storage.writer import ColumnWriter
 from ...fetch import Location, resolve
 from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob
 from ...ingest.recording import Recording
-from ...ingest.request import format_numbers
+from ...ingest.request import format_numbers, select_numbered
 from ...ingest.row_source import StagedPart, StagedRows
 from ...ingest.trajectories import count_outcomes, reward_columns
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
@@ -200,7 +200,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
-        chosen = self.select()
+        chosen = select_numbered(files, options.parts, self.title, self.piece)
         self._check_complete()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]

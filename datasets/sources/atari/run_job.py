@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ....errors import ObjectNotFoundError, UsageError
+from ....errors import UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job, PartSpec
 from ...ingest.request import format_numbers
@@ -64,20 +64,6 @@ class RunJob(Job, Generic[Piece]):
     def unverified(self) -> list[str]:
         """None: gzip states the length and CRC-32 of what is in it, and both are compared."""
         return []
-
-    def select(self) -> list[Piece]:
-        """The requested pieces, or all if none are requested. Raises UsageError, ObjectNotFoundError for missing pieces."""
-        there = {one.number: one for one in self.available}
-        numbers = sorted(there if self.options.parts is None else set(self.options.parts))
-        hint = f"it has {format_numbers(sorted(there))}"
-        if not numbers:
-            raise UsageError(f"no {self.piece}s of {self.title} are asked for", hint=hint)
-        absent = [str(number) for number in numbers if number not in there]
-        if absent:
-            error = ObjectNotFoundError(f"{self.title} has no {self.piece} {', '.join(absent)}", hint=hint)
-            error.partly_there = True
-            raise error
-        return [there[number] for number in numbers]
 
     def identity(self) -> dict[str, Any]:
         return {

@@ -33,7 +33,7 @@ from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.ingest.run import run
 from rbdata.datasets.sources.source import Source
-from rbdata.errors import CorruptSourceError
+from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.testing import SourceTests, dataset_content
@@ -181,6 +181,12 @@ def test_shards_choose_units(tmp_path):
     write_files(tmp_path / "raw", [[7], [5], [3]])
     dataset = Dataset(make(tmp_path / "raw", tmp_path, parts=(0, 2)))
     assert dataset.episodes.length.tolist() == [7, 3]
+    for parts, absent in (((3,), "3"), ((1, 3, 4), "3, 4")):
+        with pytest.raises(ObjectNotFoundError, match=f"some has no shard {absent}\n") as caught:
+            make(tmp_path / "raw", tmp_path / "other", parts=parts)
+        assert caught.value.hint == "it has 0-2" and caught.value.partly_there
+    with pytest.raises(UsageError, match="no shards of some are asked for"):
+        make(tmp_path / "raw", tmp_path / "other", parts=())
 
 
 def test_a_crash_of_a_library_names_the_file(tmp_path):
