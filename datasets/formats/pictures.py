@@ -40,6 +40,10 @@ _MAGIC, _SCAN = b"\xff\xd8\xff", b"\xff\xda"
 _MOST_SCANS, _MOST_SEGMENTS = 100, 1000
 #: Markers without a segment: fill bytes, TEM, RST0..RST7, SOI, EOI.
 _ALONE = {b"", b"\xff", b"\x00", b"\x01", *(bytes([marker]) for marker in range(0xD0, 0xDA))}
+#: Other formats by their first bytes.
+_OTHERS = {b"BM": "BMP", b"GIF8": "GIF", b"RIFF": "WebP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_ONE_SIZE = "all pictures of a feature have one size: resize the others"
+_LEAVE_OUT = "or leave the feature out (--leave-out of rlds, --cameras of lerobot)"
 _UNSOUND = (OSError, SyntaxError, ValueError, TypeError, OverflowError, struct.error, LookupError)
 
 
@@ -64,7 +68,7 @@ def decode_jpegs(frames: Sequence[bytes], shape: tuple[int, ...], where: str) ->
         image = _open(data, here, ["JPEG"])
         found = (image.height, image.width, len(image.getbands()))
         if int(np.prod(found)) != rows[number].size:
-            raise CorruptSourceError(f"{here} has shape {found}, the first one {shape}")
+            raise CorruptSourceError(f"{here} has shape {found}, the first one {shape}", hint=_ONE_SIZE)
         with _damage_reported(here, "is not a valid JPEG"):
             rows[number] = np.asarray(image).reshape(shape)
     return rows
@@ -117,13 +121,13 @@ def encode_png(picture: np.ndarray) -> bytes:
 def _decode(data: bytes, shape: tuple[int, ...], dtype: np.dtype, where: str) -> np.ndarray:
     image = _open(data, where)
     if (image.height, image.width) != shape[:2]:
-        raise CorruptSourceError(f"{where} is {image.width}x{image.height}, not {shape[1]}x{shape[0]}")
+        message = f"{where} is {image.width}x{image.height}, not {shape[1]}x{shape[0]}"
+        raise CorruptSourceError(message, hint=f"{_ONE_SIZE}, {_LEAVE_OUT}")
     with _damage_reported(where):
         values = _values(image, shape[2], dtype)
     if values is None:
-        raise CorruptSourceError(
-            f"{where} is a {image.format} of mode {image.mode}, not {dtype} of {shape[2]} channels"
-        )
+        message = f"{where} is a {image.format} of mode {image.mode}, not {dtype} of {shape[2]} channels"
+        raise CorruptSourceError(message, hint=f"convert it to what the feature states, {_LEAVE_OUT}")
     return values.reshape(shape)
 
 
@@ -162,7 +166,11 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
         ) from error
     if is_jpeg(data):
         _check_segments(data, where)
-    what = f"is not a valid {' or '.join(formats)}"
+    wanted = " or ".join(formats)
+    other = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
+    if other and other not in formats:
+        raise CorruptSourceError(f"{where} is a {other}, not a {wanted}", hint=f"write it as {wanted}, {_LEAVE_OUT}")
+    what = f"is not a valid {wanted}"
     with _damage_reported(where, what):
         try:
             return Image.open(io.BytesIO(data), formats=formats)

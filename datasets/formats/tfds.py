@@ -5,8 +5,9 @@ strings:
 
     dataset_info.json   name, version, fileFormat, splits: [{name, filepathTemplate, shardLengths: episodes of each file}]
     features.json       featuresDict.features, by name; each has pythonClassName, and one of
-                          featuresDict | sequence {feature, length} | tensor {dtype, shape, encoding} | text
-                          | image {dtype, shape, ...} | classLabel | boundingBox | audio | video | translation | jsonFeature
+                          featuresDict | sequence {feature, length} | tensor {dtype, shape, encoding, minimum, maximum}
+                          | text | image {dtype, shape, ...} | classLabel {numClasses} | boundingBox | audio | video
+                          | translation | jsonFeature
 
 A record is a ``tf.train.Example``, whose keys are the names joined by ``/`` (core/example_serializer.py). The values of all
 elements of a sequence follow each other in one list; the length of the sequence is that of the list. Booleans and whole numbers
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from math import prod
+from math import isnan, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -117,7 +118,8 @@ class Feature:
 
     ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
     a sequence of such values: of this length, or of any length (-1); ``ragged``: its elements are in one list with the elements
-    of all other values. ``packed``: encoded with zlib.
+    of all other values. ``packed``: encoded with zlib. ``low``, ``high``, ``classes``: the bounds that are stated, and the
+    number of classes of a label.
     """
 
     name: str
@@ -128,6 +130,14 @@ class Feature:
     items: int | None = None
     ragged: bool = False
     packed: bool = False
+    low: float | None = None
+    high: float | None = None
+    classes: int | None = None
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether it states which values it has."""
+        return (self.low, self.high, self.classes) != (None, None, None)
 
     @property
     def row_bytes(self) -> int:
@@ -152,7 +162,7 @@ def parse_features(data: bytes, where: str) -> Features:
         if "featuresDict" not in record:
             raise ValueError("it has no featuresDict")
         _walk(record, "", [], found, left_out)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
         raise CorruptSourceError(message, hint=REFETCH) from error
     if not any(feature.in_steps for feature in found):
@@ -187,7 +197,7 @@ def _basic(feature: Mapping[str, Any], name: str, items: list[int]) -> Feature |
     if "image" in feature:
         return _described(name, items, "picture", {"dtype": "uint8", **feature["image"]})
     if "classLabel" in feature:
-        return _described(name, items, "numbers", {"dtype": "int64"})
+        return _described(name, items, "numbers", {"dtype": "int64", **feature["classLabel"]})
     if "boundingBox" in feature:
         box = {"dtype": "float32", "shape": {"dimensions": [4]}}
         return _described(name, items, "numbers", {**box, **feature["boundingBox"]})
@@ -227,10 +237,17 @@ def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, An
         return f"its shape {list(shape)} is not fixed"
     if 0 in shape or items == [0]:
         return f"its shape {list(shape)} is empty"
-    one = Feature(name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib")
+    low, high = (_number(content.get(side)) for side in ("minimum", "maximum"))
+    classes = int(content.get("numClasses") or 0)
+    stated = (low, high, classes if 0 < classes < 1 << 31 and not items else None)
+    one = Feature(name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib", *stated)
     if one.row_bytes * max(1, one.items or 1) > LARGEST_ROW:
         raise ValueError(f"a value of {name} has {one.row_bytes} bytes, the largest that is read has {LARGEST_ROW}")
     return one
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or isnan(float(value)) else float(value)
 
 
 def _shape(record: Mapping[str, Any] | None) -> tuple[int | None, ...]:

@@ -206,6 +206,16 @@ def space_leaves(space: Mapping[str, Any], base: str, text: TextAs = "bytes") ->
     return leaves, left_out
 
 
+def nested_space(spaces: Mapping[str, Json], base: str) -> Json:
+    """The space whose leaves are these below the key ``base``: that of `base`, or a Dict."""
+    if base in spaces:
+        return spaces[base]
+    inner = dict.fromkeys(
+        key.removeprefix(f"{base}/").partition("/")[0] for key in spaces if key.startswith(f"{base}/")
+    )
+    return {"type": "Dict", "spaces": {name: nested_space(spaces, f"{base}/{name}") for name in inner}}
+
+
 def _row(space: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:
     """dtype and shape of one row."""
     kind = space["type"]

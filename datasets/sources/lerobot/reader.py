@@ -153,7 +153,8 @@ class LerobotReader(EpisodeReader):
             pending = chain([first], pictures)
             while block := list(islice(pending, _PICTURES)):
                 if any(picture.shape != first.shape or picture.dtype != first.dtype for picture in block):
-                    raise CorruptSourceError(f"{place}: its pictures are not all of one size and kind")
+                    message = f"{place}: its pictures are not all of one size and kind"
+                    raise CorruptSourceError(message, hint="convert them, or leave the camera out with --cameras")
                 yield self._resized(np.stack(block))
 
         return LazyRows(first.dtype.name, shape, blocks())

@@ -18,7 +18,8 @@ last rows (`_is_real`); one episode does not tell, since one that failed may wel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +29,15 @@ import numpy as np
 from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
+from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, Unit, raw_object
-from ...ingest.job import ConvertOptions
-from ...ingest.spaces import LossyCastError, cast, stored_dtype, text_rows
+from ...ingest.job import ConvertOptions, Plan
+from ...ingest.spaces import Json, LossyCastError, box_json, cast, nested_space, stored_dtype, text_rows
+from ...ingest.trajectories import Column
 from ...workers.task import Task
 
 LastRow = Literal["auto", "observation", "step"]
@@ -151,7 +154,25 @@ class RldsJob(EpisodeFilesJob):
             return asked
         return "step" if first.counts.get("kept_last_rows") else "observation"
 
+    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
+        self.spaces = {base: space for base in ("observation", "action") if (space := self._stated_space(base))}
+        plan = super().plan(columns, files, on_progress)
+        first = self._first()
+        if self.first_decides and len(self.units) > 1 and first is not None:
+            what = "a step" if self.reader.last_row == "step" else "an observation, not a step"
+            decided = f"of all files was decided by {first.objects[0]['name']}, the first with a step"
+            plan.notes.append(f"What the last row of a terminated episode is ({what}) {decided}; --last-row states it.")
+        return plan
+
     # -- what the manifest says ----------------------------------------------------------------------------------------
+
+    def _stated_space(self, base: str) -> Json | None:
+        """The space of the leaves at and below a key; None where the features state no bounds of any of them."""
+        features = {self.reader.keys.get(feature.name): feature for feature in self.reader.features}
+        leaves = {column.key: column for column in self.columns if _is_in(column.key, base)}
+        if not any(key in features and features[key].has_bounds for key in leaves):
+            return None
+        return nested_space({key: _space(column, features.get(key)) for key, column in leaves.items()}, base)
 
     def identity(self) -> dict[str, Any]:
         described = [record["crc32c"] for _, record in self.described]
@@ -430,6 +451,20 @@ def _stored(values: np.ndarray, dtype: str, where: str) -> np.ndarray:
         return cast(values, dtype)
     except LossyCastError as error:
         raise CorruptSourceError(f"{where}: value {error.row}: {error}") from error
+
+
+def _space(column: Column, feature: Feature | None) -> Json:
+    """The space of a leaf, with the bounds that its feature states, if it has one and they are of its dtype."""
+    if feature is not None and feature.classes is not None:
+        return {"type": "Discrete", "n": feature.classes, "start": 0}
+    low, high = (None, None) if feature is None else (feature.low, feature.high)
+    return box_json(column.dtype, column.shape, _bound(low, column.dtype), _bound(high, column.dtype))
+
+
+def _bound(value: float | None, dtype: str) -> Any:
+    with suppress(LossyCastError):
+        return None if value is None else cast(np.array([value]), dtype)
+    return None
 
 
 def _leaf_dtype(feature: Feature) -> str:

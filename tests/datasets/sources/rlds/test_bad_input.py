@@ -6,7 +6,6 @@ import io
 import json
 import zlib
 
-import numpy as np
 import pytest
 from PIL import Image
 from rbdata import api
@@ -28,9 +27,9 @@ FEATURES = {
 }
 
 
-def picture(height=4, width=5, mode="RGB"):
+def picture(height=4, width=5, mode="RGB", form="PNG"):
     file = io.BytesIO()
-    Image.fromarray(np.zeros((height, width, *(() if mode == "L" else (3,))), np.uint8)).save(file, "PNG")
+    Image.new(mode, (width, height)).save(file, form)
     return file.getvalue()
 
 
@@ -127,6 +126,9 @@ def test_names_that_lead_out_of_the_folder(tmp_path):
         (tensor("float32", 1 << 20, 1 << 20), "bytes"),
         (image(1 << 16, 1 << 16, 3), "bytes"),
         ({"sequence": {}}, "feature"),
+        ({"tensor": {"dtype": "float32", "minimum": "low"}}, "low"),
+        ({"tensor": {"dtype": "float32", "maximum": 10**400}}, "(?i)overflow|digits|large"),
+        ({"classLabel": {"numClasses": [4]}}, "list"),
     ],
 )
 def test_features_that_are_not_known_or_too_large(feature, word):
@@ -185,8 +187,19 @@ def test_a_record_that_is_no_example(tmp_path):
         ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "max_length", "leave_out"]),
         ({"note": ["x", "y\0", "z"]}, ["note", "NUL"]),
         ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "max_length", "leave_out"]),
-        ({"observation__picture": [picture(), picture(4, 6), picture()]}, ["picture 1", "6x4"]),
+        ({"observation__picture": [picture(), picture(4, 6), picture()]}, ["picture 1", "6x4", "resize", "leave_out"]),
         ({"observation__picture": [picture(), b"GIF89a", picture()]}, ["picture 1", "PNG"]),
+        *(
+            (
+                {"observation__picture": [picture(), picture(form=form), picture()]},
+                ["picture 1", form, "write", "leave_out"],
+            )
+            for form in ("BMP", "GIF", "WebP", "TIFF")
+        ),
+        (
+            {"observation__picture": [picture(), picture(mode="CMYK", form="JPEG"), picture()]},
+            ["picture 1", "CMYK", "convert", "leave_out"],
+        ),
         ({"observation__picture": [picture(), picture()[:48], picture()]}, ["picture 1"]),
         ({"observation__picture": [picture(), b"", picture()]}, ["picture 1"]),
     ],

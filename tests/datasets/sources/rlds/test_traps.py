@@ -80,6 +80,18 @@ def test_71_the_dataset_decides_not_the_episode(tmp_path):
     assert two.episodes.length.tolist() == [4, 3, 5, 2]
 
 
+def test_71_the_manifest_says_which_file_decided(tmp_path):
+    episodes = [episode(0), episode(3), episode(3, reward=1.0)]
+    dataset = lengths_of(tmp_path / "1", *episodes, shards=3)  # of the first file with a step, no last row is one
+    (note,) = (note for note in dataset.manifest.notes if "decided" in note)
+    assert "made-train.tfrecord-00001-of-00003" in note and "--last-row" in note and "observation" in note
+    assert dataset.manifest.source["options"]["last_row"] == "observation"
+    (note,) = (note for note in dataset.manifest.notes if "unused" in note or "an observation alone" in note)
+    for shards, options in ((1, {}), (3, {"last_row": "step"})):
+        dataset = lengths_of(tmp_path / f"{shards}", *episodes, shards=shards, **options)
+        assert not any("decided" in note for note in dataset.manifest.notes)
+
+
 def test_71_asked_for_otherwise(tmp_path):
     dataset = lengths_of(tmp_path, episode(4, reward=1.0), episode(3), last_row="observation")
     assert dataset.episodes.length.tolist() == [3, 2]
@@ -189,6 +201,44 @@ def test_92_an_invented_last_observation_is_counted(tmp_path):
 
 
 # -- features ----------------------------------------------------------------------------------------------------------
+
+
+def test_spaces_are_those_that_the_features_state(tmp_path):
+    """Bounds of tensors (tfds.features.Tensor(minimum=, maximum=)) and classes of labels, among all leaves beside them."""
+    bounded = tensor("float32", 2)
+    bounded["tensor"] |= {"minimum": -1.5, "maximum": "Infinity"}
+    whole = tensor("int32")
+    whole["tensor"] |= {"minimum": 0.0, "maximum": 9.0}
+    label = {"pythonClassName": "c", "classLabel": {"numClasses": "4"}}
+    Image.new("RGB", (5, 4)).save(file := io.BytesIO(), "PNG")
+    observed = several(state=bounded, level=whole, camera=image(4, 5, 3))
+    written, stated = (
+        {"steps": steps(observation=observed, action=action, discount=bounded)} for action in (tensor("int64"), label)
+    )
+    rows = rows_of(
+        3,
+        observation__state=[[1.0, 2.0]] * 3,
+        observation__level=[1, 2, 3],
+        observation__camera=[file.getvalue()] * 3,
+        action=[1, 3, 0],
+        discount=[[1.0, 1.0]] * 3,
+    )
+    folder = write_folder(tmp_path / "raw", written, [({}, rows)])
+    (folder / "features.json").write_text(json.dumps(several(**stated)))
+    dataset = convert(folder, tmp_path)
+    assert dataset.manifest.spaces == {
+        "observation": {
+            "type": "Dict",
+            "spaces": {
+                "state": {"type": "Box", "dtype": "float32", "shape": [2], "low": -1.5, "high": "inf"},
+                "level": {"type": "Box", "dtype": "int32", "shape": [1], "low": 0, "high": 9},
+                "camera": {"type": "Box", "dtype": "uint8", "shape": [4, 5, 3], "low": None, "high": None},
+            },
+        },
+        "action": {"type": "Discrete", "n": 4, "start": 0},
+    }
+    assert dataset.action_space.n == 4 and dataset.observation_space["level"].high.tolist() == [9]
+    assert lengths_of(tmp_path / "plain", episode(3)).manifest.spaces == {}
 
 
 def test_what_has_no_rows_is_left_out_and_named(tmp_path):
