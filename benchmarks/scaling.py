@@ -47,10 +47,10 @@ def measure_game(game: str, steps: int) -> dict[str, float]:
 
 
 def games(args: argparse.Namespace) -> None:
-    from rbdata.datasets.sources.atari.source import GAMES
+    from rbdata.datasets.sources.atari.source import games as all_games
 
     found: dict[str, dict[str, float]] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for game in GAMES:
+    for game in all_games():
         if game in found:
             continue
         try:
@@ -88,10 +88,10 @@ def hours(seconds: float) -> str:
 
 
 def tables(args: argparse.Namespace) -> None:
-    from rbdata.datasets.sources.atari.source import GAMES
+    from rbdata.datasets.sources.atari.source import games as all_games
 
     sizes: dict[str, dict[str, float]] = json.loads(args.games.read_text())
-    missing = [game for game in GAMES if game not in sizes]
+    missing = [game for game in all_games() if game not in sizes]
     mean = {name: sum(one[name] for one in sizes.values()) / len(sizes) for name in ("gzip", "zstd")}
     sizes.update({f"{game} (not measured: the mean)": mean for game in missing})
     rows = len(sizes) * RUNS * STEPS_PER_RUN

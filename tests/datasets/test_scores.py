@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from minari_tools import minari, with_root, write
 from paths import DATA
 from rbdata.datasets.scores import normalized_score, reference_scores
-from rbdata.datasets.sources.atari.source import GAMES
+from rbdata.datasets.sources.atari.source import games
 from rbdata.datasets.sources.human_scores import HUMAN_SCORES, game_of
 from rbdata.errors import DatasetNotFoundError, UnknownDatasetError, UsageError
 
@@ -46,7 +46,7 @@ def test_humans_in_atari_games():
     assert normalized_score("gymnasium/ALE/Breakout-v5", 30.5) == pytest.approx(100)
     assert "human" in reference_scores("atari/Seaquest/1").description
     without = {"AirRaid", "Carnival", "ElevatorAction", "JourneyEscape", "Pooyan"}
-    assert set(GAMES) - set(HUMAN_SCORES) == without
+    assert set(games()) - set(HUMAN_SCORES) == without
     with pytest.raises(UsageError, match="no reference scores"):
         normalized_score("atari/Pooyan/1", 3)
     ids = {

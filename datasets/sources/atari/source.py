@@ -73,7 +73,7 @@ class AtariSource(Source):
         """The game with sticky actions, and every fourth frame as the datasets have it (Machado et al. 2018); its rewards are
         those of the game, not clipped."""
         game = str(record.get("dataset")).partition("/")[0]
-        if f"{game}/1" not in self.names():
+        if game not in games():
             return None
         arguments = {"frameskip": 1, "repeat_action_probability": 0.25, "full_action_space": False}
         return KnownEnvironment(f"ALE/{game}-v5", arguments, wrap=_observe_as_stored, requirements="opencv-python")
@@ -132,6 +132,11 @@ class AtariSource(Source):
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
         hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
         raise ObjectNotFoundError(message, hint=hint)
+
+
+def games() -> list[str]:
+    """The games as the bucket spells them."""
+    return list(dict.fromkeys(name.partition("/")[0] for name in AtariSource().names()))
 
 
 def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Job:

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.catalogue import load_source
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.atari.source import AtariSource
+from rbdata.datasets.sources.atari.source import games
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants
@@ -177,9 +178,7 @@ def test_black_frames_are_frames(run, black):
 
 def test_games_and_runs_by_name(tmp_path):
     """Every game of the dataset is found under its own name; a few are converted."""
-    names = AtariSource().names()
-    assert len(names) == len(set(names)) == 300
-    assert len({name.partition("/")[0] for name in names}) == 60
+    assert len(games()) == 60 and len(set(load_source("atari").names())) == 300
     for game, run, capacity in (("AirRaid", 1, 9), ("MontezumaRevenge", 3, 33), ("Zaxxon", 5, 61), ("UpNDown", 2, 20)):
         folder = tmp_path / "mirror" / "dqn" / game / str(run) / "replay_logs"
         writer = write_run(folder, capacity, [3, 25, 1, 40, 7], seed=capacity)
