@@ -248,7 +248,7 @@ def _given(dataset: Dataset, key: Any, values: Any) -> Moments:
     shape = dataset.schema[name].shape
     moments = {}
     for what in ("mean", "std"):
-        moments[what] = np.asarray(values[what], np.float64)
+        moments[what] = np.array(values[what], np.float64)  # a copy: the program may change its own
         if moments[what].shape not in ((), shape):
             raise UsageError(f"the {what} of {name} has shape {moments[what].shape}, and a row has {shape}")
     if not all(np.isfinite(one).all() for one in moments.values()) or (moments["std"] <= 0).any():

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
@@ -589,11 +590,9 @@ class ReplayBuffer:
         """The constants by which `load` changed leaves, for evaluation: ``(x - mean) / std``, ``scale * reward + shift``.
 
         ``{"observation": {"mean": float64 array, "std": float64 array}, "next/reward": {"scale": float, "shift": float}}``,
-        for the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without these options.
+        for the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without these options. They are copies.
         """
-        if not isinstance(self._storage, DatasetStorage):
-            return {}
-        return {name: dict(values) for name, values in self._storage.statistics.items()}
+        return deepcopy(self._storage.statistics) if isinstance(self._storage, DatasetStorage) else {}
 
     # -- datasets that are being written -----------------------------------------------------------------------------
 

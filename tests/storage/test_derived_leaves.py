@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 
@@ -223,6 +224,21 @@ def test_given_statistics(made):
     ):
         with pytest.raises(UsageError):
             rbdata.load(folder, normalize=bad)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_statistics_that_the_program_changes(made, own):
+    """Arrays given to `load`, and those of ``buffer.statistics``, are copies: batches stay as they are."""
+    folder, _ = made
+    mean, std = np.arange(4.0), np.full(4, 2.0)
+    normalize = {"observation": {"mean": mean, "std": std}} if own else "observation"
+    expected = rbdata.load(folder, batch_size=20, normalize=normalize, seed=0).sample()
+    buffer = rbdata.load(folder, batch_size=20, normalize=normalize, seed=0)
+    copied = pickle.dumps(buffer)
+    for values in (mean, std, *buffer.statistics["observation"].values()):
+        values *= 3.0
+    for one in (buffer, pickle.loads(copied), pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        assert torch.equal(one.sample_at(expected["index"])["observation"], expected["observation"])
 
 
 # -- rewards ---------------------------------------------------------------------------------------------------------------
