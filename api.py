@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview
-from .datasets.ingest.progress_bar import progress_listener
+from .datasets.ingest.progress import progress_listener
 from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry

@@ -1,8 +1,7 @@
 """Progress of a run: bars on a terminal, one line every few seconds in a log.
 
-Both are a `_Display`, which receives the events of a `datasets.ingest.request.Listener` and gets rate and time left from a
-`Tally`. With ``--quiet`` nothing is shown. A phase with a known share of work done has a bar; others show only their name:
-"looking for ...", "writing", "committing".
+Both are a `datasets.ingest.progress.Display`. With ``--quiet`` nothing is shown. A phase with a known share of work done has a
+bar; others show only their name: "looking for ...", "writing", "committing".
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from typing_extensions import Self
+
+from ..datasets.ingest.progress import Display, Tally, both, bytes_of
+from ..datasets.ingest.request import Estimate, Listener
 from ..storage import amounts
 from .console import out, printable, shortened
-
-if TYPE_CHECKING:
-    from ..datasets.acquire import Estimate, Listener
-    from ..datasets.workers.task import TaskProgress
 
 #: Seconds between two lines of a log, and before the first; after LINES lines the interval is LINES times as long.
 LINE_INTERVAL, LINES = 10.0, 6
@@ -28,107 +26,16 @@ LINE_INTERVAL, LINES = 10.0, 6
 BAR_DELAY = 0.5
 #: Seconds after which a phase without a bar shows its elapsed time.
 ELAPSED_DELAY = 2.0
-#: Seconds over which the rate is averaged.
-RATE_WINDOW = 20.0
-#: Seconds of progress before the time left is estimated.
-MEASURED = 2.0
 #: Columns reserved to the right of the bars, where the terminal echoes Ctrl-C (^C), twice.
 ECHO_WIDTH = 5
 
 
-class Tally:
-    """Work done and work left: in bytes where the sizes are known, else in parts."""
-
-    def __init__(self, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
-        self.parts, self.done_parts = estimate.parts, estimate.done_parts
-        self.bytes = estimate.fetch_bytes
-        #: What the rows of parts count: a recording of a number of episodes does not know its number of steps.
-        self.unit = "episodes" if estimate.episodes and not estimate.steps else "steps"
-        self.names = estimate.part_names
-        self.tasks: dict[int, TaskProgress] = {}
-        self.finished: set[int] = set()
-        self._clock = clock
-        self._left = max(1, estimate.parts - estimate.done_parts)
-        self._marks: deque[tuple[float, float, int, int]] = deque([(clock(), 0.0, 0, 0)])
-
-    def update(self, tasks: list[TaskProgress]) -> None:
-        self.tasks.update((task.index, task) for task in tasks)
-        now = self._clock()
-        if not (self._marks[-1][1] or self.share or self.fetched):
-            self._marks.clear()  # processes that start say nothing about the rate
-        self._marks.append((now, self.share, self.fetched, self._rows()))
-        while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW:
-            self._marks.popleft()
-
-    def finish(self, index: int) -> None:
-        self.finished.add(index)
-        self.done_parts += 1
-
-    @property
-    def running(self) -> list[TaskProgress]:
-        """Unfinished parts that have started, in order."""
-        return [task for index, task in sorted(self.tasks.items()) if index not in self.finished]
-
-    @property
-    def fetched(self) -> int:
-        """Bytes received."""
-        return sum(task.fetched for task in self.tasks.values())
-
-    @property
-    def retries(self) -> int:
-        return sum(task.retries for task in self.tasks.values())
-
-    @property
-    def share(self) -> float:
-        """Share of this run's work that is done, 0 to 1. Counts rows, as bytes are read ahead of the rows written."""
-        running = sum(task.rows / max(1, task.total) for task in self.running)
-        return min(1.0, (len(self.finished) + running) / self._left)
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self._speed(2)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimated seconds left, None until MEASURED seconds of progress were measured."""
-        speed = self._speed(1) if self._marks[-1][0] - self._marks[0][0] >= MEASURED else 0.0
-        return (1 - self.share) / speed if speed > 0 else None
-
-    def _rows(self) -> int:
-        """Rows done, in ``unit``."""
-        return sum(task.total if index in self.finished else task.rows for index, task in self.tasks.items())
-
-    def _speed(self, field: int) -> float:
-        first, last = self._marks[0], self._marks[-1]
-        passed = last[0] - first[0]
-        return (last[field] - first[field]) / passed if passed > 0 else 0.0
-
-    def describe(self) -> list[str]:
-        """Amount, rate, time left, retries, as far as known; the least important first."""
-        words = []
-        if not self.bytes and self.parts > 1:
-            words.append(f"part {min(self.done_parts + 1, self.parts)} of {self.parts}")
-        if self.bytes:
-            words.append(f"{amounts.size(min(self.fetched, self.bytes))} of {amounts.size(self.bytes)}")
-        if self.rate >= 1:
-            words.append(f"{amounts.size(self.rate)}/s")
-        elif not self.bytes and self._speed(3) >= 1:
-            words.append(f"{amounts.count(round(self._speed(3)))} {self.unit}/s")
-        left = self.seconds_left
-        if left is not None:
-            words.append(f"about {amounts.duration(left)} left")
-        if self.retries:
-            words.append(f"{self.retries} retr{'y' if self.retries == 1 else 'ies'}")
-        return words
-
-
 @contextmanager
-def show_progress(dataset_id: str, on_estimate: Callable[[Estimate], None]) -> Iterator[Listener]:
-    """Yield a listener that shows a run's progress inside the block. ``on_estimate`` is called with the plan first."""
-    with _display(dataset_id, on_estimate) as display:
+def show_progress(title: str, listener: Listener) -> Iterator[Listener]:
+    """Show a run's progress inside the block; yield a listener that also calls the given one."""
+    with _display(title) as display:
         display.phase("preparing")
-        yield display.listener()
+        yield both(listener, display.listener())
 
 
 @contextmanager
@@ -141,7 +48,7 @@ def byte_progress(title: str, then: str) -> Iterator[Callable[[int, int], None]]
             if done >= total:
                 display.phase(then)
             elif not out.live or time.monotonic() - began > BAR_DELAY:
-                display.share(title, done / total, _of(done, total))
+                display.share(title, done / total, bytes_of(done, total))
 
         yield on_progress
 
@@ -163,86 +70,29 @@ def phase(title: str) -> Iterator[Callable[[str, float], None]]:
 
 
 @contextmanager
-def _display(title: str, on_estimate: Callable[[Estimate], None] = lambda estimate: None) -> Iterator[_Display]:
+def _display(title: str) -> Iterator[Display]:
     """Bars or lines, which also show the waits before network retries."""
     from ..datasets.fetch import retries
 
-    if out.quiet:
-        display = _Display(on_estimate)
-    else:
-        display = _Bars(on_estimate) if out.live else _Lines(title, on_estimate)
+    display = Display() if out.quiet else _Bars() if out.live else _Lines(title)
     with display, retries.listen(display.wait):
         yield display
 
 
-class _Display:
-    """Turns the events of a run into phases, shares and the tally, and shows nothing: base of bars and lines."""
-
-    def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
-        self._on_estimate = on_estimate
-        self._tally: Tally | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def listener(self) -> Listener:
-        from ..datasets.acquire import Listener
-
-        return Listener(
-            on_stage=self.phase,
-            on_planned=lambda done, total: self.counted("planning", done, total, f"{done} of {total} raw files read"),
-            on_estimate=self.estimate,
-            on_progress=self._progress,
-            on_part_done=self._part_done,
-            on_fetched=lambda name, done, total: self.counted("raw files", done, total, _of(done, total)),
-        )
-
-    def phase(self, what: str, words: str = "") -> None:
-        """Show a phase whose share done is unknown."""
-
-    def share(self, what: str, share: float, words: str) -> None:
-        """Show the share done of the only phase."""
-
-    def counted(self, what: str, done: int, total: int, words: str) -> None:
-        """Show the share done of one of several phases."""
-
-    def wait(self, why: str, seconds: float) -> None:
-        """Show why no data arrive."""
-
-    def show(self, tally: Tally) -> None:
-        """Show the progress of the parts."""
-
-    def estimate(self, estimate: Estimate) -> None:
-        self._on_estimate(estimate)
-        self._tally = None if estimate.unread else Tally(estimate)
-
-    def _progress(self, tasks: list[TaskProgress]) -> None:
-        if self._tally is not None:
-            self._tally.update(tasks)
-            self.show(self._tally)
-
-    def _part_done(self, index: int) -> None:
-        if self._tally is not None:
-            self._tally.finish(index)
-            self.show(self._tally)
-
-
-class _Lines(_Display):
+class _Lines(Display):
     """Progress in a log: one line every LINE_INTERVAL seconds, also while nothing new is reported."""
 
-    def __init__(self, title: str, on_estimate: Callable[[Estimate], None]) -> None:
-        super().__init__(on_estimate)
+    def __init__(self, title: str) -> None:
+        super().__init__()
         self._title = title
         self._status = ""
         self._over = threading.Event()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._print, name="rbdata-progress", daemon=True).start()
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._over.set()
 
     def phase(self, what: str, words: str = "") -> None:
@@ -271,10 +121,10 @@ class _Lines(_Display):
                 printed += 1
 
 
-class _Bars(_Display):
+class _Bars(Display):
     """Progress on a terminal: a bar for the total and one per running part, removed when the work is done."""
 
-    def __init__(self, on_estimate: Callable[[Estimate], None]) -> None:
+    def __init__(self) -> None:
         from rich.console import Console as Screen
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
@@ -290,7 +140,7 @@ class _Bars(_Display):
                 late = task.total is None and passed >= ELAPSED_DELAY
                 return Text(words or (amounts.duration(int(passed)) if late else ""))
 
-        super().__init__(on_estimate)
+        super().__init__()
         # The terminal echoes ^C at the cursor, behind the last bar. If that wrapped to a new line, rich would erase the wrong
         # lines.
         terminal = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
@@ -310,7 +160,7 @@ class _Bars(_Display):
         self._rows: dict[object, Any] = {}
         self._closed = False
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._closed = True
         self._screen.stop()
 
@@ -340,8 +190,6 @@ class _Bars(_Display):
         timer.start()
 
     def estimate(self, estimate: Estimate) -> None:
-        self._clear()
-        self._screen.stop()
         super().estimate(estimate)
         self.phase("starting")
 
@@ -389,7 +237,3 @@ class _Bars(_Display):
     def _clear(self) -> None:
         for key in list(self._rows):
             self._drop(key)
-
-
-def _of(done: int, total: int) -> str:
-    return f"{amounts.size(done)} of {amounts.size(total)}"

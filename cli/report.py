@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .. import settings
+from ..datasets.ingest.request import Estimate, Listener, Outcome
 from ..storage import amounts
 from ..storage.lock import WAITING
 from .console import (
@@ -23,9 +24,6 @@ from .console import (
     state_style,
 )
 from .progress import show_progress
-
-if TYPE_CHECKING:
-    from ..datasets.acquire import Estimate, Listener, Outcome
 
 Done = TypeVar("Done")
 
@@ -43,35 +41,25 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
     """Run ``action`` and show its progress. Ctrl-C becomes an error that says what is kept and how to continue."""
     seen: list[Estimate] = []
     parts_done: list[int] = []
-    stage = ""
+    stages = [""]
 
     def on_estimate(estimate: Estimate) -> None:
         seen.append(estimate)
         for line in announcement(estimate):
             out.note(line, "  ")
 
+    said = Listener(
+        on_stage=stages.append,
+        on_note=lambda what: out.note(what, "  "),
+        on_estimate=on_estimate,
+        on_part_done=parts_done.append,
+    )
     out.note(dataset_id)
     try:
-        with other_output_to_stderr(), show_progress(dataset_id, on_estimate) as listener:
-            show_part_done = listener.on_part_done
-
-            def part_done(index: int) -> None:
-                parts_done.append(index)
-                show_part_done(index)
-
-            show_stage = listener.on_stage
-
-            def on_stage(what: str) -> None:
-                nonlocal stage
-                stage = what
-                show_stage(what)
-
-            listener.on_part_done = part_done
-            listener.on_stage = on_stage
-            listener.on_note = lambda what: out.note(what, "  ")
+        with other_output_to_stderr(), show_progress(dataset_id, said) as listener:
             return action(listener)
     except KeyboardInterrupt as error:
-        if stage == WAITING:
+        if stages[-1] == WAITING:
             message = f"interrupted while waiting for the process that writes {dataset_id}, which continues"
             raise Interrupted(message, hint=f"wait again with: {settings.command(*out.arguments)}") from error
         raise _interrupted(seen[-1].id if seen else dataset_id, seen[-1] if seen else None, len(parts_done)) from error

@@ -34,7 +34,7 @@ from ..errors import (
     UsageError,
 )
 from ..storage.folder import DatasetPlace
-from .ingest.progress_bar import progress_listener
+from .ingest.progress import progress_listener
 from .ingest.request import Estimate, Listener
 from .local import find_place
 from .workers.task import TaskProgress

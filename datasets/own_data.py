@@ -23,7 +23,7 @@ from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
 from .ingest.job import ConvertOptions
-from .ingest.progress_bar import progress_listener
+from .ingest.progress import progress_listener
 from .ingest.request import Listener, Outcome, Request
 from .ingest.run import find_existing, run
 from .user_code.identity import content_hash, identify

@@ -16,7 +16,7 @@ from ..storage.keywords import LazyModule, check_keywords
 from ..storage.lock import when_free
 from . import acquire, catalogue
 from .ingest.job import ConvertOptions
-from .ingest.progress_bar import progress_listener
+from .ingest.progress import progress_listener
 from .ingest.request import Listener, Request, find_existing
 from .ingest.run import run
 

@@ -17,6 +17,7 @@ import pytest
 import rbdata
 import torch
 from rbdata.cli.console import explain
+from rbdata.datasets.ingest.progress import progress_listener
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError, UsageError
 from rbdata.storage.amounts import html_table
@@ -147,6 +148,14 @@ def test_progress_is_shown_when_asked_for(tmp_path, monkeypatch):
             assert ("CartPole-v1@bar" in stderr.getvalue()) == asked
             stderr.truncate(0)
     assert heard == [ID, ID]
+
+
+def test_what_workers_print_is_printed_once_beside_a_bar(monkeypatch):
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress_listener("a bar", None, True) as listener:
+        listener.on_output("said by a worker")
+    assert stderr.getvalue().count("said by a worker") == 1
 
 
 def test_missing_extras_name_what_to_install(root, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from rbdata.cli import console, progress
 from rbdata.cli.console import Column, Console, Fact
 from rbdata.datasets.fetch import retries
-from rbdata.datasets.ingest.request import Estimate
+from rbdata.datasets.ingest.request import Estimate, Listener
 from rbdata.datasets.workers.task import TaskProgress
 
 
@@ -119,7 +119,7 @@ class TestBars:
     def test_are_never_full_while_something_else_runs(self, terminal):
         with terminal, progress.byte_progress("verifying", then="checking the episodes") as show:
             show(10, 10)
-        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+        with terminal, progress.show_progress("a/b", Listener()) as listener:
             listener.on_estimate(ESTIMATE)
             listener.on_progress([TaskProgress(0, 50, 100, 500, 0)])
             time.sleep(0.25)  # the screen is drawn five times a second
@@ -140,7 +140,7 @@ class TestBars:
         with terminal, progress.byte_progress("verifying minari/D4RL/antmaze/large-diverse-v1", then="") as show:
             show(3 * 10**8, 10**9)
         assert any(re.match("verifying.* 30% 300 MB of 1.00 GB", line) for line in drawn(terminal))
-        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+        with terminal, progress.show_progress("a/b", Listener()) as listener:
             listener.on_estimate(replace(ESTIMATE, parts=2, part_names=["observation shard 7", "observation shard 8"]))
             waiting = TaskProgress(1, 21, 100, 500, 0, "HTTP 503: retry 1 of 4 in 2 s")
             listener.on_progress([TaskProgress(0, 53, 100, 500, 0), waiting])
@@ -149,11 +149,11 @@ class TestBars:
             assert any(re.match(start, line) for line in last), start
 
     def test_say_why_nothing_arrives(self, terminal):
-        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+        with terminal, progress.show_progress("a/b", Listener()) as listener:
             retries.announce("HTTP 503: retry 1 of 4 in 2 s", 0.0)
         assert any("HTTP 503: retry 1 of 4" in line for line in drawn(terminal))
         terminal.truncate(0)
-        with terminal, progress.show_progress("a/b", lambda estimate: None) as listener:
+        with terminal, progress.show_progress("a/b", Listener()) as listener:
             listener.on_estimate(ESTIMATE)
             listener.on_progress([TaskProgress(0, 0, 100, 0, 1, "timed out: retry 2")])
         assert any("shard 7" in line and "timed out: retry 2" in line for line in drawn(terminal))
@@ -170,7 +170,7 @@ def test_a_log_gets_a_line_now_and_then_also_while_nothing_is_reported(monkeypat
             seen.extend(capsys.readouterr().err.splitlines())
         assert seen.count(line) >= times
 
-    with progress.show_progress("a/b", lambda estimate: None) as listener:
+    with progress.show_progress("a/b", Listener()) as listener:
         listener.on_stage("looking for a/b")
         wait_for("a/b: looking for a/b", times=2)
     with progress.byte_progress("verifying a/b", then="checking the episodes") as show:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rbdata.cli.catalogue_table import combine
 from rbdata.cli.console import Column, Console, explain, printable, wrapped
-from rbdata.cli.progress import Tally
+from rbdata.datasets.ingest.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry
 from rbdata.datasets.workers.task import TaskProgress

@@ -1,0 +1,315 @@
+"""The progress of a run, for the command line and for Python.
+
+A `Display` turns the events of a `Listener` into phases and shares done; a derived class draws them. `Tally` has the work done
+and left, the rate and the time left. `progress_listener` draws the bar of `rbdata.download` and the like: on a terminal
+(stderr) and in a notebook. The displays of the command line are in `cli.progress`.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import Any
+
+from typing_extensions import Self
+
+from ...storage import amounts
+from ..workers.task import TaskProgress
+from .request import Estimate, Listener
+
+#: Seconds over which the rate is averaged.
+RATE_WINDOW = 20.0
+#: Seconds of progress before the time left is estimated.
+MEASURED = 2.0
+
+
+class Tally:
+    """Work done and work left: in bytes where the sizes are known, else in parts."""
+
+    def __init__(self, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
+        self.parts, self.done_parts = estimate.parts, estimate.done_parts
+        self.bytes = estimate.fetch_bytes
+        #: What the rows of parts count: a recording of a number of episodes does not know its number of steps.
+        self.unit = "episodes" if estimate.episodes and not estimate.steps else "steps"
+        self.names = estimate.part_names
+        self.tasks: dict[int, TaskProgress] = {}
+        self.finished: set[int] = set()
+        self._clock = clock
+        self._left = max(1, estimate.parts - estimate.done_parts)
+        self._marks: deque[tuple[float, float, int, int]] = deque([(clock(), 0.0, 0, 0)])
+
+    def update(self, tasks: list[TaskProgress]) -> None:
+        self.tasks.update((task.index, task) for task in tasks)
+        now = self._clock()
+        if not (self._marks[-1][1] or self.share or self.fetched):
+            self._marks.clear()  # processes that start say nothing about the rate
+        self._marks.append((now, self.share, self.fetched, self._rows()))
+        while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW:
+            self._marks.popleft()
+
+    def finish(self, index: int) -> None:
+        self.finished.add(index)
+        self.done_parts += 1
+
+    @property
+    def running(self) -> list[TaskProgress]:
+        """Unfinished parts that have started, in order."""
+        return [task for index, task in sorted(self.tasks.items()) if index not in self.finished]
+
+    @property
+    def fetched(self) -> int:
+        """Bytes received."""
+        return sum(task.fetched for task in self.tasks.values())
+
+    @property
+    def retries(self) -> int:
+        return sum(task.retries for task in self.tasks.values())
+
+    @property
+    def share(self) -> float:
+        """Share of this run's work that is done, 0 to 1. Counts rows, as bytes are read ahead of the rows written."""
+        running = sum(task.rows / max(1, task.total) for task in self.running)
+        return min(1.0, (len(self.finished) + running) / self._left)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self._speed(2)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds left, None until MEASURED seconds of progress were measured."""
+        speed = self._speed(1) if self._marks[-1][0] - self._marks[0][0] >= MEASURED else 0.0
+        return (1 - self.share) / speed if speed > 0 else None
+
+    def _rows(self) -> int:
+        """Rows done, in ``unit``."""
+        return sum(task.total if index in self.finished else task.rows for index, task in self.tasks.items())
+
+    def _speed(self, field: int) -> float:
+        first, last = self._marks[0], self._marks[-1]
+        passed = last[0] - first[0]
+        return (last[field] - first[field]) / passed if passed > 0 else 0.0
+
+    def describe(self) -> list[str]:
+        """Amount, rate, time left, retries, as far as known; the least important first."""
+        words = []
+        if not self.bytes and self.parts > 1:
+            words.append(f"part {min(self.done_parts + 1, self.parts)} of {self.parts}")
+        if self.bytes:
+            words.append(f"{amounts.size(min(self.fetched, self.bytes))} of {amounts.size(self.bytes)}")
+        if self.rate >= 1:
+            words.append(f"{amounts.size(self.rate)}/s")
+        elif not self.bytes and self._speed(3) >= 1:
+            words.append(f"{amounts.count(round(self._speed(3)))} {self.unit}/s")
+        left = self.seconds_left
+        if left is not None:
+            words.append(f"about {amounts.duration(left)} left")
+        if self.retries:
+            words.append(f"{self.retries} retr{'y' if self.retries == 1 else 'ies'}")
+        return words
+
+
+class Display:
+    """Turns the events of a run into phases, shares and the tally, and shows nothing: base of all displays."""
+
+    def __init__(self) -> None:
+        self._tally: Tally | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        pass
+
+    def listener(self) -> Listener:
+        """The events that the display shows; it prints no output of workers."""
+        return Listener(
+            on_stage=self.phase,
+            on_planned=lambda done, total: self.counted("planning", done, total, f"{done} of {total} raw files read"),
+            on_estimate=self.estimate,
+            on_progress=self._progress,
+            on_part_done=self._part_done,
+            on_fetched=lambda name, done, total: self.counted("raw files", done, total, bytes_of(done, total)),
+            on_output=lambda line: None,
+        )
+
+    def phase(self, what: str, words: str = "") -> None:
+        """Show a phase whose share done is unknown."""
+
+    def share(self, what: str, share: float, words: str) -> None:
+        """Show the share done of the only phase."""
+
+    def counted(self, what: str, done: int, total: int, words: str) -> None:
+        """Show the share done of one of several phases."""
+
+    def wait(self, why: str, seconds: float) -> None:
+        """Show why no data arrive."""
+
+    def show(self, tally: Tally) -> None:
+        """Show the progress of the parts."""
+
+    def estimate(self, estimate: Estimate) -> None:
+        """Begin with the parts of a plan."""
+        self._tally = None if estimate.unread else Tally(estimate)
+
+    def _progress(self, tasks: list[TaskProgress]) -> None:
+        if self._tally is not None:
+            self._tally.update(tasks)
+            self.show(self._tally)
+
+    def _part_done(self, index: int) -> None:
+        if self._tally is not None:
+            self._tally.finish(index)
+            self.show(self._tally)
+
+
+def bytes_of(done: int, total: int) -> str:
+    """``1.0 MB of 2.0 GB``"""
+    return f"{amounts.size(done)} of {amounts.size(total)}"
+
+
+def both(first: Listener, second: Listener) -> Listener:
+    """A listener that calls two."""
+
+    def call(name: str) -> Callable[..., Any]:
+        def call_both(*event: Any) -> None:
+            getattr(first, name)(*event)
+            getattr(second, name)(*event)
+
+        return call_both
+
+    return Listener(**{field.name: call(field.name) for field in fields(Listener)})
+
+
+# -- the bar of Python --------------------------------------------------------------------------------------------------
+
+#: Draws the current activity and the share done: 0 to 1, or None if it is unknown.
+Show = Callable[[str, "float | None"], None]
+
+#: Seconds between two drawings in a notebook.
+_INTERVAL = 0.2
+
+
+@contextmanager
+def progress_listener(title: str, listener: Listener | None, show: bool | None) -> Iterator[Listener]:
+    """A listener that draws a bar inside the block where ``show`` is True, and calls ``listener`` as well.
+
+    None: draw where it is visible (a terminal, a notebook), from the first event on, unless the caller listens.
+    """
+    given = listener or Listener()
+    if not (listener is None and _is_seen() if show is None else show):
+        yield given
+        return
+    with _Bar(title, at_once=bool(show)) as bar:
+        yield both(bar.listener(), given)
+
+
+def _is_seen() -> bool:
+    """Whether a bar would be seen: in a notebook, or on a terminal that can draw it."""
+    try:
+        on_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        on_terminal = False
+    return on_terminal or _in_notebook()
+
+
+class _Bar(Display):
+    """One bar for a run, which stays when the run is over; unless ``at_once``, it appears with the first event."""
+
+    def __init__(self, title: str, *, at_once: bool) -> None:
+        super().__init__()
+        self._title, self._at_once = title, at_once
+        self._opened = ExitStack()
+        self._draw: Show | None = None
+
+    def __enter__(self) -> Self:
+        if self._at_once:
+            self._begin()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._opened:
+            if self._draw is not None:
+                self._draw(*(("", 1.0) if kind is None else ("stopped", 0.0)))
+
+    def phase(self, what: str, words: str = "") -> None:
+        self._begin()(what, None)
+
+    def counted(self, what: str, done: int, total: int, words: str) -> None:
+        self._begin()(what, done / total if done < total else None)
+
+    def estimate(self, estimate: Estimate) -> None:
+        super().estimate(estimate)
+        self._begin()("", 0.0)
+
+    def show(self, tally: Tally) -> None:
+        if tally.share < 1:
+            self._begin()("", tally.share)
+        else:
+            self.phase("writing")
+
+    def _begin(self) -> Show:
+        if self._draw is None:
+            self._draw = self._opened.enter_context((_notebook_bar if _in_notebook() else _terminal_bar)(self._title))
+        return self._draw
+
+
+@contextmanager
+def _terminal_bar(title: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        row = progress.add_task(title, total=None)
+
+        def show(what: str, share: float | None) -> None:
+            known = None if share is None else 1.0
+            progress.update(row, description=_titled(title, what), total=known, completed=share or 0.0)
+
+        yield show
+
+
+@contextmanager
+def _notebook_bar(title: str) -> Iterator[Show]:
+    """HTML that is replaced, instead of rich's bars, which need ipywidgets."""
+    from IPython.display import display
+
+    began, drawn = time.monotonic(), -_INTERVAL
+
+    def page(what: str, share: float | None) -> dict[str, str]:
+        passed = time.monotonic() - began
+        words = _titled(title, what)
+        if share is not None and what != "stopped":
+            words += f" {amounts.percent(share)}"
+        if share and share < 1 and passed > 2:
+            words += f", about {amounts.duration(passed / share - passed)} left"
+        bar = "" if what == "stopped" else f"<progress{'' if share is None else f' value={share:.3f}'}></progress> "
+        return {"text/html": f"<div>{bar}{html.escape(words)}</div>", "text/plain": words}
+
+    def show(what: str, share: float | None) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if share in (0, 1, None) or now - drawn >= _INTERVAL:
+            drawn = now
+            handle.update(page(what, share), raw=True)
+
+    handle = display(page("", None), raw=True, display_id=True)
+    yield show
+
+
+def _titled(title: str, what: str) -> str:
+    return f"{title}: {what}" if what else title
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook; IPython in a terminal is not one."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
