@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,48 @@ _PACKAGES = (
 )
 #: Strings among a file's arguments; with a colon or a slash one could name a module or a path.
 _WORD = re.compile(r"[\w .+-]{0,200}")
+
+
+def _package_of(name: str) -> tuple[str, str] | None:
+    """The module that registers an id of a well-known family, and what to install for it."""
+    return next(((module, package) for pattern, module, package in _PACKAGES if re.fullmatch(pattern, name)), None)
+
+
+def register(name: str) -> None:
+    """Import what registers an id of a well-known family. Call it inside of `making`."""
+    import gymnasium
+
+    found = _package_of(name)
+    if found is None or name in gymnasium.registry:
+        return
+    imported = importlib.import_module(found[0])
+    if found[0] == "ale_py":
+        imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)  # its banner would mix with our output
+    gymnasium.register_envs(imported)
+
+
+@contextmanager
+def making(name: str, hint: str) -> Iterator[None]:
+    """The errors of an environment that is made inside: MissingExtraError with a ``hint`` if a package or the id is missing,
+    otherwise RbdataError."""
+    from gymnasium import error
+
+    try:
+        yield
+    except RbdataError:
+        raise
+    except error.DependencyNotInstalled as problem:
+        message = f"{name} needs a package that is not installed: {reason(problem)}"
+        raise MissingExtraError(message, hint=hint) from problem
+    except (error.UnregisteredEnv, ModuleNotFoundError) as problem:
+        found = _package_of(name)
+        hint = f"pip install {found[1]}" if found else hint
+        raise MissingExtraError(f"{name} cannot be made: {reason(problem)}", hint=hint) from problem
+    except BaseException as problem:
+        if is_interrupt(problem):
+            raise
+        message = f"{name} cannot be made: {type(problem).__name__}: {reason(problem)}"
+        raise RbdataError(message, hint=f"try it in Python: gymnasium.make({name!r})") from problem
 
 
 @dataclass(frozen=True)
@@ -54,16 +97,14 @@ class KnownEnvironment:
         MissingExtraError if a package is missing, RbdataError where the environment cannot be made.
         """
         import gymnasium
-        from gymnasium import error
 
-        given = dict(arguments or {})
-        try:
-            self._check_missing(given)
-            if not trust:
-                self._check()
-            stated = {**(self.stated or {})}
+        given, stated = dict(arguments or {}), {**(self.stated or {})}
+        self._check_missing(given)
+        if not trust:
+            self._check()
+        with making(self.id, self._hint):
             if not trust or not ("entry_point" in stated or stated.get("additional_wrappers")):
-                self._register()
+                register(self.id)
                 made = gymnasium.make(self.id, **{**self.arguments, **given})
             else:
                 stated.pop("missing", None)
@@ -72,18 +113,6 @@ class KnownEnvironment:
                     spec.entry_point = gymnasium.spec(self.id).entry_point
                 made = gymnasium.make(spec, **given)
             return self.wrap(made) if self.wrap else made
-        except (error.UnregisteredEnv, ModuleNotFoundError) as problem:
-            raise self._absent(problem) from problem
-        except error.DependencyNotInstalled as problem:
-            message = f"{self.id} needs a package that is not installed: {reason(problem)}"
-            raise MissingExtraError(message, hint=self._hint()) from problem
-        except RbdataError:
-            raise
-        except BaseException as problem:
-            if is_interrupt(problem):
-                raise
-            message = f"{self.id} cannot be made: {type(problem).__name__}: {reason(problem)}"
-            raise RbdataError(message, hint=f"try it: gymnasium.make({self.id!r})") from problem
 
     def _check_missing(self, given: Mapping[str, Any]) -> None:
         """Raise UsageError where the recorded environment had arguments or wrappers that the file does not hold."""
@@ -114,24 +143,7 @@ class KnownEnvironment:
                 hint = "make_env(trust=True) imports and runs what the dataset names: only for files whose author you trust"
                 raise UsageError(message, hint=hint)
 
-    def _register(self) -> None:
-        import gymnasium
-
-        module = next((module for pattern, module, _ in _PACKAGES if re.fullmatch(pattern, self.id)), None)
-        if module is None or self.id in gymnasium.registry:
-            return
-        imported = importlib.import_module(module)
-        if module == "ale_py":
-            imported.ALEInterface.setLoggerMode(imported.LoggerMode.Error)
-        gymnasium.register_envs(imported)
-
-    def _absent(self, problem: Exception) -> RbdataError:
-        package = next((package for pattern, _, package in _PACKAGES if re.fullmatch(pattern, self.id)), None)
-        message = f"{self.id} cannot be made: {reason(problem)}"
-        if package:
-            return MissingExtraError(message, hint=f"pip install {package}")
-        return MissingExtraError(message, hint=self._hint())
-
+    @property
     def _hint(self) -> str:
         if self.requirements:
             return f"it needs {self.requirements}: install that, import what registers the environment, and try again"

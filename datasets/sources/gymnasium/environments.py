@@ -29,9 +29,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ....errors import MissingExtraError, RbdataError, UnknownDatasetError, UsageError, is_interrupt
+from ....errors import RbdataError, UnknownDatasetError, UsageError, is_interrupt
 from ...user_code.identity import Content, content_hash, hash_files, qualified_name
 from ...user_code.source_files import is_local_module, names_in, nested_codes
+from ..known_environment import making, register
 
 #: Code compiles differently in other versions of Python.
 PYTHON = "{}.{}".format(*sys.version_info)
@@ -65,29 +66,21 @@ class Made:
         """
         from gymnasium import error
 
-        if self.make is None:
-            _register(self.id)
-        try:
-            return self.make() if self.make is not None else gymnasium.make(self.id, **self.arguments)
-        except error.UnregisteredEnv as problem:
-            message = f"Gymnasium has no environment {self.id}: {problem}"
-            raise UnknownDatasetError(message, hint=_nearest(self.id)) from problem
-        except error.DependencyNotInstalled as problem:
-            message = f"{self.id} needs a package that is not installed: {problem}"
-            raise MissingExtraError(message, hint="install what it asks for and run the command again") from problem
-        except ModuleNotFoundError as problem:
-            message = f"{self.id} cannot be made: {problem}"
-            hint = "install the package that registers it; a module in the current directory is found as well"
-            raise MissingExtraError(message, hint=hint) from problem
-        except TypeError as problem:
-            if not self.arguments:
-                raise _failed(self.id, problem) from problem
-            message = f"{self.id} does not take {', '.join(self.arguments)}: {problem}"
-            raise UsageError(message, hint="check --env-arg") from problem
-        except BaseException as problem:
-            if is_interrupt(problem):
-                raise
-            raise _failed(self.id, problem) from problem
+        hint = "install what it needs, or what registers it; a module in the current directory is found as well"
+        with making(self.id, hint):
+            if self.make is not None:
+                return self.make()
+            register(self.id)
+            try:
+                return gymnasium.make(self.id, **self.arguments)
+            except error.UnregisteredEnv as problem:
+                message = f"Gymnasium has no environment {self.id}: {problem}"
+                raise UnknownDatasetError(message, hint=_nearest(self.id)) from problem
+            except TypeError as problem:
+                if not self.arguments:
+                    raise
+                message = f"{self.id} does not take {', '.join(self.arguments)}: {problem}"
+                raise UsageError(message, hint="check --env-arg") from problem
 
     @contextmanager
     def opened(self) -> Iterator[list[Any]]:
@@ -125,23 +118,6 @@ def close(env: Any, name: str) -> None:
         if is_interrupt(problem):
             raise
         raise RbdataError(f"{name} failed in close: {type(problem).__name__}: {problem}") from problem
-
-
-def _failed(name: str, problem: BaseException) -> RbdataError:
-    message = f"{name} cannot be made: {type(problem).__name__}: {problem}"
-    return RbdataError(message, hint=f"try it in Python: gymnasium.make({name!r})")
-
-
-def _register(name: str) -> None:
-    """Import what registers environments of a well-known namespace."""
-    if not name.startswith("ALE/"):
-        return
-    try:
-        import ale_py
-    except ImportError as error:
-        raise MissingExtraError(f"{name} needs ale-py", hint="pip install 'rbdata[atari]'") from error
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # its banner would mix with our output
-    gymnasium.register_envs(ale_py)
 
 
 def _nearest(name: str) -> str:

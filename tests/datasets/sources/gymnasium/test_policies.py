@@ -242,6 +242,16 @@ def test_an_environment_that_wants_a_package(tmp_path):
         record(tmp_path, env_args={"colour": 3})
 
 
+def test_the_package_of_a_known_family_is_imported_or_named(tmp_path, monkeypatch):
+    """As for `Dataset.make_env`."""
+    monkeypatch.setitem(sys.modules, "minigrid", None)
+    with pytest.raises(MissingExtraError) as caught:
+        record(tmp_path, "MiniGrid-Nowhere-v0")
+    assert caught.value.hint == "pip install minigrid"
+    pytest.importorskip("ale_py")
+    assert len(record(tmp_path, "PongNoFrameskip-v4", steps=4)) == 4
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
