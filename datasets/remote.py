@@ -29,7 +29,7 @@ from .search import parse_size
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
-    from ..storage.integrity import Block, Report
+    from ..storage.integrity import CheckedBlock, Report
 
 #: The folder of caches under the root; lists of datasets skip hidden folders.
 CACHE = ".remote"
@@ -122,7 +122,7 @@ def verify_remote(
     blocks = [] if quick else [block for name in objects if name not in wrong for block in ranges.all(name)]
     whole: dict[str, None] = {}  # files that the server sends as a whole only
 
-    def check(block: Block) -> bool | None:
+    def check(block: CheckedBlock) -> bool | None:
         starts = range(block.begin, block.end, BLOCK) if block.path not in whole else ()
         try:
             sound = block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
@@ -132,9 +132,9 @@ def verify_remote(
             whole[block.path] = None
         return None if block.path in whole else sound
 
-    noted: set[Block] = set()
+    noted: set[CheckedBlock] = set()
 
-    def note(block: Block, sound: bool) -> None:
+    def note(block: CheckedBlock, sound: bool) -> None:
         if block in noted:
             return
         noted.add(block)
@@ -156,7 +156,7 @@ def verify_remote(
     return report
 
 
-def _check_in_order(blocks: Iterable[Block], pieces: Iterator[bytes]) -> Iterator[tuple[Block, bool]]:
+def _check_in_order(blocks: Iterable[CheckedBlock], pieces: Iterator[bytes]) -> Iterator[tuple[CheckedBlock, bool]]:
     """Each block of a file and whether it is sound; ``pieces`` are the bytes of the whole file."""
     rest = b""
 

@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
-from ..storage.integrity import Block, BlockChecksums, read_block_checksums, verify, write_table
+from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify, write_table
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
@@ -158,7 +158,7 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
     return fetched
 
 
-def _fetch(location: Location, item: RemoteObject, block: Block) -> Iterator[bytes]:
+def _fetch(location: Location, item: RemoteObject, block: CheckedBlock) -> Iterator[bytes]:
     """The bytes of a block, which without a table may be a range of gigabytes."""
     if block.length <= _MAX_IN_MEMORY:
         try:

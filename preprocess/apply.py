@@ -280,7 +280,7 @@ class ResultBatch:
     lost_edges: np.ndarray | None = None
 
 
-class Piece(NamedTuple):
+class EpisodePiece(NamedTuple):
     """Some or all steps of a function's result for an episode of the view, ``td`` ``[n]``.
 
     ``is_first``, ``is_last``: the piece has the beginning, the end of the episode, as far as functions kept them.
@@ -290,14 +290,14 @@ class Piece(NamedTuple):
     is_first: bool
     is_last: bool
 
-    def episodes(self) -> list[Piece]:
+    def episodes(self) -> list[EpisodePiece]:
         """The piece cut into its episodes."""
         ends = (self.td.get(("next", "done")).view(-1).nonzero().squeeze(1) + 1).tolist()
         if len(ends) == 1:
             return [self]
         count = len(self.td)
         return [
-            Piece(self.td[low:high], self.is_first and not low, self.is_last and high == count)
+            EpisodePiece(self.td[low:high], self.is_first and not low, self.is_last and high == count)
             for low, high in pairwise([0, *ends])
         ]
 
@@ -359,7 +359,8 @@ class Applier:
                 yield td, where
                 continue
             for low, high in self._episodes(span):
-                where, episode = self._describe(low, high), Piece(td[low - span.start : high - span.start], True, True)
+                where = self._describe(low, high)
+                episode = EpisodePiece(td[low - span.start : high - span.start], True, True)
                 self.seed(low)
                 for piece in self._pieces(episode, low, where, counts, chain):
                     yield piece.td, where
@@ -469,7 +470,7 @@ class Applier:
             self.seed(low)
             where = self._describe(low, high)
             rows = slice(low - span.start, high - span.start)
-            episode = Piece(td[rows], True, True)
+            episode = EpisodePiece(td[rows], True, True)
             nans = count_nans(leaves_of(episode.td)) if has_nans else Counter()
             kept, edges = 0, 0
             for piece in self._pieces(episode, low, where, counts, chain[:-1]):
@@ -499,8 +500,8 @@ class Applier:
         return ResultBatch(where, whole, span.first, dones, len(td), source, lost_edges)
 
     def _pieces(
-        self, episode: Piece, step: int, where: str, counts: ResultCounts, chain: Sequence[BoundFunction]
-    ) -> Iterator[Piece]:
+        self, episode: EpisodePiece, step: int, where: str, counts: ResultCounts, chain: Sequence[BoundFunction]
+    ) -> Iterator[EpisodePiece]:
         """The input of the function after ``chain`` for the episode that begins with ``step``: one episode, several or none.
 
         Use each piece before requesting the next one, because functions may reuse the memory of results.
@@ -510,7 +511,7 @@ class Applier:
             return
         td = self._stored_result(chain[0], episode.td, step, where, None, counts)
         if td is not None:
-            for piece in Piece(td, episode.is_first, episode.is_last).episodes():
+            for piece in EpisodePiece(td, episode.is_first, episode.is_last).episodes():
                 yield from self._pieces(piece, step, where, counts, chain[1:])
 
     def _stored_result(

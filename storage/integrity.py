@@ -59,7 +59,7 @@ _MAX_JOINED = 4096
 
 
 @dataclass(frozen=True)
-class Block:
+class CheckedBlock:
     """Consecutive bytes of a file with a checksum (8 hex digits): a block of the table or, without a table, a range."""
 
     path: str
@@ -123,20 +123,20 @@ class BlockChecksums:
         """How many blocks a file has."""
         return len(self._tabled.get(path, self._files[path]))
 
-    def block(self, path: str, number: int) -> Block:
+    def block(self, path: str, number: int) -> CheckedBlock:
         """One block of a file."""
         if path in self._tabled:
             begin = number * self.size
             length = min(self.size, self._sizes[path] - begin)
-            return Block(path, number, begin, length, f"{self._tabled[path][number]:08x}")
+            return CheckedBlock(path, number, begin, length, f"{self._tabled[path][number]:08x}")
         length, checksum = self._files[path][number]
-        return Block(path, number, self._range_begins(path)[number], length, checksum)
+        return CheckedBlock(path, number, self._range_begins(path)[number], length, checksum)
 
-    def all(self, path: str) -> Iterator[Block]:
+    def all(self, path: str) -> Iterator[CheckedBlock]:
         """The blocks of a file in order."""
         return (self.block(path, number) for number in range(self.count(path)))
 
-    def covering(self, path: str, begin: int, end: int) -> Iterator[Block]:
+    def covering(self, path: str, begin: int, end: int) -> Iterator[CheckedBlock]:
         """The blocks that hold bytes ``begin..end-1`` of a file, in order; none for an empty range."""
         end = min(end, self._sizes[path])
         number = begin // self.size if path in self._tabled else bisect_right(self._range_begins(path), begin) - 1
@@ -148,7 +148,7 @@ class BlockChecksums:
                 yield block
             number += 1
 
-    def where(self, block: Block) -> str:
+    def where(self, block: CheckedBlock) -> str:
         """The number and byte range of a block, for messages."""
         number = f" in block {block.number}" if block.path in self._tabled else ""
         return f"{number}, bytes {block.begin}-{block.end}"
@@ -219,7 +219,7 @@ class Report:
 class _Piece:
     """The bytes that one thread reads at a time: a block, or a few MiB of a long range."""
 
-    block: Block
+    block: CheckedBlock
     begin: int
     length: int
 
@@ -327,7 +327,7 @@ def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield some
 
 
-def _where(manifest: Manifest, checksums: BlockChecksums, block: Block) -> str:
+def _where(manifest: Manifest, checksums: BlockChecksums, block: CheckedBlock) -> str:
     """The byte range of a block and, if the ranges of its file are parts, the source objects that they were made from."""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]
     appended = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.appended}
@@ -424,7 +424,7 @@ class BlockChecks:
             self._check(self._checksums.block(path, number))
             waiting[number] = False
 
-    def _check(self, block: Block) -> None:
+    def _check(self, block: CheckedBlock) -> None:
         try:
             sound = block.is_sound(self._read(block))
         except OSError as error:
@@ -432,7 +432,7 @@ class BlockChecks:
         if not sound:
             raise self._damage(block.path, f"checksum mismatch{self._checksums.where(block)}")
 
-    def _read(self, block: Block) -> Iterator[bytes]:
+    def _read(self, block: CheckedBlock) -> Iterator[bytes]:
         at = block.begin
         while at < block.end:
             data = os.pread(self._files[block.path], min(BLOCK, block.end - at), at)

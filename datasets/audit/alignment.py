@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...storage.amounts import exact_percent
-from .blocks import Array, Block
+from .blocks import Array, StepBlock
 from .findings import Finding, Hits, find
 
 #: Limits of the sample: steps, columns of states, columns of actions.
@@ -62,10 +62,10 @@ def _trimmed(squares: Array) -> Array:
     return np.asarray(np.sort(squares, axis=0)[: max(1, len(squares) * 19 // 20)].mean(0))
 
 
-class Windows:
+class InnerSteps:
     """Steps of a sample that have a step before and one after in their episode, by offset from it: -1, 0, 1."""
 
-    def __init__(self, sample: Sequence[Block], observations: Sequence[str], actions: Sequence[str]) -> None:
+    def __init__(self, sample: Sequence[StepBlock], observations: Sequence[str], actions: Sequence[str]) -> None:
         rng = np.random.default_rng(0)
         parts: dict[str, list[Array]] = {"state": [], "successor": [], "action": [], "reward": []}
         inner = []
@@ -108,7 +108,7 @@ def _varying(states: Array, most: int) -> Array:
     return columns[np.linspace(0, len(columns) - 1, min(most, len(columns))).astype(np.int64)]
 
 
-def _coded(actions: Array, sample: Sequence[Block], names: Sequence[str]) -> Array:
+def _coded(actions: Array, sample: Sequence[StepBlock], names: Sequence[str]) -> Array:
     """Actions as numbers; a single choice as a column for each value."""
     single = len(names) == 1 and actions.shape[1] == 1 and sample[0].rows[names[0]].dtype.kind in "iub"
     if not single:
@@ -116,14 +116,14 @@ def _coded(actions: Array, sample: Sequence[Block], names: Sequence[str]) -> Arr
     return np.asarray(actions == np.unique(actions)[None, :_ACTIONS], np.float64)
 
 
-def check_alignment(windows: Windows) -> Iterator[Finding]:
+def check_alignment(windows: InnerSteps) -> Iterator[Finding]:
     """Actions and, where these are right, rewards that belong to another step than their own."""
     finding = _actions(windows) or _rewards(windows)
     if finding is not None:
         yield finding
 
 
-def _rewards(windows: Windows) -> Finding | None:
+def _rewards(windows: InnerSteps) -> Finding | None:
     reward = windows.of("reward")
     shares = {}
     for offset in (-1, 0, 1):
@@ -142,7 +142,7 @@ def _rewards(windows: Windows) -> Finding | None:
     return find("reward_shifted", what, Hits(len(windows)), len(windows), leaf="next/reward", unit="sampled step")
 
 
-def _actions(windows: Windows) -> Finding | None:
+def _actions(windows: InnerSteps) -> Finding | None:
     state, before = windows.of("state"), windows.of("state", -1)
     change = windows.of("successor") - state
     width = 2 * state.shape[1] + windows.of("action").shape[1]
@@ -165,7 +165,7 @@ def _actions(windows: Windows) -> Finding | None:
     return find("action_shifted", what, Hits(len(windows)), len(windows), leaf="action", unit="sampled step")
 
 
-def _follows_state(windows: Windows) -> bool:
+def _follows_state(windows: InnerSteps) -> bool:
     """Whether the state says what the action will be."""
     return bool(explained(windows.of("state"), windows.of("action")).mean() > _POLICY)
 

@@ -66,7 +66,7 @@ def _has_successor(dataset: Dataset, leaf: Leaf) -> bool:
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """Steps ``low..high-1``: ``rows`` by TED key, ``[n, elements]``, with ``next/reward`` and the flags as ``[n]``.
 
     ``episode`` is the number of each step's episode; ``is_first`` and ``is_last`` say where in it a step is.
@@ -117,17 +117,17 @@ class Reader:
         rows = self.dataset.rows.get(name)
         return rows is not None and not (rows.leaf.constant is not None and not rows.leaf.constant)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[StepBlock]:
         """All steps, in order."""
         count = len(self.dataset)
         return (self.read(low, min(low + self.steps, count)) for low in range(0, count, self.steps))
 
-    def sample(self) -> list[Block]:
+    def sample(self) -> list[StepBlock]:
         """Evenly spaced blocks."""
         limit = max(1024, min(MAX_STEPS, _SAMPLE_BYTES // self.row_bytes))
         return [self.read(low, high) for low, high in sample_ranges(len(self.dataset), limit)]
 
-    def read(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int) -> StepBlock:
         """One block."""
         rows: dict[str, Array] = {}
         for key, found in read_columns(self.dataset, low, high, [*self._single, *self._keys]):
@@ -143,7 +143,7 @@ class Reader:
         is_first[starts[:-1][starts[:-1] >= low] - low] = True
         is_last[starts[1:][starts[1:] <= high] - 1 - low] = True
         lengths = np.minimum(starts[1:], high) - np.maximum(starts[:-1], low)
-        return Block(low, high, rows, np.repeat(np.arange(first, last), lengths), is_first, is_last)
+        return StepBlock(low, high, rows, np.repeat(np.arange(first, last), lengths), is_first, is_last)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Usual:
     step: Array | None = None
 
     @classmethod
-    def of(cls, name: str, sample: list[Block]) -> Usual:
+    def of(cls, name: str, sample: list[StepBlock]) -> Usual:
         """Computed from blocks. Values that are not finite are left out."""
         values = np.concatenate([block.rows[name].astype(np.float64) for block in sample])
         values = values.reshape(len(values), -1)
@@ -174,7 +174,7 @@ class Usual:
         return cls(low, high, mean, std, measured, cls._step(name, sample))
 
     @classmethod
-    def _step(cls, name: str, sample: list[Block]) -> Array | None:
+    def _step(cls, name: str, sample: list[StepBlock]) -> Array | None:
         if "next/" + name not in sample[0].rows:
             return None
         parts = []

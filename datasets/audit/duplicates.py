@@ -12,7 +12,7 @@ import numpy as np
 
 from ...storage.amounts import count, exact_percent
 from ...storage.episodes import EpisodeTable
-from .blocks import Array, Block
+from .blocks import Array, StepBlock
 from .findings import Finding, Hits, Severity, find
 
 #: Hashes of transitions that are kept.
@@ -60,7 +60,7 @@ class Duplicates:
         self._kept: list[tuple[Array, Array]] = []
         self._held = 0
 
-    def see(self, block: Block) -> None:
+    def see(self, block: StepBlock) -> None:
         """Hash the rows of a block."""
         self.steps += len(block)
         hashes = row_hashes([block.rows[name] for name in self.names])

@@ -10,7 +10,7 @@ from ...storage.amounts import count, real
 from ...storage.episodes import CUT, TERMINATED, EpisodeTable
 from ...storage.reference_scores import ReferenceScores
 from ...storage.schema import FLAGS
-from .blocks import Array, Block
+from .blocks import Array, StepBlock
 from .findings import Finding, Hits, find
 
 #: Mean scores of a whole dataset that no policy has, and those of an expert's and of a random policy's dataset.
@@ -30,7 +30,7 @@ class Flags:
         self._root = {flag: Hits() for flag in FLAGS}
         self.ends_twice = Hits()
 
-    def see(self, block: Block) -> None:
+    def see(self, block: StepBlock) -> None:
         """Look at the flags and the rewards of a block."""
         self.steps += len(block)
         none = np.zeros(len(block), bool)

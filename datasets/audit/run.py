@@ -19,8 +19,8 @@ from ...storage.reference_scores import original_source, reference_scores
 from .. import local
 from ..fetch.location import is_remote
 from ..remote import open_remote
-from .alignment import Windows, check_alignment
-from .blocks import Block, Leaves, Reader, Usual
+from .alignment import InnerSteps, check_alignment
+from .blocks import Leaves, Reader, StepBlock, Usual
 from .duplicates import Duplicates
 from .ends import Flags, check_scores, check_table
 from .findings import Audited, AuditReport, Finding, Hits, find, ordered
@@ -37,7 +37,7 @@ Range = tuple[float, float]
 class Check(Protocol):
     """Looks at all blocks in order, then says what it found."""
 
-    def see(self, block: Block) -> None: ...
+    def see(self, block: StepBlock) -> None: ...
     def findings(self) -> Iterator[Finding]: ...
 
 
@@ -167,12 +167,12 @@ class _Run:
         self._duplicates = found
         return found
 
-    def _alignment(self, sample: list[Block]) -> Iterator[Finding]:
+    def _alignment(self, sample: list[StepBlock]) -> Iterator[Finding]:
         leaves = self.leaves
         if not leaves.observations or leaves.frames:
             self._skipped["shifts of actions and rewards"] = "observations are frames, or there are none"
             return
-        windows = Windows(sample, leaves.observations, leaves.actions)
+        windows = InnerSteps(sample, leaves.observations, leaves.actions)
         if len(windows):
             yield from check_alignment(windows)
 

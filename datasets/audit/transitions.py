@@ -8,7 +8,7 @@ import numpy as np
 
 from ...storage.amounts import exact_percent
 from ...storage.episodes import TERMINATED, EpisodeTable
-from .blocks import Array, Block, Usual, every
+from .blocks import Array, StepBlock, Usual, every
 from .findings import Finding, Hits, Severity, find
 
 #: Share of steps with a repeated observation that is a warning: for measured numbers, and for counts, which often do not
@@ -76,7 +76,7 @@ class LeafTransitions:
         self.varies = False
         self._first: Array | None = None
 
-    def see(self, block: Block) -> Mapping[str, Array]:
+    def see(self, block: StepBlock) -> Mapping[str, Array]:
         """Masks ``[n]`` of a block: ``same`` (the successor is the state), ``zero`` and ``zero_state`` (one of them is zeros),
         ``jump``, and ``joins``: of a last step, the successor is the first state of the next episode (in this block)."""
         state, successor = block.rows[self.name], block.rows["next/" + self.name]
@@ -95,7 +95,7 @@ class LeafTransitions:
         zero, zero_state = (every(rows == 0) for rows in (successor, state))
         return {"same": same, "jump": jump, "joins": joins, "zero": zero, "zero_state": zero_state}
 
-    def _chain(self, block: Block, state: Array, successor: Array, same: Array) -> None:
+    def _chain(self, block: StepBlock, state: Array, successor: Array, same: Array) -> None:
         """Compare each successor with the state of the following step."""
         if self._last is not None and not block.is_first[0] and not same_rows(self._last, state[:1])[0]:
             self.mismatch.add([block.low - 1])
@@ -144,7 +144,7 @@ class Transitions:
         self._joins = np.zeros(len(table), bool)
         self._finals: list[Array] = []
 
-    def see(self, block: Block) -> None:
+    def see(self, block: StepBlock) -> None:
         """Look at the transitions of a block."""
         if not self._leaves:
             return
@@ -164,7 +164,7 @@ class Transitions:
         ended = block.is_last[-1]
         self._finals = [block.rows["next/" + leaf.name][-1:].copy() for leaf in self._leaves] if ended else []
 
-    def _see_moves(self, block: Block, masks: Sequence[Mapping[str, Array]]) -> None:
+    def _see_moves(self, block: StepBlock, masks: Sequence[Mapping[str, Array]]) -> None:
         moving = [(leaf, one["jump"]) for leaf, one in zip(self._leaves, masks) if leaf.moves]
         if not moving:
             return
@@ -187,7 +187,7 @@ class Transitions:
             rows = np.flatnonzero(mask)
             self._moves[name][block.episode[rows]] = moved(rows)
 
-    def _see_actions(self, block: Block) -> None:
+    def _see_actions(self, block: StepBlock) -> None:
         episodes, begins = block.pieces
         for name in self._actions:
             action = block.rows[name]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...storage import amounts
 from ...storage.bounds import LeafBounds
-from .blocks import Array, Block, Usual, extremes
+from .blocks import Array, StepBlock, Usual, extremes
 from .findings import Finding, Hits, Severity, find
 
 #: How far outside the usual range an outlier lies, in widths of that range. Rewards may have rare bonuses.
@@ -51,7 +51,7 @@ class ColumnValues:
         few = role == "action" and counts is not None and len(counts) == 1 and counts[0] <= _MAX_CHOICES
         self._counts = np.zeros(counts[0], np.int64) if few and counts is not None else None
 
-    def see(self, block: Block) -> None:
+    def see(self, block: StepBlock) -> None:
         """Look at the rows of a block, and at the final state of each episode that ends in it."""
         self.steps += len(block)
         self._look(block.rows[self.name], np.arange(block.low, block.high))
@@ -146,7 +146,7 @@ class RewardValues:
         self.low, self.high = np.inf, -np.inf
         self._limits = tuple(float(limit[0]) for limit in outlier_limits(usual, _FAR_REWARD))
 
-    def see(self, block: Block) -> None:
+    def see(self, block: StepBlock) -> None:
         """Look at the rewards of a block."""
         reward = block.rows["next/reward"]
         self.steps += len(block)

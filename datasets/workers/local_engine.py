@@ -30,8 +30,8 @@ from .task import (
     T,
     Task,
     TaskProgress,
-    Unit,
     Work,
+    WorkUnit,
     do_task,
     modules_of,
     usable_cpus,
@@ -256,7 +256,7 @@ def _count_memory_kills() -> int:
 _COUNTERS = np.dtype([("rows", "<i8"), ("fetched", "<i8"), ("retries", "<i8"), ("wait", "S200")])
 
 
-def _progress(task: Unit, counters: np.void) -> TaskProgress:
+def _progress(task: WorkUnit, counters: np.void) -> TaskProgress:
     rows, fetched, retries = (int(counters[name]) for name in ("rows", "fetched", "retries"))
     return TaskProgress(task.index, rows, task.rows, fetched, retries, bytes(counters["wait"]).decode(errors="replace"))
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 OnBlock = Callable[[int, int, int], None]
 
 
-class Unit(Protocol):
+class WorkUnit(Protocol):
     """One piece of work: ``index`` identifies it, ``rows`` is its size for the progress display. Picklable."""
 
     @property
@@ -27,14 +27,14 @@ class Unit(Protocol):
     def rows(self) -> int: ...
 
 
-class Task(Unit, Protocol):
+class Task(WorkUnit, Protocol):
     """A unit that holds everything needed to do it. Picklable."""
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Do the work; returns a record that can be written as JSON."""
 
 
-T = TypeVar("T", bound=Unit)
+T = TypeVar("T", bound=WorkUnit)
 
 #: Does one unit. Picklable. May run twice for the same unit, after a worker was lost or (on a cluster) while a worker that
 #: seemed lost is still running, so it must rename its files into place.

@@ -179,11 +179,11 @@ class HindsightOptions(PartOptions, WriteOptions, CollateOptions, PriorityKeyOpt
     """Options that `HERReplayBuffer` passes on."""
 
 
-class ReadOptions(WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
+class PrioritizedBufferOptions(WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
     """Options that `PrioritizedReplayBuffer` passes on."""
 
 
-class PrioritizedOptions(PartOptions, ReadOptions, total=False):
+class PrioritizedOptions(PartOptions, PrioritizedBufferOptions, total=False):
     """Options that `TensorDictPrioritizedReplayBuffer` passes on."""
 
     eps: float

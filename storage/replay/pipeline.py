@@ -41,7 +41,7 @@ from .batches import BatchReader, Prepared, RecordReader, WindowSpec
 from .devices import record_stream, to_device
 from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
-from .prefetch import Job, Pace, Prefetcher
+from .prefetch import BatchJob, Pace, Prefetcher
 from .samplers.sampler import Sampler, draw_batch, fills_up, is_known, own_state
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
@@ -464,7 +464,7 @@ class Pipeline:
 
     # -- ahead of time -----------------------------------------------------------------------------------------------
 
-    def _next_job(self, size: int) -> tuple[Prefetcher[Prepared], Job[Prepared]]:
+    def _next_job(self, size: int) -> tuple[Prefetcher[Prepared], BatchJob[Prepared]]:
         if self._queue is None:
             self._queue = Prefetcher(self.spec.prefetch)
         queue = self._queue
@@ -477,7 +477,7 @@ class Pipeline:
             self._submit(queue, size)
         return queue, queue.pop()
 
-    def _deliver(self, queue: Prefetcher[Prepared], job: Job[Prepared], size: int) -> Sample:
+    def _deliver(self, queue: Prefetcher[Prepared], job: BatchJob[Prepared], size: int) -> Sample:
         """The batch of a job: made in a thread meanwhile, or made now if that is quicker.
 
         Afterwards the queue is as full as before, so that draws are always equally far ahead.
@@ -575,7 +575,7 @@ class Pipeline:
         self.rewind()
         self.order.go_to(state)
 
-    def rewind(self) -> list[Job[Prepared]]:
+    def rewind(self) -> list[BatchJob[Prepared]]:
         """Take back all draws made ahead; returns the jobs that still run, see `wait_for`."""
         oldest = self._oldest()
         running = [] if self._queue is None else self._queue.withdraw()

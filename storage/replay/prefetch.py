@@ -118,7 +118,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class Job(Generic[Item]):
+class BatchJob(Generic[Item]):
     """One batch: read and finished once, by whichever thread comes first."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Job(Generic[Item]):
         collate: Callable[[Any], Any] | None,
         finish: Callable[[Any], Any],
         finishing: threading.Lock,
-        previous: Job[Item] | None,
+        previous: BatchJob[Item] | None,
         in_thread: bool = True,
     ) -> None:
         self.item, self.in_thread = item, in_thread
@@ -222,10 +222,10 @@ class Prefetcher(Generic[Item]):
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self._pool = ThreadPoolExecutor(depth, thread_name_prefix="rbdata-prefetch")
-        self._queue: deque[Job[Item]] = deque()
-        self._unfinished: deque[Job[Item]] = deque()
-        self._last: Job[Item] | None = None
-        self.popped: Job[Item] | None = None  # the job delivered last
+        self._queue: deque[BatchJob[Item]] = deque()
+        self._unfinished: deque[BatchJob[Item]] = deque()
+        self._last: BatchJob[Item] | None = None
+        self.popped: BatchJob[Item] | None = None  # the job delivered last
         self._finishing = threading.Lock()
         self._finalizer = weakref.finalize(self, _shut_down, self._pool)
 
@@ -256,7 +256,7 @@ class Prefetcher(Generic[Item]):
         With ``in_thread`` a thread begins the job at once; otherwise the caller that needs the result does the job, or the
         thread of the next job; a writer may do the reading.
         """
-        job = self._last = Job(item, read, collate, finish, self._finishing, self._last, in_thread)
+        job = self._last = BatchJob(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)
         self._unfinished.append(job)
         while self._unfinished[0].has_ended:
@@ -264,7 +264,7 @@ class Prefetcher(Generic[Item]):
         if in_thread:
             self._pool.submit(job.run)
 
-    def pop(self) -> Job[Item]:
+    def pop(self) -> BatchJob[Item]:
         """The job that is delivered next; request its ``result`` without holding the lock."""
         self.popped = self._queue.popleft()
         return self.popped
@@ -279,7 +279,7 @@ class Prefetcher(Generic[Item]):
         for job in self._unfinished:
             job.complete_read()
 
-    def withdraw(self) -> list[Job[Item]]:
+    def withdraw(self) -> list[BatchJob[Item]]:
         """Discard undelivered jobs; returns the jobs that may be finishing, for which the caller must wait."""
         for job in self._queue:
             job.withdraw()
@@ -298,7 +298,7 @@ def _nothing(*_: Any) -> None:
     """Replaces functions that are no longer needed."""
 
 
-def wait_for(jobs: Iterable[Job[Any]]) -> None:
+def wait_for(jobs: Iterable[BatchJob[Any]]) -> None:
     """Wait for jobs without holding any lock; from inside a job, return at once."""
     if not _thread.running:
         for job in jobs:

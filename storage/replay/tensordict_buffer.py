@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options
-from .arguments import BufferOptions, PrioritizedOptions, ReadOptions, resolve_storage
+from .arguments import BufferOptions, PrioritizedBufferOptions, PrioritizedOptions, resolve_storage
 from .buffer import ReplayBuffer
 from .samplers.prioritized import PrioritizedSampler
 from .storages.storage import is_key, read_records, rows_as_index
@@ -171,7 +171,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     the CPU.
     """
 
-    @with_options(ReadOptions, ReplayBuffer.__init__)
+    @with_options(PrioritizedBufferOptions, ReplayBuffer.__init__)
     def __init__(
         self,
         *,
@@ -184,7 +184,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: Any = None,
         sampler_device: Any = None,
         sync: bool = True,
-        **options: Unpack[ReadOptions],
+        **options: Unpack[PrioritizedBufferOptions],
     ) -> None:
         made = resolve_storage(storage)
         if sampler is None:

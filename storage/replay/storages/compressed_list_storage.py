@@ -24,7 +24,7 @@ from ...memory_map import element_bytes
 from ...tensordict_folder import dtype_named
 from ..timeline import Key, as_key
 from .list_storage import ListStorage
-from .rows import Field, Readable, take_windows
+from .rows import Readable, TensorLeaf, take_windows
 from .storage import Storage
 from .trees import copy_of
 
@@ -137,7 +137,7 @@ class CompressedListStorage(ListStorage):
         ):
             return None
         return {
-            "/".join(leaf.path): CompressedRows(self, leaf, number) for number, leaf in enumerate(kind.leaves)
+            "/".join(leaf.path): CompressedLeaf(self, leaf, number) for number, leaf in enumerate(kind.leaves)
         } or None
 
     def _pack(self, record: Any) -> Packed:
@@ -318,11 +318,13 @@ class CompressedListStorage(ListStorage):
         self._table = self._rows_of(next(iter(self._kinds))) if len(self._kinds) == 1 else None
 
 
-class CompressedRows:
+class CompressedLeaf:
     """A leaf of all records of one kind; rows are records. See `storage.codecs.codec.Rows`."""
 
     def __init__(self, storage: CompressedListStorage, about: LeafKind, number: int) -> None:
-        self.leaf = Field("/".join(about.path), about.shape, about.row_bytes, codec=PLAIN if about.small else DEFAULT)
+        self.leaf = TensorLeaf(
+            "/".join(about.path), about.shape, about.row_bytes, codec=PLAIN if about.small else DEFAULT
+        )
         self._storage, self._about, self._number = storage, about, number
 
     @property

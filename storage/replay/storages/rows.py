@@ -22,7 +22,7 @@ from ..timeline import Timeline, as_key, path_of
 
 
 @dataclass(frozen=True)
-class Field:
+class TensorLeaf:
     """The facts about a tensor that the reader needs: its path, and the shape and size of one row."""
 
     name: str
@@ -56,7 +56,7 @@ class TensorRows:
         size = tensor.element_size()
         for part in shape:
             size *= part
-        self.leaf = Field(name, shape, size)
+        self.leaf = TensorLeaf(name, shape, size)
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
         self._in_numpy = in_numpy(tensor)
