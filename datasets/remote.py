@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .. import settings
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
-from ..storage.amounts import plural
+from ..storage.amounts import parse_size, plural
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
 from ..storage.threads import map_in_threads
@@ -25,7 +25,6 @@ from .fetch.location import CONNECTIONS
 from .fetch.reading import stream
 from .fetch.retries import replaced
 from .mirrors import pull
-from .search import parse_size
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset

@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import settings
 from ..errors import RbdataError, UnknownDatasetError, UsageError
+from ..storage import amounts
 from ..storage.manifest import read_manifest
 from . import catalogue
 from .local import LocalDataset, list_local
@@ -42,8 +43,6 @@ SYNONYMS = {
 _SPLIT = re.compile(r"[^a-z0-9]+")
 _CAPITALISED = re.compile(r"[A-Z][a-z0-9]+")
 _NUMBER = re.compile(r"v?\d+")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def select(
@@ -92,16 +91,6 @@ def nearest_words(entries: Iterable[CatalogueEntry], words: Iterable[str]) -> li
     unknown = [word for text in words for word in _split(text) if not any(word in other for other in known)]
     near = (difflib.get_close_matches(word, known, n=1, cutoff=0.6) for word in unknown)
     return [match[0] for match in near if match]
-
-
-def parse_size(text: str | int) -> int:
-    """``2GB``, ``1.5 gb``, ``500MiB`` or a number of bytes as bytes. Raises UsageError."""
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text.strip().lower())
-    if match is None:
-        raise UsageError(f"{text!r} is not a size", hint="for example: 500MB or 2GB")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
 
 
 def _words(entry: CatalogueEntry) -> tuple[set[str], set[str]]:
@@ -206,7 +195,7 @@ def find(
     UnknownDatasetError for an unknown source.
     """
     words = list(words)
-    max_bytes = None if max_size is None else parse_size(max_size)
+    max_bytes = None if max_size is None else amounts.parse_size(max_size)
     entries = {} if source == catalogue.MINE else {entry.id: entry for entry in known(source, root)}
     for one in list_local(root):
         if one.id not in entries and source in (None, one.id.partition("/")[0]) and one.state == "complete":

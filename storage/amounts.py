@@ -1,9 +1,12 @@
-"""Human-readable sizes, counts, shares, durations and tables, for the command line, cards and notebooks."""
+"""Sizes, counts, shares, durations and tables as people read them, and sizes as they write them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+
+from ..errors import UsageError
 
 #: Limit of records in a batch, a stack, a slice or a look-ahead, so that numbers and sizes of reads fit into 64 bits.
 MOST_RECORDS = 1 << 32
@@ -12,6 +15,8 @@ MOST_RECORDS = 1 << 32
 MAX_ROWS = 40
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size(amount: float) -> str:
@@ -23,6 +28,16 @@ def size(amount: float) -> str:
     if unit == 0:
         return f"{amount:.0f} byte{'' if amount == 1 else 's'}"
     return f"{amount:.{2 if amount < 9.995 else 1 if amount < 99.95 else 0}f} {_UNITS[unit]}"
+
+
+def parse_size(text: str | int) -> int:
+    """``2GB``, ``1.5 gb``, ``500MiB`` or a number of bytes as bytes. Raises UsageError."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size", hint="for example: 500MB or 2GB")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
 
 
 def count(number: int) -> str:

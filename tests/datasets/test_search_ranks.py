@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rbdata.datasets.search import nearest_words, parse_size, rank, select
+from rbdata.datasets.search import nearest_words, rank, select
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry, Place
 from rbdata.errors import UsageError
 
@@ -54,19 +54,6 @@ def test_kinds_and_size():
     for kinds in ({"observations": "images"}, {"actions": "box"}):
         with pytest.raises(UsageError, match="there is no kind"):
             select(ENTRIES, **kinds)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("3KiB", 3072), ("7", 7), (12, 12), ("1T", 10**12)]
-)
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "two", "-1MB", "1 2", "1PB"])
-def test_what_is_no_size(text):
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)
 
 
 def test_words_to_try_instead():
