@@ -166,6 +166,9 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
     total = len(source) if n_samples is None else min(n_samples, len(source))
     if total == len(source):
         _check_draws_alike(source)
+        in_order = getattr(getattr(source, "storage", None), "in_order", True)
+    else:
+        in_order = isinstance(getattr(source, "sampler", None), SliceSampler)
     copied = 0
     while copied < total:
         count = min(chunk_size, total - copied)
@@ -176,6 +179,8 @@ def prefill_replay_buffer(rb: Any, dataset: Any, n_samples: int | None = None, c
             count = len(data) if isinstance(data, TensorDictBase) else count
         rb.extend(data.exclude(*_OF_A_DRAW) if isinstance(data, TensorDictBase) else data)
         copied += count
+    if not in_order and isinstance(getattr(rb, "storage", None), Storage):
+        rb.storage.ordered = 0
     return rb
 
 

@@ -62,7 +62,7 @@ from .storages.storage import Storage, is_key, read_column, read_records, write_
 from .storages.trees import as_list, copy_of, move_dim_first, stack_records
 from .timeline import Edges, as_key, path_of
 from .transforms import Transforms, as_transforms, share_state
-from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
+from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer, check_newest
 
 
 def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
@@ -732,6 +732,8 @@ class ReplayBuffer:
         if index is None:
             return None
         sampler, storage = self._sampler, self._storage
+        if is_own_code(self._writer):
+            check_newest(storage, index)
         if storage.ndim > 1:
             sampler.reserve(storage.capacity * storage.width)
         if is_overridden(sampler, "mark_update"):

@@ -21,7 +21,9 @@ The contents of a storage are files of as many rows as it has room for, those ne
 0.14 writes and reads it:
 
     storage_metadata.json       {"metadata": {leaf: {"dtype", "shape"}}, "is_pytree", "len": rows filled,
-                                 "newest": row written last, "tree": description}; the leaves and "tree" for other trees only
+                                 "newest": row written last, "ordered": rows that are in order of time, those written
+                                 last, "tree": description}; the leaves and "tree" for other trees only, "ordered" only where
+                                 some rows are not in order
 
 A storage without records is the state {"leaves": 0}, which TorchRL does not write.
 """
@@ -429,8 +431,8 @@ def _open_tree(folder: Path, tree: Any, path: tuple[str, ...] = ()) -> Any:
 # -- contents of storages ----------------------------------------------------------------------------------------------
 
 
-def write_contents(folder: Path, data: Any, filled: int, newest: int, length: int) -> None:
-    """Write the first ``filled`` rows of ``data`` (None: there are none), ``length`` over all dimensions, to a folder."""
+def write_contents(folder: Path, data: Any, filled: int, counts: dict[str, int]) -> None:
+    """Write the first ``filled`` rows of ``data`` (None: there are none) to a folder; ``counts`` as in `write_metadata`."""
     folder.mkdir(parents=True, exist_ok=True)
     if data is None:
         (folder / METADATA).unlink(missing_ok=True)
@@ -438,12 +440,12 @@ def write_contents(folder: Path, data: Any, filled: int, newest: int, length: in
         return
     is_class = is_tensor_collection(data) and not isinstance(data, TensorDictBase)
     write_files(folder, data.to_tensordict() if is_class else data, slice(filled))
-    write_metadata(folder, data, newest, length)
+    write_metadata(folder, data, counts)
 
 
-def write_metadata(folder: Path, data: Any, newest: int, length: int) -> None:
-    """Write the record of contents whose files are in the folder."""
-    record: dict[str, Any] = {"metadata": {}, "is_pytree": False, "len": length, "newest": newest}
+def write_metadata(folder: Path, data: Any, counts: dict[str, int]) -> None:
+    """Write the record of contents whose files are in the folder; ``counts``: len, newest and perhaps ordered."""
+    record: dict[str, Any] = {"metadata": {}, "is_pytree": False, **counts}
     tree = describe_tree(data)
     if tree is not None:
         leaves = {
@@ -454,31 +456,32 @@ def write_metadata(folder: Path, data: Any, newest: int, length: int) -> None:
     (folder / METADATA).write_text(json.dumps(record))
 
 
-def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple[Any, int, int | None]:
-    """The data in a folder, mapped: ``(data, rows filled over all dimensions, newest row)``; data None where there are none.
+def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple[Any, int, int | None, int | None]:
+    """The data in a folder, mapped: ``(data, rows filled over all dimensions, newest row, rows in order)``.
 
-    ``stored`` is the present content of the receiving storage: it determines the structure of trees if the folder does not,
-    and the class of tensorclasses. ``newest`` is None if the folder does not state it. Raises DamagedDatasetError, UsageError.
+    Data are None where there are none. ``stored`` is the present content of the receiving storage: it determines the structure
+    of trees if the folder does not, and the class of tensorclasses. The newest row and the rows in order are None if the folder
+    does not state them. Raises DamagedDatasetError, UsageError.
     """
     if not (folder / METADATA).exists():
         if read_state(folder).get("leaves") != 0:
             raise UsageError(f"{folder} holds no tensors")
-        return None, 0, -1
+        return None, 0, -1, 0
     record = read_json(folder / METADATA)
-    rows, newest = record.get("len"), record.get("newest")
-    if type(rows) is not int or rows < 0 or not (newest is None or type(newest) is int):
-        raise DamagedDatasetError(f"{folder / METADATA}: len is {rows!r}, newest {newest!r}")
+    rows, newest, ordered = record.get("len"), record.get("newest"), record.get("ordered")
+    if type(rows) is not int or rows < 0 or not {type(newest), type(ordered)} <= {int, type(None)}:
+        raise DamagedDatasetError(f"{folder / METADATA}: len is {rows!r}, newest {newest!r}, ordered {ordered!r}")
     if record.get("is_pytree"):
         if hooks:
             raise UsageError("load hooks work on TensorDicts, and the folder holds a tree of tensors")
         tree = record.get("tree") or _torchrl_tree(folder, stored, record.get("metadata"))
-        return open_files(folder, tree), rows, newest
+        return open_files(folder, tree), rows, newest, ordered
     data: Any = read_memmap(folder)
     for hook in hooks:
         data = hook(data, out=None)
     if is_tensor_collection(stored) and not isinstance(stored, TensorDictBase):
         data = type(stored).from_tensordict(data)
-    return data, rows, newest
+    return data, rows, newest, ordered
 
 
 def _torchrl_tree(folder: Path, stored: Any, leaves: Any) -> Any:

@@ -249,10 +249,11 @@ class RoundRobinWriter(Writer):
             at += runs[-1][2]
         if len(runs) > 1:  # the second run would read rows that the first has overwritten
             data = self._storage._copied_if_own(data)
-        for run in sorted(runs):  # from the front, because a list grows at its end
-            row, first, length = run
+        for row, first, length in runs if count <= capacity else sorted(runs):  # a list grows at its end
             self._storage.set(slice(row, row + length), _part(data, first, first + length))
         self._storage.seek((cursor + count) % capacity)
+        if count > capacity:  # every row is of this batch
+            self._storage.ordered = capacity
         self.write_count += count
         self._stamp(index)
         return self._coordinates_of(index)
@@ -277,7 +278,11 @@ class RoundRobinWriter(Writer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         row = int(state["_cursor"] if "_cursor" in state else state["cursor"])
         self.write_count = int(state.get("_write_count", state.get("write_count", self.write_count)))
-        self.cursor = row
+        self._begin = row
+        if hasattr(self, "_storage"):
+            ordered = self._storage.ordered
+            self._storage.seek(row)
+            self._storage.ordered = ordered  # the state belongs to the rows
         if state.get("_generation") is not None and self.tracks_generations:
             self._stamps = SlotGenerations(state["_generation"])
             if hasattr(self, "_storage"):
@@ -332,6 +337,17 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             if fields is not None and "index" not in fields:  # existing memory without this leaf
                 return data.exclude("index")
         return data
+
+
+def check_newest(storage: Storage, index: Any) -> None:
+    """Note that rows are not in order of time, where a user's writer wrote these last and the storage knows of other ones.
+
+    ``storage[rows] = records`` changes records in place: the storage takes none of them for the newest.
+    """
+    rows = storage.flat([index] if isinstance(index, int) else index)
+    rows = rows[rows >= 0]
+    if len(rows) and int(rows[-1]) // storage.width != storage.newest:
+        storage.ordered = 0
 
 
 def count_records(data: Any) -> int:
@@ -407,7 +423,6 @@ class TensorDictMaxValueWriter(Writer):
         if getattr(self, "_storage", None) is not storage:
             self._current_top_values = self._ranks_of(storage)
         super().register_storage(storage)
-        storage.in_order = False
 
     def _ranks_of(self, storage: Storage) -> list[tuple[int | float, int]]:
         """The heap of the records that a storage already has. Raises SchemaError if they have no ranks."""
@@ -461,6 +476,7 @@ class TensorDictMaxValueWriter(Writer):
             rows, records = torch.tensor(list(placed), device="cpu"), torch.tensor(list(placed.values()), device="cpu")
             index[records] = rows
             self._storage.set(rows, data[records])
+        self._storage.ordered = 0
         return index
 
     def _check(self, data: Any) -> None:
@@ -480,6 +496,8 @@ class TensorDictMaxValueWriter(Writer):
         if sorted(row for _, row in best) != [*range(len(best))]:
             raise DamagedDatasetError("the rows of the writer's values are not those of the records")
         self.write_count, self._current_top_values = int(state["write_count"]), best
+        if hasattr(self, "_storage"):
+            self._storage.ordered = 0
 
     def dumps(self, path: Any) -> None:
         """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows.

@@ -264,6 +264,11 @@ def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
 
 
 def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
+    if (path / "rbdata_storage.json").is_file():
+        message = (
+            f"{path.name} is the folder of a LazyMemmapStorage: it has rows that were never written, and is a ring"
+        )
+        raise UsageError(message, hint="write a checkpoint with buffer.dumps(), and convert that")
     if (path / "meta.json").is_file():
         return [memory_table(read_memmap(path), path.name)]
     if (path / "storage" / "meta.json").is_file():
@@ -287,11 +292,14 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
 def _open_checkpoint(path: Path) -> Table:
     """The records of a replay buffer's checkpoint, of rbdata's or TorchRL's, in the order in which they were written."""
     table = memory_table(read_memmap(path / "storage"), path.name)
-    filled = read_json(path / "storage" / "storage_metadata.json").get("len")
-    writer = path / "writer" / "metadata.json"
-    cursor = read_json(writer).get("cursor") if writer.is_file() else 0
+    storage, writer = read_json(path / "storage" / "storage_metadata.json"), path / "writer" / "metadata.json"
+    written = read_json(writer) if writer.is_file() else {}
+    filled, cursor = storage.get("len"), written.get("cursor", 0)
     if not isinstance(filled, int) or not isinstance(cursor, int):
         raise CorruptSourceError(f"{path.name}: its storage does not say how many records it holds")
+    if "ordered" in storage or "rank_key" in written:  # the latter of a TensorDictMaxValueWriter
+        message = f"{path.name} is a checkpoint whose records are not in order of time, so that no episodes can be told"
+        raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays its records in order")
     for name, value in table.values.items():
         begin = cursor if filled == len(value) else 0  # a ring that is not full begins at its first row
         table.values[name] = _Ring(value, filled, begin % max(1, filled))

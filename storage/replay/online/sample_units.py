@@ -175,6 +175,7 @@ class Sequence(SampleUnit):
         if self.done_key is not None and self.episode_boundary != "include_reset":
             return storage.timeline(self._edges)
         require_records(storage)
+        storage._require_order()
         starts = torch.arange(storage.width + 1, device="cpu") * storage.filled
         return Timeline(starts, storage.filled, storage.width, storage.oldest)
 

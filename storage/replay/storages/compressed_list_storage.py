@@ -272,6 +272,7 @@ class CompressedListStorage(ListStorage):
             "lengths": torch.tensor([len(blob) for blob in blobs], dtype=torch.int64, device="cpu"),
             "data": torch.from_numpy(np.frombuffer(bytearray(b"".join(blobs)), np.uint8)),
             "newest": self._newest,
+            **self._order_to_save(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -302,11 +303,12 @@ class CompressedListStorage(ListStorage):
             records.append(Packed(kind, blobs, dict(zip(kind.others, next(others) if kind.others else ()))))
         for packed in {packed.kind: packed for packed in records}.values():  # paths and shapes may make no record
             self._unpack(packed)
+        ordered = self._ordered_here(len(records), state["newest"], state.get("ordered"))
         self._accept()
         self.empty()
         for place, packed in enumerate(records):
             self._write(place, packed)
-        self._newest = state["newest"]
+        self._newest, self.ordered = state["newest"], ordered
 
     dumps, loads = Storage.dumps, Storage.loads
 

@@ -39,7 +39,7 @@ class ListStorage(Storage):
             raise UsageError("a ListStorage has one dimension", hint="LazyTensorStorage takes ndim")
         self._records: list[Any] = []
         self._device = None if device is None else check_device(device)
-        self._version, self._newest = 0, -1
+        self._version, self._newest, self.ordered = 0, -1, 0
 
     @property
     def version(self) -> int:
@@ -87,8 +87,10 @@ class ListStorage(Storage):
             if not 0 <= place <= room or place >= self.capacity:
                 raise SchemaError(f"record {place} cannot be written: {room} of {self.capacity} are there")
             room = max(room, place + 1)
+        ordered = self._ordered_after(cursor, max(cursor, default=-1) + 1, set_cursor)
         for place, record in zip(cursor, self._to_records(data)):
             self._write(place, record)
+        self.ordered = ordered
         if set_cursor and cursor:
             self._newest = cursor[-1]
         self._version += 1
@@ -119,6 +121,7 @@ class ListStorage(Storage):
         row = min(row, len(self._records))  # a list grows only at its end
         if self._records and row != self.cursor:
             self._newest = (row - 1) % self.capacity
+            self.ordered = 0
             self._version += 1
 
     def _to_device(self, record: Any) -> Any:
@@ -139,11 +142,12 @@ class ListStorage(Storage):
         return None if any(value is None for value in values) else torch.stack(values)
 
     def empty(self) -> None:
-        self._records, self._newest = [], -1
+        self._records, self._newest, self.ordered = [], -1, 0
         self._version += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"_storage": [copy_of(record) for record in self._records], "newest": self._newest}
+        records = [copy_of(record) for record in self._records]
+        return {"_storage": records, "newest": self._newest, **self._order_to_save()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from `state_dict`, or from TorchRL's storage, which has no newest row."""
@@ -156,16 +160,17 @@ class ListStorage(Storage):
             records
         ):  # the next place: an existing record, or the end
             raise SchemaError(f"the record written last is {newest!r:.50}, of {len(records)}")
+        ordered = self._ordered_here(len(records), newest, state.get("ordered"))
         self._accept()
         self.empty()
         for place, record in enumerate(self._to_records(records)):
             self._write(place, record)
-        self._newest = newest
+        self._newest, self.ordered = newest, ordered
 
     def dumps(self, path: Any) -> None:
         """Write the records to a folder, see `saving`. Raises UsageError for a record that only pickle could write."""
         # Without a copy: no record changes while the records are written.
-        write_state(Path(path), {"records": self._records, "newest": self.newest})
+        write_state(Path(path), {"records": self._records, "newest": self.newest, **self._order_to_save()})
 
     def loads(self, path: Any) -> None:
         with reading(Path(path)):
@@ -174,7 +179,9 @@ class ListStorage(Storage):
                 state["records"] = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
             if "records" not in state:
                 raise UsageError(f"{path} holds no list of records")
-            self.load_state_dict({"_storage": state["records"], "newest": state["newest"]})
+            self.load_state_dict(
+                {"_storage": state["records"], "newest": state["newest"], "ordered": state.get("ordered")}
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.max_size} records)"

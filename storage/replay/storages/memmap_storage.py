@@ -4,8 +4,9 @@ The folder is one that ``TensorDict.load_memmap`` opens, or holds a tree of tens
 of ours in it:
 
     rbdata_storage.json       {"format_version": 1, "ndim": 1}; with a tree: {"format_version": 2, "ndim": 1, "tree": ...}
-    rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, and a number that
-                              every write increases, odd while rows are written
+    rbdata_counters.memmap    four int64: rows filled along the first dimension, the row written last, a number that every
+                              write increases, odd while rows are written, and how many rows, those written last, are in
+                              order of time; older versions wrote three
 
 The counters are mapped, as the data are: a process that opens the folder sees what was written last, also after the writer was
 killed, and a process that got the storage by pickling or forking sees new rows as they come. Processes that write do so in
@@ -208,7 +209,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 raise ValueError(f"format version {description['format_version']}")
             if description["ndim"] != self.ndim:
                 raise UsageError(f"{self.scratch_dir} was made with ndim={description['ndim']}, not {self.ndim}")
-            self._map_counters()
+            is_older = self._map_counters()
             data = open_files(self.scratch_dir, description.get("tree"))
             rows = batch_shape(data, self.ndim)
             if rows[0] != -(-self.max_size // max(1, rows[1:].numel())):
@@ -217,28 +218,35 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._set_data(data)
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
+            if is_older:
+                self.ordered = self._ordered_here(self.filled, self.newest, None)
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
             message = f"the storage in {self.scratch_dir} is damaged: {reason(error)}"
             raise DamagedDatasetError(message, hint="remove the folder, or name another scratch_dir") from error
 
-    def _map_counters(self) -> None:
-        if regular_size(self.scratch_dir / COUNTERS) != 24:
-            raise ValueError(f"{COUNTERS} is not three numbers")
+    def _map_counters(self) -> bool:
+        """Map the counters; returns whether an older version wrote them, which did not count the rows in order."""
+        size = regular_size(self.scratch_dir / COUNTERS)
+        if size not in (24, 32):
+            raise ValueError(f"{COUNTERS} is not four numbers")
+        if size == 24:
+            os.truncate(self.scratch_dir / COUNTERS, 32)
         # Shared on purpose: these counters tell other readers which rows have been written.
-        self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
+        self._count = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(4,))
+        return size == 24
 
     def dumps(self, path: Any, hooks: Sequence[Any] = ()) -> None:
         """As `TensorStorage.dumps`; data that lie in ``path`` already are not copied."""
         if hooks or self._data is None or Path(path).absolute() != self.scratch_dir:
             super().dumps(path, hooks)
             return
-        write_metadata(self.scratch_dir, self._data, self.newest, len(self))
+        write_metadata(self.scratch_dir, self._data, self._counts_to_save())
 
-    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
+    def _take_files(self, folder: Path, data: Any, filled: int, newest: int, ordered: int | None) -> None:
         if folder != self.scratch_dir:
-            super()._take_files(folder, data, filled, newest)
+            super()._take_files(folder, data, filled, newest, ordered)
             return
         self._accept()
         if self._data is None:  # the files were written as a checkpoint
@@ -248,6 +256,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._occupied = False
         with self.write_lock:
             self._count[:2] = filled, newest
+            self.ordered = self._ordered_here(filled, newest, ordered)
             self._count[2] += 2
 
     def cleanup(self) -> bool:
@@ -286,7 +295,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             copied._write_lock = ProcessLock(copied.scratch_dir / COUNTERS)
             if self._data is not None:
                 copied.restore(self._data, self.filled, self.newest)
-                copied._count[:] = self._count  # samplers compare the version
+                copied._count[:] = self._count  # samplers compare the version, and the order of the rows is the same
         return cast(LazyMemmapStorage, copied)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
@@ -59,8 +60,9 @@ class Storage(Saved):
     #: Stamps of the rows (see `writers.SlotGenerations`), where a writer tracks them: buffers that share rows share these.
     generations: Any = None
 
-    #: Whether the rows are a ring in order of time; not if a writer chooses them by their values.
-    in_order = True
+    #: The number of rows, those written last, that follow each other in time. Every row, unless a writer says otherwise, in a
+    #: storage that does not count them.
+    ordered: int = 2**63 - 1
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -202,14 +204,47 @@ class Storage(Saved):
         """The row along the first dimension that is first in time."""
         return (self.newest + 1) % self.capacity if self.is_full else 0
 
+    @property
+    def in_order(self) -> bool:
+        """Whether all rows are a ring in order of time, from the oldest to the newest."""
+        return self.filled <= self.ordered
+
+    def _require_order(self) -> None:
+        """Raise UsageError if the rows are not in order of time."""
+        if not self.in_order:
+            message = "the rows are not in order of time: records were written to rows of choice, or drawn at random"
+            hint = "store whole trajectories as records, give SliceSampler a step_key, or prefill without n_samples"
+            raise UsageError(message, hint=hint)
+
+    def _ordered_after(self, rows: Sequence[int] | torch.Tensor, end: int, set_cursor: bool) -> int:
+        """`ordered` once these rows along the first dimension are written, the last of which lies before ``end``."""
+        if not len(rows) or (not set_cursor and end <= self.filled):  # records are changed where they are
+            return self.ordered
+        consecutive = len(rows) == 1 or (isinstance(rows, range) and rows.step == 1)
+        if not consecutive and bool(((np.diff(np.asarray(rows)) - 1) % self.capacity).any()):
+            return 0
+        follows = int(rows[0]) == (self.cursor if self.is_full else self.filled)
+        if not set_cursor:  # the next record is written where it would have been
+            return end if follows and self.newest < 0 and self.in_order else 0
+        return min(self.capacity, len(rows) + (self.ordered if follows else 0))
+
+    def _ordered_here(self, filled: int, newest: int, ordered: int | None) -> int:
+        """`ordered` for contents of another storage, which keep the numbers of their rows; None if it stated none."""
+        ordered = filled if ordered is None else min(ordered, filled)
+        wraps = 0 <= newest < ordered - 1
+        return 0 if wraps and filled < self.capacity else ordered
+
+    def _order_to_save(self) -> dict[str, int]:
+        """`ordered` for a saved state, which states it for rows that are not in order."""
+        return {} if self.in_order else {"ordered": self.ordered}
+
     def timeline(self, edges: Edges) -> Timeline:
         """The steps in order of time with their episodes; computed once for every state of the contents.
 
         Raises UsageError if the order cannot be told.
         """
-        if not self.in_order and edges.step_key is None:
-            message = "the rows are not in order of time: the writer keeps records wherever there is room"
-            raise UsageError(message, hint="store whole trajectories as records, or give SliceSampler a step_key")
+        if edges.step_key is None:
+            self._require_order()
         known = self._timelines.get(edges)
         if known is not None and known[0] == self.contents_version:
             return known[1]

@@ -74,9 +74,10 @@ def _detached(data: Any) -> Any:
 
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
-# last, and a number that every write increases. It is odd while rows that are shared are written: who reads looks at it
-# before and after (a sequence lock), and takes the lock of the writers only where it was odd or has changed.
-FILLED, NEWEST, VERSION = range(3)
+# last, a number that every write increases, and how many of the last rows are in order of time. The third is odd while rows
+# that are shared are written: who reads looks at it before and after (a sequence lock), and takes the lock of the writers
+# only where it was odd or has changed.
+FILLED, NEWEST, VERSION, ORDERED = range(4)
 
 #: The counter of in-place changes that torch keeps for a tensor.
 _changes = attrgetter("_version")
@@ -104,7 +105,7 @@ class TensorStorage(Storage):
         size = max_size if rows is None else rows.numel()
         super().__init__(size, ndim=ndim, compilable=compilable)  # type: ignore[arg-type]
         # Reads use NumPy's view, which is fast, but keeps the old memory when torch moves a tensor to shared memory.
-        self._counters = torch.tensor([0, -1, 0], device="cpu")
+        self._counters = torch.tensor([0, -1, 0, 0], device="cpu")
         self._count: Any = self._counters.numpy()
         self._write_lock: ProcessLock | None = None
         self._rows_shape: torch.Size | None = None
@@ -118,7 +119,7 @@ class TensorStorage(Storage):
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda leaf: leaf.to(self._device), storage)
             self._set_data(storage)
-            self._count[FILLED] = self.capacity
+            self._count[FILLED] = self.ordered = self.capacity
             self._count[NEWEST] = self.capacity - 1
 
     def _set_data(self, data: Any) -> None:
@@ -155,6 +156,14 @@ class TensorStorage(Storage):
     @property
     def newest(self) -> int:
         return int(self._count[NEWEST])
+
+    @property
+    def ordered(self) -> int:
+        return int(self._count[ORDERED])
+
+    @ordered.setter
+    def ordered(self, rows: int) -> None:
+        self._count[ORDERED] = rows
 
     @property
     def device(self) -> torch.device | None:
@@ -318,6 +327,7 @@ class TensorStorage(Storage):
             self._warn_once(f"records come without {', '.join(map(path_of, missing))}: zeros are stored")
             for key in missing:
                 self._data.get(key)[cursor] = 0
+        self.ordered = self._ordered_after(rows, end, set_cursor)
         self._count[FILLED] = max(self.filled, end)
         if set_cursor:
             self._count[NEWEST] = int(rows[-1])
@@ -388,6 +398,7 @@ class TensorStorage(Storage):
     def seek(self, row: int) -> None:
         if self.filled and row != self.cursor:
             self._count[NEWEST] = (row - 1) % self.capacity
+            self.ordered = 0
             self.touch()
 
     def flatten(self) -> Storage:
@@ -424,7 +435,7 @@ class TensorStorage(Storage):
 
     def empty(self) -> None:
         with self.write_lock:
-            self._count[FILLED], self._count[NEWEST] = 0, -1
+            self._count[FILLED], self._count[NEWEST], self._count[ORDERED] = 0, -1, 0
             self._count[VERSION] += 2
 
     # -- saving -----------------------------------------------------------------------------------------------------
@@ -432,7 +443,8 @@ class TensorStorage(Storage):
     def state_dict(self) -> dict[str, Any]:
         """Copies of the contents, under the names that TorchRL's storages use."""
         data = {} if self._data is None else copy_of(self.contents())
-        return {"_storage": data, "initialized": self.initialized, "_len": len(self), "newest": self.newest}
+        counts = {"_len": len(self), "newest": self.newest, **self._order_to_save()}
+        return {"_storage": data, "initialized": self.initialized, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from `state_dict`, or from TorchRL's tensor storages, which have no newest row."""
@@ -442,7 +454,7 @@ class TensorStorage(Storage):
             return
         data = self._as_stored(from_state(state["_storage"]))
         filled = -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel()))
-        self.restore(data, filled, state.get("newest", filled - 1))
+        self._restore(data, filled, state.get("newest", filled - 1), state.get("ordered"))
 
     def _as_stored(self, data: Any) -> Any:
         """A TensorDict as the stored tensorclass, if one is stored."""
@@ -454,7 +466,7 @@ class TensorStorage(Storage):
         """Write the contents to a folder, see `saving`; ``hooks`` change the data before that, see `ted_hooks`."""
         folder = Path(path)
         if not hooks:
-            write_contents(folder, self._data, self.filled, self.newest, len(self))
+            write_contents(folder, self._data, self.filled, self._counts_to_save())
             return
         if not is_tensor_collection(self._data):
             raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
@@ -468,7 +480,10 @@ class TensorStorage(Storage):
             data = hook(data, path=folder)
         if isinstance(data, TensorDictBase) and not data.is_memmap():
             write_files(folder, data)
-        write_metadata(folder, self._data, self.newest, len(self))
+        write_metadata(folder, self._data, self._counts_to_save())
+
+    def _counts_to_save(self) -> dict[str, int]:
+        return {"len": len(self), "newest": self.newest, **self._order_to_save()}
 
     def loads(self, path: Any, hooks: Sequence[Any] = (), cursor: int | None = None) -> None:
         """Read what `dumps`, or TorchRL's, wrote; ``cursor`` is the next row if the folder does not state it.
@@ -477,7 +492,7 @@ class TensorStorage(Storage):
         """
         folder = Path(path).absolute()
         with reading(folder):
-            data, rows, newest = read_contents(folder, self._data, hooks)
+            data, rows, newest, ordered = read_contents(folder, self._data, hooks)
             if data is None:
                 self._accept()
                 self.empty()
@@ -496,11 +511,15 @@ class TensorStorage(Storage):
                 newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
             if filled > shape[0] or not -1 <= newest < shape[0]:
                 raise DamagedDatasetError(f"{folder}: {filled} rows, the last one written {newest}, in {shape[0]} rows")
-            self._take_files(folder, data, filled, newest)
+            self._take_files(folder, data, filled, newest, ordered)
 
-    def _take_files(self, folder: Path, data: Any, filled: int, newest: int) -> None:
+    def _take_files(self, folder: Path, data: Any, filled: int, newest: int, ordered: int | None) -> None:
         """Take over the contents of a folder."""
+        self._restore(data, filled, newest, ordered)
+
+    def _restore(self, data: Any, filled: int, newest: int, ordered: int | None) -> None:
         self.restore(data, filled, newest)
+        self.ordered = self._ordered_here(filled, newest, ordered)
 
     def restore(self, data: Any, filled: int, newest: int) -> None:
         """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
@@ -525,6 +544,7 @@ class TensorStorage(Storage):
             pairs = [(target, leaf[:filled]) for target, leaf in pairs]
             self._write(slice(0, filled), pairs, tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
+        self.ordered = self._ordered_here(filled, newest, None)
         self._count[VERSION] += 2
 
     # -- sharing -----------------------------------------------------------------------------------------------------

@@ -118,6 +118,36 @@ def test_a_replay_buffer_checkpoint_is_its_records_in_the_order_written(
             assert table.read("next/reward", low, low + 4).reshape(-1).tolist() == wanted[low : low + 4].tolist()
 
 
+@pytest.mark.parametrize("package", ["rbdata", "torchrl.data"])
+def test_a_checkpoint_of_records_out_of_order_is_refused(package: str, tmp_path: Path) -> None:
+    data = pytest.importorskip(package)
+    buffers = {
+        "highest": data.TensorDictReplayBuffer(
+            writer=data.TensorDictMaxValueWriter("obs"), storage=data.LazyTensorStorage(5)
+        )
+    }
+    if package == "rbdata":
+        buffers["moved"] = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(5))
+    for name, buffer in buffers.items():
+        buffer.extend(TensorDict({"obs": torch.arange(5)[:, None]}, [5]))
+        if name == "moved":
+            buffer.writer.cursor = 2
+        buffer.extend(TensorDict({"obs": torch.arange(5, 8)[:, None]}, [3]))
+        buffer.dumps(tmp_path / name)
+        with (
+            pytest.raises(UsageError, match="not in order of time"),
+            open_tables(tmp_path / name, tmp_path / "scratch"),
+        ):
+            pass
+
+
+def test_the_folder_of_a_storage_is_refused(tmp_path: Path) -> None:
+    storage = rbdata.LazyMemmapStorage(10, scratch_dir=tmp_path / "ring")
+    storage.set(slice(0, 3), TensorDict({"obs": torch.arange(3)[:, None]}, [3]))
+    with pytest.raises(UsageError, match="LazyMemmapStorage"), open_tables(tmp_path / "ring", tmp_path / "scratch"):
+        pass
+
+
 @pytest.mark.parametrize("inside", ["", "data/"])
 def test_groups_of_hdf5_are_episodes_in_the_order_of_their_numbers(inside: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
