@@ -202,9 +202,14 @@ class Dataset:
         """The position, outcome and return of each episode. Raises DamagedDatasetError if the table is invalid."""
         return self._table.checked(self.path, len(self))
 
-    @cached_property
+    @property
     def episode_starts(self) -> torch.Tensor:
-        """First step of every episode and, last, the number of steps: int64 ``[episodes + 1]``."""
+        """First step of every episode and, last, the number of steps: int64 ``[episodes + 1]``, a copy."""
+        return self._starts.clone()
+
+    @cached_property
+    def _starts(self) -> torch.Tensor:
+        """`episode_starts`, not to be changed."""
         return torch.from_numpy(np.append(self.episodes.start, len(self)))
 
     @property
@@ -227,7 +232,7 @@ class Dataset:
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
-        return runs_of(self.episode_starts, steps)
+        return runs_of(self._starts, steps)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +298,7 @@ class Dataset:
             raise UsageError(f"pad is {pad!r}, not 'zero' or 'repeat'")
         extent = before + length + after
         episode = self.episode_of(index)
-        low, high = lookup(self.episode_starts, episode), lookup(self.episode_starts, episode + 1)
+        low, high = lookup(self._starts, episode), lookup(self._starts, episode + 1)
         first = index - before
         position = first[:, None] + torch.arange(extent, device="cpu")
         columns: dict[str, torch.Tensor] = {"mask": (position >= low[:, None]) & (position < high[:, None])}
@@ -667,7 +672,7 @@ class ShiftedRows(ComputedRows):
         super().__init__(replace(self._rows.leaf, name=name, constant=None, codec="raw"), len(dataset))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        starts = self._dataset.episode_starts
+        starts = self._dataset._starts
         episode = self._dataset.episode_of(index)
         wanted = index + self._by
         outside = (wanted < starts[episode]) | (wanted >= starts[episode + 1])

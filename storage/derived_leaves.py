@@ -154,7 +154,7 @@ class _IsFirst(ComputedRows):
         self._dataset = dataset
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return (lookup(self._dataset.episode_starts, self._dataset.episode_of(index)) == index)[:, None]
+        return (lookup(self._dataset._starts, self._dataset.episode_of(index)) == index)[:, None]
 
 
 class _StepNumber(ComputedRows):
@@ -163,7 +163,7 @@ class _StepNumber(ComputedRows):
         self._dataset = dataset
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return (index - lookup(self._dataset.episode_starts, self._dataset.episode_of(index)))[:, None]
+        return (index - lookup(self._dataset._starts, self._dataset.episode_of(index)))[:, None]
 
 
 class _Discount(ComputedRows):
@@ -183,7 +183,7 @@ class _ReturnToGo(ComputedRows):
         super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
         #: By step; the system allocates memory only for computed ones.
         self._sums = torch.empty(self.count, *self.leaf.shape, dtype=torch.float32, device="cpu")
-        self._known = torch.zeros(len(dataset.episode_starts) - 1, dtype=torch.bool, device="cpu")
+        self._known = torch.zeros(len(dataset._starts) - 1, dtype=torch.bool, device="cpu")
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         episode = self._dataset.episode_of(index)
@@ -194,7 +194,7 @@ class _ReturnToGo(ComputedRows):
 
     def _compute(self, episodes: torch.Tensor) -> None:
         """Compute the sums of these episodes. Threads that compute the same episode write the same numbers."""
-        starts = self._dataset.episode_starts
+        starts = self._dataset._starts
         lengths = starts[episodes + 1] - starts[episodes]
         for length in torch.unique(lengths).tolist():
             alike = starts[episodes[lengths == length]]

@@ -53,13 +53,19 @@ class EpisodeRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class EpisodeTable(Sequence[EpisodeRow]):
-    """The table by columns: arrays ``[episodes]``, read-only views of the mapped files where it was opened from a folder."""
+    """The table by columns: read-only arrays ``[episodes]``, those of the mapped files where it was opened from a folder."""
 
     start: np.ndarray
     length: np.ndarray
     returns: np.ndarray
     outcome: np.ndarray
     midway: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, array in vars(self).items():
+            view = array.view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -235,8 +241,6 @@ def map_episodes(folder: Path, episodes: int) -> EpisodeTable:
     arrays = [
         map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
     ]
-    for array in arrays:
-        array.flags.writeable = False
     return EpisodeTable(*arrays)
 
 

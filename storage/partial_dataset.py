@@ -97,7 +97,7 @@ class PartialDataset(Dataset):
         self.path, self._rows, self.plan = found.path, found.rows, found.plan
         self.finished, self.complete = found.finished, found.complete
         self._table, self.manifest = found.table, found.manifest
-        for name in ("episodes", "episode_starts"):
+        for name in ("episodes", "_starts"):
             self.__dict__.pop(name, None)
 
     def _look(self, plan: Manifest | None, *, unfinished: bool = False) -> _Found | None:

@@ -102,6 +102,21 @@ def test_episodes_of_several_datasets(pair, first, second, seed):
     assert torch.equal(windows["action"], actions.where(inside, torch.tensor(0)))
 
 
+def test_what_a_program_gets_is_not_what_is_read_by(pair):
+    """Numbers of episodes can be changed in place (``starts += 1``) only where they are copies."""
+    for dataset in (pair[0], pair[0].select(episodes=[3, 1, 0]), rbdata.concat(pair)):
+        expected = dataset[:]
+        starts = dataset.episode_starts
+        starts += 1
+        for column in vars(dataset.episodes).values():
+            with pytest.raises(ValueError, match="read-only"):
+                column[:] = 0
+        for one in (dataset, pickle.loads(pickle.dumps(dataset))):
+            episodes = [one.episode(number) for number in range(len(one.episodes))]
+            assert (torch.cat(episodes) == expected).all()
+            assert rbdata.load(one, slice_len=1, batch_size=4).sample()["index"].max() < len(expected)
+
+
 def test_windows_that_all_cross_an_edge(pair):
     a, b = pair
     shortest = [int(one.episodes.length.argmin()) for one in pair]

@@ -136,7 +136,7 @@ class DatasetStorage(Storage):
             self._to_come.pop(0)
 
     def _show(self, steps: int) -> None:
-        starts = self.source.episode_starts
+        starts = self.source._starts
         episodes = int(torch.searchsorted(starts, steps))
         if episodes >= len(starts) or int(starts[episodes]) != steps:
             raise UsageError(f"{steps} steps are not whole episodes at the beginning of {self.source!r}")
@@ -210,7 +210,7 @@ class DatasetStorage(Storage):
         return dict(rows) if self.keys is None else {name: rows[name] for name in self.keys}
 
     def timeline(self, edges: Edges) -> Timeline:
-        own = self._own = self._own or Timeline(self.dataset.episode_starts, len(self.dataset))
+        own = self._own = self._own or Timeline(self.dataset._starts, len(self.dataset))
         stored = self.dataset.manifest.schema
         if edges.usual and (edges.traj_key is None or "/".join(edges.traj_key) not in stored):
             return own
@@ -299,7 +299,7 @@ class EpisodeStorage(DatasetStorage):
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
-        self._starts = self.dataset.episode_starts
+        self._starts = self.dataset._starts
         lengths = self._starts.diff()
         self.longest = int(lengths.max()) if len(lengths) else 0
         self.max_size = max(1, len(lengths))
