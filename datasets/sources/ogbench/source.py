@@ -54,9 +54,12 @@ class SetName:
     validation: bool = False
 
     def __str__(self) -> str:
-        task = "" if self.task is None else f"-singletask-task{self.task}" if self.task else "-singletask"
-        large, validation = "-100m" * self.large, "-val" * self.validation
-        return f"{self.environment}-{self.kind}{large}{task}-v0{validation}"
+        return f"{self.environment}-{self.kind}{'-100m' * self.large}{self.single}-v0{'-val' * self.validation}"
+
+    @property
+    def single(self) -> str:
+        """What the names of sets and environments have for the task."""
+        return "" if self.task is None else f"-singletask-task{self.task}" if self.task else "-singletask"
 
     @property
     def base(self) -> SetName:
@@ -64,51 +67,33 @@ class SetName:
         return replace(self, task=None, validation=False)
 
     @property
-    def stem(self) -> str:
-        """What the names of its files begin with."""
-        return f"{self.environment}-{self.kind}-v0"
-
-    @property
     def files(self) -> list[str]:
         """The paths of its files at the provider."""
-        validation = "-val" * self.validation
-        if not self.large:
-            return [f"{self.stem}{validation}.npz"]
-        return [f"{self.base}/{self.stem}-{number:03}{validation}.npz" for number in range(FILES)]
+        stem, end = f"{self.environment}-{self.kind}-v0", "-val" * self.validation + ".npz"
+        return [f"{self.base}/{stem}-{number:03}{end}" for number in range(FILES)] if self.large else [stem + end]
 
 
 @cache
-def sets() -> tuple[SetName, ...]:
-    """The sets of training data, without tasks: those of the catalogue."""
+def sets() -> frozenset[str]:
+    """The names of the sets of training data, without tasks: those of the catalogue."""
     file = OgbenchSource().catalogue_file
-    names = [] if file is None else [_named(entry.name) for entry in file.entries()]
-    return tuple(name for name in names if name is not None)
+    return frozenset(file.names() if file else ())
 
 
 def parse(text: str) -> SetName | None:
     """The dataset of a name; None if no dataset has the name. Powderworld has no single tasks."""
-    name = _named(text)
-    if name is None or (name.task is not None and name.environment.startswith("powderworld")):
-        return None
-    return name if name.base in sets() else None
-
-
-def _named(text: str) -> SetName | None:
-    """What a name says, whether there is such a set or not."""
     match = _NAME.fullmatch(text)
-    if match is None:
+    if match is None or (match["single"] and match["environment"].startswith("powderworld")):
         return None
-    task = None if match["single"] is None else int(match["task"] or 0)
-    return SetName(match["environment"], match["kind"], bool(match["large"]), task, bool(match["validation"]))
+    task = int(match["task"] or 0) if match["single"] else None
+    name = SetName(match["environment"], match["kind"], bool(match["large"]), task, bool(match["validation"]))
+    return name if str(name.base) in sets() else None
 
 
 def parse_file(name: str) -> SetName | None:
     """The set that a file of this name belongs to; None for other files."""
-    match = re.fullmatch(r"(.+-v0)(-\d{3})?(-val)?\.npz", name)
-    if match is None:
-        return None
-    stem = match[1].removesuffix("-v0") + "-100m-v0" if match[2] else match[1]
-    return parse(f"{stem}{match[3] or ''}")
+    match = re.fullmatch(r"(.+)-v0(-\d{3})?(-val)?\.npz", name)
+    return match and parse(f"{match[1]}{'-100m' if match[2] else ''}-v0{match[3] or ''}")
 
 
 class OgbenchSource(Source):
@@ -134,9 +119,7 @@ class OgbenchSource(Source):
 
     def describe_unlisted(self, name: str) -> CatalogueEntry | None:
         """The set that a single task relabels."""
-        known = parse(name)
-        entries = {entry.name: entry for entry in self.catalogue()}
-        entry = entries.get(str(replace(known, task=None))) if known else None
+        entry = self._entry(name)
         return entry and replace(entry, id=f"{self.name}/{name}", notes=entry.notes[1:])
 
     def environment(self, record: Mapping[str, Any]) -> KnownEnvironment | None:
@@ -144,16 +127,17 @@ class OgbenchSource(Source):
         name = parse(str(record.get("set") or record.get("dataset")))
         if name is None:
             return None
-        task = "" if name.task is None else f"-singletask{f'-task{name.task}' if name.task else ''}"
-        return KnownEnvironment(f"{name.environment}{task}-v0", requirements="ogbench")
+        return KnownEnvironment(f"{name.environment}{name.single}-v0", requirements="ogbench")
 
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Its authors' server, and the copy where the catalogue says that it has the set; in the order of the catalogue."""
-        urls = {HOME: self.home, COPY: self.copy}
-        known = parse(name)
-        entries = {entry.name: entry for entry in super().catalogue()}
-        entry = entries.get(str(known.base)) if known else None
+        urls, entry = {HOME: self.home, COPY: self.copy}, self._entry(name)
         return [urls[place.url] for place in entry.places] if entry else [self.home]
+
+    def _entry(self, name: str) -> CatalogueEntry | None:
+        """The entry of a set, without its task."""
+        wanted = (known := parse(name)) and str(replace(known, task=None))
+        return next((entry for entry in self.catalogue() if entry.name == wanted), None)
 
     def where_else(self, name: str) -> str:
         return (
@@ -165,9 +149,9 @@ class OgbenchSource(Source):
         """Finds the files. Raises FetchErrors, UsageError."""
         known = parse(name)
         assert known is not None
-        if known.large:
-            return _job(name, known, location, _numbered(location, known, options), options)
-        return _job(name, known, location, [(path, location.stat(path)) for path in known.files], options)
+        paths = known.files
+        files = _numbered(location, known, options) if known.large else [(path, location.stat(path)) for path in paths]
+        return _job(name, known, location, files, options)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.npz import array_names
@@ -186,14 +170,12 @@ class OgbenchSource(Source):
         known = parse(wanted.removeprefix("ogbench/")) if wanted else None
         if wanted and known is None:
             raise UsageError(f"OGBench has no dataset {wanted!r}", hint="`rbdata list ogbench` shows all")
-        files = [item for item in location.list() if item.name.endswith(".npz")]
-        training = [item for item in files if not item.name.endswith("-val.npz")]
-        if known:
-            files = [item for item in files if item.name in {path.rpartition("/")[2] for path in known.files}] or files
-        elif training:
-            files = training
+        every = [item for item in location.list() if item.name.endswith(".npz")]
+        training = [item for item in every if not item.name.endswith("-val.npz")]
+        own = {path.rpartition("/")[2] for path in known.files} if known else set()
+        files = [item for item in every if item.name in own] or (every if known else training or every)
         stems = {parse_file(item.name) for item in files}
-        if not files or (len(files) > 1 and len(stems) > 1) or (len(files) > 1 and None in stems):
+        if not files or (len(files) > 1 and (len(stems) > 1 or None in stems)):
             message = f"{location.url} holds {len(files)} npz files, not those of one dataset"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one dataset")
         known = known or next(iter(stems))
@@ -223,17 +205,16 @@ def _numbered(location: Location, name: SetName, options: ConvertOptions) -> lis
     """
     chosen = [path for number, path in enumerate(name.files) if options.parts is None or number in options.parts]
     wanted = {path.rpartition("/")[2]: path for path in chosen}
-    found: list[RemoteObject] = []
-    for folder in (str(name.base), ""):
+
+    def listed(folder: str) -> list[RemoteObject]:
         try:
-            found = [item for item in location.list(folder) if item.name in wanted]
+            return [item for item in location.list(folder) if item.name in wanted]
         except ObjectNotFoundError:
-            continue
+            return []
         except FetchError:  # no index of the folder: its files are known all the same
-            if folder:
-                found = [location.stat(path) for path in wanted.values()]
-        if found:
-            break
+            return [location.stat(path) for path in chosen] if folder else []
+
+    found = listed(str(name.base)) or listed("")
     missing = sorted(wanted.keys() - {item.name for item in found})
     if not found or (missing and "://" in location.url):
         message = f"{location.url} has {len(found)} of {len(wanted)} files of {name}"

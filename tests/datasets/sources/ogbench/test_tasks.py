@@ -17,7 +17,7 @@ from rbdata.storage.dataset import Dataset
 
 GOALS = json.loads((Path(rbdata.__file__).parent / "datasets/sources/ogbench/goals.json").read_text())
 KINDS = {"cube": "play", "scene": "play", "puzzle": "play"}
-ENVIRONMENTS = sorted({name.environment for name in sets() if name.environment in GOALS})
+ENVIRONMENTS = sorted({name.environment for name in map(parse, sets()) if name.environment in GOALS})
 
 
 def by_hand(environment: str, goal, tolerance, qpos: np.ndarray, buttons: np.ndarray) -> tuple[float, float]:
