@@ -37,7 +37,7 @@ from ..storage.reference_scores import original_source
 from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column
-from .ingest.trajectories import ROUNDED
+from .ingest.trajectories import compare_successors
 
 if TYPE_CHECKING:
     from .formats.lerobot_writer import WrittenColumn
@@ -308,14 +308,8 @@ def _check_successors(work: _Export) -> None:
         for low in range(0, len(goes_on) - 1, size):
             high = min(low + size, len(goes_on) - 1)
             after, stated = work.rows(key, low + 1, high + 1), work.rows(f"next/{key}", low, high)
-            same = after == stated
-            if after.dtype.kind == "f":
-                exact, same = (
-                    same | (np.isnan(after) & np.isnan(stated)),
-                    np.isclose(after, stated, **ROUNDED, equal_nan=True),
-                )
-                is_rounded |= bool((~exact.reshape(high - low, -1).all(1) & goes_on[low:high]).any())
-            other = ~same.reshape(high - low, -1).all(1) & goes_on[low:high]
+            other, rounded = (found & goes_on[low:high] for found in compare_successors(after, stated))
+            is_rounded |= bool(rounded.any())
             if other.any():
                 step = low + int(other.argmax())
                 message = f"next/{key} of step {step} of {work.dataset.id} is not the {key} of the step that follows"

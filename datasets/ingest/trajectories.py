@@ -44,7 +44,7 @@ from .spaces import LossyCastError, cast
 BLOCK_STEPS, BLOCK_BYTES = 1 << 16, 8 << 20
 
 #: How far a stated successor may be from the observation of the following row and still be the same, rounded.
-ROUNDED: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}
+_ROUNDED: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -304,6 +304,20 @@ def resolve_transitions(
         "inner_terminals": int(np.count_nonzero(rows.inner & rows.keep)),
     }
     return rows
+
+
+def compare_successors(after: np.ndarray, stated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Stated successors ``[n, ...]`` and the observations of the rows ``after`` them, of one dtype: which are others, and which
+    differ by rounding, or by the sign of a zero, alone; bool ``[n]`` each."""
+    count, size = len(after), int(np.prod(after.shape[1:]))
+    one, two = (np.ascontiguousarray(some).reshape(count, size) for some in (after, stated))
+    word = f"u{after.dtype.itemsize}"
+    rows = np.flatnonzero((one.view(word) != two.view(word)).any(1))
+    other, rounded = np.zeros(count, bool), np.zeros(count, bool)
+    other[rows] = True
+    if after.dtype.kind == "f":
+        rounded[rows] = np.isclose(one[rows], two[rows], **_ROUNDED, equal_nan=True).all(1)
+    return other & ~rounded, rounded
 
 
 def longest(end: np.ndarray) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
-from ...ingest.trajectories import ROUNDED, Column, TransitionRows, resolve_transitions, to_flags, to_rewards
+from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags, to_rewards
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
@@ -78,27 +78,9 @@ def _has_rounded(table: Table, roles: Roles, column: Column) -> bool:
     for low in range(0, rows - 1, size):
         high = min(low + size, rows - 1)
         after = table.read(roles.observation[column.key], low + 1, high + 1)
-        if _rounded(after, table.read(roles.next_observation[column.key], low, high)).any():
+        if compare_successors(after, table.read(roles.next_observation[column.key], low, high))[1].any():
             return True
     return False
-
-
-def _rounded(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
-    """Which rows of fractions are the same within rounding, but differ in bits; bool ``[n]``."""
-    word, row = f"u{after.dtype.itemsize}", int(np.prod(after.shape[1:]))
-    bits = [np.ascontiguousarray(some).reshape(len(some), row).view(word) for some in (after, stated)]
-    rows = np.flatnonzero((bits[0] != bits[1]).any(1))
-    rounded = np.zeros(len(after), bool)
-    rounded[rows] = _is_same(after[rows], stated[rows])
-    return rounded
-
-
-def _is_same(after: np.ndarray, stated: np.ndarray) -> np.ndarray:
-    """Which stated successors are the observation of the next row; bool ``[n]``."""
-    same = after == stated
-    if after.dtype.kind == "f":
-        same |= np.isclose(after, stated, **ROUNDED, equal_nan=True)
-    return np.asarray(same.all(tuple(range(1, same.ndim))))
 
 
 def _column(key: str, array: ArrayInfo, per: str) -> Column:
@@ -351,9 +333,10 @@ def _find_seams(
     for key, name in roles.observation.items():
         after = table.read(name, low + 1, min(high + 1, rows))[goes_on]
         stated = table.read(roles.next_observation[key], low, high)[goes_on]
-        differs |= ~_is_same(after, stated)
+        other, near = compare_successors(after, stated)
+        differs |= other
         if key in shared:
-            rounded |= _rounded(after, stated)
+            rounded |= near
     transitions.cut_after(low + goes_on[differs])
     for name, count in (("seams", differs), ("rounded_successors", rounded & ~differs)):
         transitions.counts[name] = transitions.counts.get(name, 0) + int(count.sum())

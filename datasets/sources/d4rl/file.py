@@ -33,7 +33,7 @@ from ....storage.writer import ColumnWriter
 from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
 from ...ingest.row_source import Block, RowSource
-from ...ingest.trajectories import ROUNDED, TransitionRows, reward_columns, to_flags, to_rewards
+from ...ingest.trajectories import TransitionRows, compare_successors, reward_columns, to_flags, to_rewards
 
 if TYPE_CHECKING:
     import h5py
@@ -289,16 +289,12 @@ class RowWriter:
         Successors that differ by rounding alone become the observation that the next row states.
         """
         count = len(after)
-        differs = (_bits(successors[:count]) != _bits(after)).any(1) & ~self._transitions.last[low : low + count]
-        rows = np.flatnonzero(differs)
-        if not len(rows):
-            return
-        close = np.isclose(successors[rows], after[rows], **ROUNDED, equal_nan=True)
-        close = close.reshape(len(rows), -1).all(1)
-        successors[rows[close]] = after[rows[close]]
-        self._transitions.cut_after(low + rows[~close])
-        self.counts["rounded_successors"] += int(close.sum())
-        self.counts["seams"] += int((~close).sum())
+        inside = ~self._transitions.last[low : low + count]
+        other, rounded = (found & inside for found in compare_successors(after, successors[:count]))
+        successors[:count][rounded] = after[rounded]
+        self._transitions.cut_after(low + np.flatnonzero(other))
+        self.counts["rounded_successors"] += int(rounded.sum())
+        self.counts["seams"] += int(other.sum())
 
     def _count_odd(self, here: np.ndarray, after: np.ndarray, low: int) -> None:
         if here.dtype.kind == "f" and not np.isfinite(here).all():
@@ -306,12 +302,6 @@ class RowWriter:
         if self._jump is not None and here.ndim == 2 and here.shape[1] >= 2:
             moved = np.abs(after[:, :2] - here[: len(after), :2]).max(1) > self._jump
             self.counts["position_jumps"] += int((moved & ~self._transitions.end[low : low + len(after)]).sum())
-
-
-def _bits(rows: np.ndarray) -> np.ndarray:
-    """Rows as words, so that NaN equals NaN: ``[n, words]``."""
-    flat = np.ascontiguousarray(rows).reshape(len(rows), int(np.prod(rows.shape[1:])))
-    return flat.view(f"u{flat.dtype.itemsize}")
 
 
 @dataclass(frozen=True)
