@@ -270,8 +270,8 @@ def _is_action(key: str) -> bool:
 
 def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     """The arrays of an episode, with a flag per step. Raises UsageError for other values, and for missing keys."""
-    from .ingest.spaces import LossyCastError, cast
-    from .sources.arrays.tables import as_array, memory_table
+    from .ingest.spaces import LossyCastError, as_array, cast
+    from .sources.arrays.tables import memory_table
 
     if not hasattr(episode, "items"):
         raise UsageError(f"episode {number} is a {type(episode).__name__}, not a dictionary of arrays")

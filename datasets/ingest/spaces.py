@@ -75,6 +75,22 @@ class SpaceLeaf:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
+def as_array(value: Any) -> np.ndarray:
+    """A value as an array, a tensor from any device: lazy operations of torch (a negation, a conjugate) are applied, and float
+    types that NumPy lacks (bfloat16, float8) become float32, which holds all of their values.
+
+    Raises TypeError, ValueError, RuntimeError for values that cannot become arrays, and for masked elements.
+    """
+    if np.ma.is_masked(value):
+        raise ValueError("some of its elements are masked")
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    plain = value.detach().cpu().resolve_conj().resolve_neg()
+    if plain.is_floating_point() and plain.itemsize < 4 and str(plain.dtype) != "torch.float16":
+        plain = plain.float()
+    return np.asarray(plain.numpy())
+
+
 class LossyCastError(ValueError):
     """A value does not fit a dtype; ``row`` is its row, ``value`` the value."""
 

@@ -32,6 +32,7 @@ from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, open_parquet
 from ...formats.hdf5 import check_not_open, damage_reported
+from ...ingest.spaces import as_array
 from .roles import NAMES, SUFFIXES, ArrayInfo, Given
 
 _HDF5 = (".h5", ".hdf5")
@@ -87,13 +88,13 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
     for key, value in _flat(arrays):
         if key in values or key in unreadable:
             raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
+        if np.ma.is_masked(value):
+            raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
         try:
             array = as_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
             unreadable[key] = reason(error)
             continue
-        if np.ma.is_masked(value):
-            raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
         for inner, plain in _fields(key, array):
             if inner in values or inner in unreadable:
                 raise UsageError(f"{name}: two arrays are named {inner}", hint="rename one of them")
@@ -110,18 +111,6 @@ def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield key, array
     for inner in array.dtype.names or ():
         yield from _fields(f"{key}/{inner}", array[inner])
-
-
-def as_array(value: Any) -> np.ndarray:
-    """A value as an array, a tensor from any device: lazy operations of torch (a negation, a conjugate) are applied, and float
-    types that NumPy lacks (bfloat16, float8) become float32, which holds all of their values. Raises TypeError, ValueError,
-    RuntimeError for values that cannot become arrays."""
-    if not hasattr(value, "detach"):
-        return np.asarray(value)
-    plain = value.detach().cpu().resolve_conj().resolve_neg()
-    if plain.is_floating_point() and plain.itemsize < 4 and str(plain.dtype) != "torch.float16":
-        plain = plain.float()
-    return np.asarray(plain.numpy())
 
 
 def _flat(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import FunctionError, UsageError, is_interrupt, reason
-from ...ingest.spaces import cast
+from ...ingest.spaces import as_array, cast
 from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
 from ...user_code.loading import load_module, note_opened_at_import
 from .environments import PYTHON, short_digest
-from .recording import as_array
 
 if TYPE_CHECKING:
     import gymnasium

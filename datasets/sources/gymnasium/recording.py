@@ -13,7 +13,7 @@ import numpy as np
 from ....errors import RbdataError, UsageError
 from ...ingest.job import ConvertOptions
 from ...ingest.recording import END_TERMINATED, END_TRUNCATED, RecordedJob, Recording
-from ...ingest.spaces import LossyCastError, SpaceLeaf, cast, renamed, space_json, space_leaves, text_rows
+from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
 from ...ingest.trajectories import Column
 from .environments import specification
 
@@ -21,16 +21,6 @@ _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows
 _OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
 #: Rewards are stored as float32.
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-def as_array(value: Any) -> np.ndarray:
-    """A value as a NumPy array; a torch tensor may be on any device, and part of a graph.
-
-    Raises TypeError, ValueError, RuntimeError for what is not an array, and for masked elements, which a row cannot hold.
-    """
-    if np.ma.is_masked(value):
-        raise ValueError("some of its elements are masked")
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 class LeafRows:

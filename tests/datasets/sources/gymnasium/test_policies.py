@@ -43,6 +43,9 @@ def as_torch(observation):
 def torque(observation):
     return np.array([3.0])
 
+def half_torque(observation):
+    return torch._neg_view(torch.tensor([-0.5], dtype=torch.bfloat16))
+
 def dice(observation):
     return np.random.randint(2)
 
@@ -96,6 +99,12 @@ def test_a_function_acts(tmp_path, here, policy):
     assert dataset.manifest.source["options"]["policy"] == policy
     assert len(dataset.manifest.source["policy_sha256"]) == 64
     assert sys.path == before
+
+
+def test_a_policy_of_a_float_type_that_numpy_lacks(tmp_path, here):
+    """A network in bfloat16, whose negation torch has not computed yet."""
+    dataset = record(tmp_path / "root", "Pendulum-v1", steps=20, policy="acting:half_torque")
+    assert dataset["action"].flatten().tolist() == [0.5] * 20
 
 
 def test_the_current_directory_hides_nothing(tmp_path, here):
