@@ -24,6 +24,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ from ...storage.parts import Encode
 from ...storage.untrusted_json import parse_json
 from ...storage.writer import ColumnWriter
 from ..fetch.location import DirectoryLocation
-from ..workers.task import Task
+from ..workers.task import OnBlock, Task
 from .job import ConvertOptions, Expectation, PartSpec, Plan, StagedJob
-from .row_source import StagedPart, StagedRows, lengths_path
+from .row_source import StagedPart, StagedRows, lengths_path, staging_folder
 from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps, cuts
 
 RECORDING = "recording"
@@ -312,6 +313,8 @@ class RecordedJob(StagedJob):
     """The dataset of a recording, however it is made: ``environments`` are recorded side by side."""
 
     staging = "recording"
+    #: Whether a recording that was interrupted is continued.
+    continues_recording = False
     #: The folder of the recording, set by `staging_tasks`.
     _folder: Path
     #: The spaces of observation and action, if they are known.
@@ -337,7 +340,11 @@ class RecordedJob(StagedJob):
         return [] if self.staged_parts(folder) else [self.record_task(folder / RECORDING, threads)]
 
     def record_task(self, target: Path, threads: int) -> Task:
-        """The task that makes the recording in the folder ``target``."""
+        """The task that makes the recording in the folder ``target``: `record`, in this process."""
+        return _RecordTask(0, self.expect().steps, self, target, threads)
+
+    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
+        """Write the recording into a folder."""
         raise NotImplementedError
 
     def ratio(self) -> float:
@@ -401,3 +408,19 @@ class RecordedJob(StagedJob):
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         """The notes of the dataset."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _RecordTask:
+    """Makes a recording in this process: arrays in memory, open files and iterators are not sent to another."""
+
+    index: int
+    rows: int
+    job: RecordedJob
+    target: Path
+    threads: int
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        with staging_folder(self.target, keep=self.job.continues_recording) as folder:
+            self.job.record(folder, self.threads, on_block)
+        return {}

@@ -12,7 +12,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -26,10 +25,10 @@ from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
 from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
 from ...ingest.recording import RECORDING, RESUME_FILE, RecordedJob, Recording, RecordingWriter
-from ...ingest.row_source import staging_folder, unfinished
+from ...ingest.row_source import unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
-from ...workers.task import OnBlock, Task
+from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles, listed
 from .rows import (
     EpisodeNumbers,
@@ -119,7 +118,7 @@ class ArraysJob(RecordedJob):
         self._given, self._made_from, self._environment = given, made_from, environment
         self.continues = content is not None
         self._content: Any = uuid.uuid4().hex if content is None else content
-        self.begin = begin
+        self.begin, self.continues_recording = begin, begin is not None
         self._left_out = {**self.roles.left_out, **first.unreadable}
         self._assumed: dict[str, None] = dict.fromkeys(self.roles.assumed)
         self.spaces = {
@@ -187,11 +186,55 @@ class ArraysJob(RecordedJob):
     def expect(self) -> Expectation:
         return self.expect_rows(*self._counts)
 
-    def record_task(self, target: Path, threads: int) -> Task:
-        return _ReadTask(0, self, target, self._codec, threads)
+    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
+        writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)
+        kept = writer.resume() if self.begin else None
+        try:
+            self._write(writer, kept or {}, on_block)
+        except BaseException:
+            with suppress(OSError):
+                writer.keep()
+            raise
+
+    def _write(self, writer: RecordingWriter, kept: Mapping[str, Any], on_block: OnBlock) -> None:
+        columns = self.columns
+        writer.begin(0)
+        done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
+        counts: Counter[str] = Counter(kept.get("counts"))
+        kept_at = time.monotonic()
+        are_actions = [number for number, column in enumerate(columns) if column.key in self.roles.action]
+        for table, roles, transitions in self.sections(episodes):
+            begins = True
+            for block in blocks(table, roles, columns, transitions):
+                for number, rows in enumerate(block.rows):
+                    if len(rows):
+                        writer.column(0, number, rows)
+                    key = columns[number].key
+                    if rows.dtype.kind == "f" and (key in roles.observation or key in roles.action):
+                        kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
+                        counts[kind] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
+                writer.steps(0, block.rewards, block.end)
+                if len(block.end):
+                    count_first_rows(counts, block, [block.rows[number] for number in are_actions], begins=begins)
+                    begins = bool(block.end[-1])
+                states += len(block.rewards) + int(np.count_nonzero(block.end))
+                done += len(block.rewards)
+                on_block(done, 0, 0)
+            counts.update(transitions.counts)
+            if self.begin is None:
+                continue
+            episodes += table.arrays["episode_lengths"].shape[0]
+            writer.mark({"steps": done, "states": states, "episodes": episodes, "counts": dict(counts)})
+            if time.monotonic() - kept_at >= self.keep_seconds:
+                writer.keep()
+                kept_at = time.monotonic()
+        if not done:
+            raise UsageError(f"{self.name}: there is no step whose successor is known, and none that is terminated")
+        take_other_order(counts)
+        writer.finish({"states": [states], "counts": dict(counts), "notes": []})
 
     def holds_staged(self, folder: Path) -> bool:
-        return self.begin is not None and (unfinished(folder / RECORDING) / RESUME_FILE).is_file()
+        return self.continues_recording and (unfinished(folder / RECORDING) / RESUME_FILE).is_file()
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
@@ -243,68 +286,3 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     job.opened = files
     job.location = location
     return job
-
-
-@dataclass(frozen=True)
-class _ReadTask:
-    """Writes the recording. For this process: arrays in memory, open files and iterators are not sent to another."""
-
-    index: int
-    job: ArraysJob
-    target: Path
-    codec: str
-    threads: int
-
-    @property
-    def rows(self) -> int:
-        return self.job._counts[0]
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        begin = self.job.begin
-        with staging_folder(self.target, keep=begin is not None) as folder:
-            writer = RecordingWriter(folder, self.job.columns, codec=self.codec, threads=self.threads)
-            kept = writer.resume() if begin else None
-            try:
-                self._write(writer, kept or {}, on_block)
-            except BaseException:
-                with suppress(OSError):
-                    writer.keep()
-                raise
-        return {}
-
-    def _write(self, writer: RecordingWriter, kept: Mapping[str, Any], on_block: OnBlock) -> None:
-        columns = self.job.columns
-        writer.begin(0)
-        done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
-        counts: Counter[str] = Counter(kept.get("counts"))
-        kept_at = time.monotonic()
-        are_actions = [number for number, column in enumerate(columns) if column.key in self.job.roles.action]
-        for table, roles, transitions in self.job.sections(episodes):
-            begins = True
-            for block in blocks(table, roles, columns, transitions):
-                for number, rows in enumerate(block.rows):
-                    if len(rows):
-                        writer.column(0, number, rows)
-                    key = columns[number].key
-                    if rows.dtype.kind == "f" and (key in roles.observation or key in roles.action):
-                        kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
-                        counts[kind] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
-                writer.steps(0, block.rewards, block.end)
-                if len(block.end):
-                    count_first_rows(counts, block, [block.rows[number] for number in are_actions], begins=begins)
-                    begins = bool(block.end[-1])
-                states += len(block.rewards) + int(np.count_nonzero(block.end))
-                done += len(block.rewards)
-                on_block(done, 0, 0)
-            counts.update(transitions.counts)
-            if self.job.begin is None:
-                continue
-            episodes += table.arrays["episode_lengths"].shape[0]
-            writer.mark({"steps": done, "states": states, "episodes": episodes, "counts": dict(counts)})
-            if time.monotonic() - kept_at >= self.job.keep_seconds:
-                writer.keep()
-                kept_at = time.monotonic()
-        if not done:
-            raise UsageError(f"{self.job.name}: there is no step whose successor is known, and none that is terminated")
-        take_other_order(counts)
-        writer.finish({"states": [states], "counts": dict(counts), "notes": []})

@@ -18,7 +18,6 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,9 +27,8 @@ from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import RecordingWriter, block_rows
-from ...ingest.row_source import staging_folder
 from ...ingest.trajectories import Column
-from ...workers.task import OnBlock, Task
+from ...workers.task import OnBlock
 from .environments import PYTHON, describe_environment
 from .recording import EnvironmentJob, count_outside
 
@@ -194,41 +192,18 @@ class LoopJob(EnvironmentJob):
     def expect(self) -> Expectation:
         return self.expect_rows(*self.log.counts) if self.log else self.expect_rows(0)
 
-    def record_task(self, target: Path, threads: int) -> Task:
+    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
+        """Write the recording of the log: in this process, since a log is an open file."""
         assert self.log is not None
-        return LogTask(0, self, self.log, target, self._codec, threads)
-
-
-@dataclass(frozen=True)
-class LogTask:
-    """Writes the recording of a log. Runs in this process: a log is an open file."""
-
-    index: int
-    job: LoopJob
-    log: EpisodeLog
-    target: Path
-    codec: str
-    threads: int
-
-    @cached_property
-    def rows(self) -> int:
-        return self.log.counts[0]
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        with staging_folder(self.target) as folder:
-            self._write(folder, on_block)
-        return {}
-
-    def _write(self, folder: Path, on_block: OnBlock) -> None:
-        columns, count = self.job.columns, self.job.environments
-        writer = RecordingWriter(folder, columns, codec=self.codec, threads=self.threads)
+        columns, count = self.columns, self.environments
+        writer = RecordingWriter(folder, columns, codec=self._codec, threads=threads)
         blocks = [_Blocks(writer, env, columns, count) for env in range(count)]
         done = outside = 0
         for env in range(count):
             writer.begin(env)
         for piece in self.log.pieces():
             blocks[piece.env].add(piece)
-            actions = zip(self.job.action, piece.rows[len(self.job.observation) :])
+            actions = zip(self.action, piece.rows[len(self.observation) :])
             outside += sum(count_outside(leaf, rows) for leaf, rows in actions)
             done += len(piece.rewards)
             on_block(done, 0, 0)
@@ -236,7 +211,7 @@ class LogTask:
             block.flush()
         states = [block.all_states for block in blocks]
         counts = {"actions_out_of_bounds": outside}
-        writer.finish({"states": states, "counts": counts, "notes": list(self.job.more_notes)})
+        writer.finish({"states": states, "counts": counts, "notes": list(self.more_notes)})
 
 
 class _Blocks:
