@@ -56,6 +56,10 @@ class RemoteObject:
     version: str | None = None
     """Changes when the object does: GCS generation, strong HTTP ETag or Last-Modified, "mtime_ns-size" of a file."""
 
+    def may_hold(self, size: int, crc32c: str) -> bool:
+        """Whether bytes of this size and checksum are its own, as far as its location states what they are."""
+        return self.size in (None, size) and self.checksums.get("crc32c") in (None, crc32c)
+
 
 # `Location` has a method called `list`, which hides the type inside the class.
 Objects: TypeAlias = list[RemoteObject]

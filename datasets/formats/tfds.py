@@ -330,12 +330,13 @@ class Values:
             return self.lengths
         return np.array([len(block) for block in self._tensors()], np.int64)
 
-    def padded(self, most: int) -> Iterator[np.ndarray]:
-        """Sequences as blocks of rows ``[k, most, *shape]``, each padded with zeros. Raises ValueError for a longer
-        sequence."""
+    def padded(self, most: int, hint: str) -> Iterator[np.ndarray]:
+        """Sequences as blocks of rows ``[k, most, *shape]``, each padded with zeros. Raises CorruptSourceError with this hint
+        for a longer sequence."""
         sizes, elements = self.sizes(), self.elements()
         if len(sizes) and sizes.max() > most:
-            raise ValueError(f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements")
+            message = f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements"
+            raise CorruptSourceError(message, hint=hint)
         ends = np.cumsum(sizes)
         for low, high in row_blocks(len(sizes), most * self.feature.row_bytes):
             rows = np.zeros((high - low, most, *self.shape), self.feature.dtype)

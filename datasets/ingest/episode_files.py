@@ -76,6 +76,13 @@ class LazyRows:
 Rows = np.ndarray | LazyRows
 
 
+def state_rows(rows: Rows) -> Rows:
+    """Rows of a state: TED wants a dimension for a single number."""
+    if isinstance(rows, LazyRows):
+        return rows if rows.shape else LazyRows(rows.dtype, (1,), (block[:, None] for block in rows.blocks))
+    return rows[:, None] if rows.ndim == 1 else rows
+
+
 @dataclass(frozen=True)
 class Episode:
     """An episode of n steps.
@@ -585,9 +592,7 @@ class EpisodeFilesJob(StagedJob):
 
 
 def _is_of(found: Mapping[str, Any], raw: RawObject) -> bool:
-    stated = raw.item.checksums.get("crc32c")
-    same = raw.item.size in (None, found["size"]) and stated in (None, found["crc32c"])
-    return same and found["name"] == raw.path
+    return found["name"] == raw.path and raw.item.may_hold(found["size"], found["crc32c"])
 
 
 def raw_object(location: Location, item: RemoteObject, path: str | None = None) -> RawObject:

@@ -64,11 +64,6 @@ def check_keys(needed: Iterable[str], where: str, there: Collection[str]) -> Non
         raise CorruptSourceError(f"{where} has no {', '.join(missing)}", hint=hint)
 
 
-def vector_rows(values: np.ndarray) -> np.ndarray:
-    """Rows as vectors: a single number per row gets a dimension, as states have one."""
-    return values[:, None] if values.ndim == 1 else values
-
-
 #: What `dm_env_episode` counts, for the notes of a dataset.
 SENTENCES = {
     "inner_terminals": (

@@ -25,8 +25,8 @@ import numpy as np
 from ....errors import CorruptSourceError, MissingExtraError, RbdataError, UsageError, reason
 from ...formats.npz import NpzArchive
 from ...formats.zip_archive import ZipArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput
-from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode, vector_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, state_rows
+from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
 
 MAZE = "point_mass_maze"
 #: Tasks by domain: those of dm_control's suite, and the targets of ExORL's maze in the order of its reward columns
@@ -94,8 +94,8 @@ class ExorlReader(EpisodeReader):
         raw.counts["reward_columns"] = len(names)
         return dm_env_episode(
             {
-                "observation": vector_rows(observation),
-                **({} if physics is None else {"info/physics": vector_rows(physics)}),
+                "observation": state_rows(observation),
+                **({} if physics is None else {"info/physics": state_rows(physics)}),
             },
             {
                 "action": action,

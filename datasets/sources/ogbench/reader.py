@@ -37,7 +37,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...formats.npz import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
 from ..dm_env_order import check_keys
@@ -104,8 +104,8 @@ class _File:
 
     def episodes(self) -> Iterator[Episode]:
         columns = {
-            _KEYS.get(key, f"info/{key}"): (self._archive.rows(key), *self._stored(key))
-            for key in self._heads
+            key: (self._archive.rows(key), stored_dtype(dtype, f"{self._raw.name}: {key}"), shape[1:])
+            for key, (dtype, shape) in self._heads.items()
             if key not in _FLAGS and not (key == "masks" and self._masks is not None)
         }
         first = 0
@@ -113,12 +113,12 @@ class _File:
             steps = last - first
             cut_here = last == self._rows - 1 and not self._ends_whole
             taken: dict[str, Rows] = {
-                key: LazyRows(dtype, row, _shaped(rows.blocks(first, last + (key == "observation")), row))
+                _KEYS.get(key, f"info/{key}"): LazyRows(dtype, row, rows.blocks(first, last + (key == "observations")))
                 for key, (rows, dtype, row) in columns.items()
             }
             if self._masks is not None:
                 taken["masks"] = self._masks[first:last]
-            states = {"observation": taken.pop("observation")}
+            states = {"observation": state_rows(taken.pop("observation"))}
             yield Episode(states, taken, self._rewards[first:last], terminated=False, truncated=not cut_here)
             if steps:
                 self._count(first, last)
@@ -179,18 +179,8 @@ class _File:
             rows.finish()
         return rewards, masks
 
-    def _stored(self, key: str) -> tuple[str, tuple[int, ...]]:
-        """dtype and shape of a row."""
-        dtype, shape = self._heads[key]
-        one = (1,) * (key == "observations" and len(shape) == 1)  # TED wants a dimension for a single number
-        return stored_dtype(dtype, f"{self._raw.name}: {key}"), (*shape[1:], *one)
-
 
 _TASK_ROWS = 1 << 16
-
-
-def _shaped(blocks: Iterator[np.ndarray], row: tuple[int, ...]) -> Iterator[np.ndarray]:
-    return (block.reshape(-1, *row) for block in blocks)
 
 
 # -- single tasks -------------------------------------------------------------------------------------------------------

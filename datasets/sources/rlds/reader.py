@@ -34,7 +34,17 @@ from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, Unit, raw_object
+from ...ingest.episode_files import (
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    LazyRows,
+    RawInput,
+    Rows,
+    Unit,
+    raw_object,
+    state_rows,
+)
 from ...ingest.job import ConvertOptions, Plan
 from ...ingest.spaces import Json, LossyCastError, box_json, cast, nested_space, stored_dtype, text_rows
 from ...ingest.trajectories import Column
@@ -294,9 +304,9 @@ class RldsReader(EpisodeReader):
         for name, values in row.items():
             if name not in self.keys:
                 continue
-            inside = _is_in(name, _OBSERVATION)
-            if inside or (values.feature.kind == "picture" and not _is_in(name, _ACTION)):
-                states.update(self._leaves(values, rows, scalar=(1,) if inside else ()))
+            picture = values.feature.kind == "picture" and not _is_in(name, _ACTION)
+            if picture or _is_in(name, _OBSERVATION):
+                states.update({key: state_rows(leaf) for key, leaf in self._leaves(values, rows)})
             else:
                 actions.update(self._leaves(values, steps))
         for values in once.values():
@@ -347,18 +357,17 @@ class RldsReader(EpisodeReader):
         terminal = row.get(f"{STEPS}/is_terminal")
         return terminal is not None and terminal.count > 0 and bool(terminal.elements()[-1].any()) and _is_real(row)
 
-    def _leaves(self, values: Values, rows: int, scalar: tuple[int, ...] = ()) -> Iterator[tuple[str, Rows]]:
+    def _leaves(self, values: Values, rows: int) -> Iterator[tuple[str, Rows]]:
         """The first rows of a feature by their leaf. A feature of the episode has its value in each row."""
         feature, key = values.feature, self.keys[values.feature.name]
         shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
         if feature.kind == "text":
             shape, blocks = (self.most,), self._texts(values)
         elif feature.items == -1:
-            shape, blocks = (self.most, *shape), self._padded(values)
-            lengths = iter([values.sizes().reshape(-1, *scalar)])
-            yield self.keys[f"{feature.name}/length"], LazyRows("int64", scalar, _first(lengths, rows))
+            shape, blocks = (self.most, *shape), values.padded(self.most, _LONGER.format(self.most))
+            yield self.keys[f"{feature.name}/length"], values.sizes()[:rows]
         elif feature.kind == "numbers" or feature.items is not None or not shape:
-            shape = (feature.items, *shape) if feature.items is not None else shape or scalar
+            shape = (feature.items, *shape) if feature.items is not None else shape
             blocks = iter([values.elements().reshape(-1, *shape)])
         if not feature.in_steps:
             blocks = _repeated(blocks, rows)
@@ -372,12 +381,6 @@ class RldsReader(EpisodeReader):
             raise CorruptSourceError(message, hint=_LONGER.format(self.most))
         for low, high in row_blocks(len(values.strings), self.most):
             yield text_rows([bytes(text) for text in values.strings[low:high]], self.most, values.where)
-
-    def _padded(self, values: Values) -> Iterator[np.ndarray]:
-        try:
-            yield from values.padded(self.most)
-        except ValueError as error:
-            raise CorruptSourceError(str(error), hint=_LONGER.format(self.most)) from error
 
 
 #: Features that are read even if they do not become leaves.

@@ -23,8 +23,8 @@ from ....errors import CorruptSourceError
 from ....storage.schema import LARGE_ROW
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, check_storage, damage_reported, has_rows
 from ...formats.limits import check_rows
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows
-from ..dm_env_order import check_keys, vector_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
+from ..dm_env_order import check_keys
 
 if TYPE_CHECKING:
     import h5py
@@ -208,7 +208,7 @@ class _Trial:
     def _state_rows(self, path: str, low: int, high: int) -> Rows:
         array: Any = self._arrays[path]
         if int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize < LARGE_ROW:
-            return vector_rows(self._read(path)[low:high])
+            return state_rows(self._read(path)[low:high])
         dtype = array.dtype.newbyteorder("=").name
         return LazyRows(dtype, tuple(array.shape[1:]), self._chunked(path).blocks(low, min(high, self.rows)))
 

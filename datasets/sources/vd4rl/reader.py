@@ -21,8 +21,8 @@ from ....errors import CorruptSourceError
 from ...formats.hdf5 import ChunkedRows, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
 from ...formats.npz import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput
-from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode, vector_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, state_rows
+from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
 
 if TYPE_CHECKING:
     import h5py
@@ -81,7 +81,7 @@ def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
     return dm_env_episode(
         {
             "observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image")),
-            **{f"observation/{key}": vector_rows(arrays[key]) for key in sorted(arrays)},
+            **{f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)},
         },
         {"action": action, "info/discount": discount.astype(np.float32)},
         reward,
@@ -161,7 +161,7 @@ class _Shard:
         return dm_env_episode(
             {
                 "observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high)),
-                **{f"info/{key}": vector_rows(here[key]) for key in sorted(here)},
+                **{f"info/{key}": state_rows(here[key]) for key in sorted(here)},
             },
             {"action": action, "info/discount": discount.astype(np.float32)},
             reward,
