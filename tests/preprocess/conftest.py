@@ -6,23 +6,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from preprocess_tools import make_input
-from rbdata.datasets.workers.local_engine import LocalEngine
+from preprocess_tools import KeptEngine, make_input
+from rbdata.datasets.workers.fork_server import ForkServer
+from rbdata.preprocess import driver
 from rbdata.preprocess.planning import WORKER
 from storage_tools import contents
 
 
 @pytest.fixture(scope="session")
-def two_processes() -> Iterator[LocalEngine]:
-    with LocalEngine(2, [WORKER]) as engine:
+def fork_server() -> Iterator[ForkServer]:
+    """What `KeptEngine` forks its workers from; no test's own modules are loaded in it."""
+    server = ForkServer(["loky.process_executor", "rbdata.datasets.workers.local_engine", WORKER])
+    server.ensure_running()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def workers(fork_server: ForkServer) -> Iterator[KeptEngine]:
+    """Two workers that no other test has used."""
+    with KeptEngine(2, fork_server) as engine:
         yield engine
 
 
 @pytest.fixture
-def workers(two_processes: LocalEngine) -> Iterator[LocalEngine]:
-    """Two workers that no other test has used."""
-    yield two_processes
-    two_processes.end_workers()
+def kept_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that runs open themselves fork from the server that is kept, too."""
+    monkeypatch.setattr(driver, "_open_engine", lambda request, procs: KeptEngine(procs, fork_server))
 
 
 @pytest.fixture(scope="module")

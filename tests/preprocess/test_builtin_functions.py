@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from functools import partial
 
 import numpy as np
@@ -13,7 +11,7 @@ import rbdata
 import torch
 from function_tools import traits_of
 from preprocess_tools import make_input, plain, run
-from processes import RBDATA
+from rbdata.cli import run as command_line
 from rbdata.errors import UsageError
 from rbdata.preprocess.functions import BUILTIN, find_builtin
 from rbdata.storage.dataset import Dataset
@@ -153,28 +151,13 @@ def test_invalid_requests_fail_before_anything_is_written(functions, args, why, 
     assert not (tmp_path / "my/output").exists()
 
 
-def test_command_line(tmp_path):
+def test_command_line(tmp_path, monkeypatch, capfd):
     make_input(tmp_path, "zstd")
-    command = [
-        *RBDATA,
-        "preprocess",
-        "my/input",
-        "--fn",
-        "rbdata:resize_frames",
-        "--args",
-        "height=12",
-        "--args",
-        "width=12",
-    ]
-    ended = subprocess.run(
-        [*command, "--fn", "rbdata:clip_rewards", "--dest", "my/small", "--procs", "1", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "RBDATA_ROOT": str(tmp_path)},
-    )
-    assert ended.returncode == 0, ended.stderr
-    json.loads(ended.stdout)
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    words = "preprocess my/input --fn rbdata:resize_frames --args height=12 --args width=12"
+    words += " --fn rbdata:clip_rewards --dest my/small --procs 1 --json"
+    assert command_line(words.split()) == 0
+    json.loads(capfd.readouterr().out)
     made = Dataset(tmp_path / "my/small")
     assert made.schema["observation"].shape == (12, 12, 3)
     assert float(made["next/reward"].abs().max()) <= 1

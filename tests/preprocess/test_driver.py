@@ -11,10 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
-from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
-from rbdata.preprocess.planning import WORKER
 from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
@@ -25,9 +23,9 @@ BATCH = 7
 
 
 @pytest.fixture(scope="module")
-def engines():
-    """Processes are kept from one test to the next: starting them takes seconds."""
-    made = {procs: LocalEngine(procs, [WORKER]) for procs in (1, 2, 5)}
+def engines(fork_server):
+    """Processes are kept from one test to the next."""
+    made = {procs: tools.KeptEngine(procs, fork_server) for procs in (1, 2, 5)}
     yield made
     for engine in made.values():
         engine.close()
@@ -147,7 +145,7 @@ class TestSlowFunctions:
         pieces = 40 if per == "episode" else -(-outcome.manifest.steps // 32)
         assert pieces <= len(calls.read_text()) <= pieces + 2
 
-    def test_more_processes_where_the_work_is_long(self, tmp_path, monkeypatch):
+    def test_more_processes_where_the_work_is_long(self, tmp_path, monkeypatch, kept_server):
         """A small dataset is begun in this process; a slow function goes on in others."""
         make_input(tmp_path, count=20)
         monkeypatch.setattr(driver, "WORTH_PROCESSES", 0.0)

@@ -448,7 +448,7 @@ def test_a_file_saved_while_workers_start(here, form, workers, monkeypatch):
     prepare = driver.prepare_layout
 
     def late(*given):
-        write("h2.py", "def gain():\n    return 3\n")
+        write("h2.py", "def gain():\n    return 3.0\n")  # of another size, or bytecode of the same second stays valid
         return prepare(*given)
 
     monkeypatch.setattr(driver, "prepare_layout", late)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from preprocess_tools import make_input, run
-from processes import RBDATA
+from rbdata.cli import run as command_line
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
@@ -158,7 +158,7 @@ def test_a_file_that_changes_meanwhile(here):
         preprocess(request)
 
 
-def test_workers_that_read_other_contents(here):
+def test_workers_that_read_other_contents(here, kept_server):
     code = """
         import os, time
         import numpy as np
@@ -343,14 +343,14 @@ def test_modules_named_at_run_time(here):
     assert factor(here, "mine.py:fn", force=True) == 3
 
 
-def test_on_the_command_line(here):
+def test_on_the_command_line(here, kept_server, capfd):
     write("mine.py", IMPORTS + "def fn(td):\n    td['next', 'reward'] *= float(np.load('table.npy'))\n    return td\n")
-    words = [*RBDATA, "preprocess", "my/input", "--fn", "mine.py:fn", "--dest", "my/output", "--root", here]
+    words = ["preprocess", "my/input", "--fn", "mine.py:fn", "--dest", "my/output", "--root", str(here)]
     np.save("table.npy", 2.0)
-    subprocess.run([*words, "--procs", "2"], check=True, capture_output=True)
+    assert command_line([*words, "--procs", "2"]) == 0
     np.save("table.npy", 3.0)
-    again = subprocess.run(words, capture_output=True, text=True)
-    assert again.returncode and "(differs in table.npy)" in " ".join(again.stderr.split())
+    assert command_line(words) == 1
+    assert "(differs in table.npy)" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rbdata.storage.dataset import Dataset
 
 
 class TestLostWorkers:
-    def test_killed_by_the_system(self, shared, tmp_path):
+    def test_killed_by_the_system(self, shared, tmp_path, kept_server):
         """As when memory runs out: a worker is gone from one moment to the next. The next run goes on."""
         fatal = tmp_path / "fatal"
         fatal.touch()
@@ -40,7 +40,7 @@ class TestLostWorkers:
         dataset = run(shared, f"{tmp_path}/killing.py:fn", **options)
         assert torch.equal(dataset["next/reward"], Dataset(shared / "my" / "input")["next/reward"])
 
-    def test_what_functions_print(self, shared, tmp_path, capfd):
+    def test_what_functions_print(self, shared, tmp_path, capfd, kept_server):
         """In workers, in the trial and from C code: whole lines on stderr, and stdout is the result alone."""
         (tmp_path / "talk.py").write_text(
             textwrap.dedent(

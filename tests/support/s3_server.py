@@ -11,9 +11,15 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import boto3
+from botocore.loaders import JSONFileLoader
+
+#: What the files that describe AWS's services say. Every session parses them, which takes longer than a test's requests.
+_descriptions = cache(JSONFileLoader().load_file)
+JSONFileLoader.load_file = lambda self, path: _descriptions(path)
 
 
 @dataclass

@@ -77,7 +77,7 @@ def test_workers_have_no_copy_of_the_data(tmp_path, kind, start):
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=64, seed=0, transform=own_memory)
         if kind == "memory":
             buffer.extend(TensorDict({"x": torch.ones(rows, 1024)}, [rows]))
-        loader = buffer.as_iterable(40).loader(num_workers=1, multiprocessing_context=start)
+        loader = buffer.as_iterable(8).loader(num_workers=1, multiprocessing_context=start)
         return max(int(batch["own"][0]) for batch in loader) / 1e6
 
     few, many = own(256), own(MEGABYTES * 256)
