@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from preprocess_tools import KeptEngine, make_input
 from rbdata.datasets.workers.fork_server import ForkServer
+from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import driver
 from rbdata.preprocess.planning import WORKER
 from storage_tools import contents
@@ -23,7 +24,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def workers(fork_server: ForkServer) -> Iterator[KeptEngine]:
+def workers(fork_server: ForkServer) -> Iterator[LocalEngine]:
     """Two workers that no other test has used."""
     with KeptEngine(2, fork_server) as engine:
         yield engine
