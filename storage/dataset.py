@@ -347,13 +347,13 @@ class Dataset:
         return self._range(0, len(self), 1)
 
     def to_numpy(self, keys: Iterable[str | tuple[str, ...]] | None = None) -> dict[str, np.ndarray]:
-        """Leaves in memory by TED key (``"next/reward"``), a row per step; all leaves, or those of ``keys``.
+        """Leaves in memory by TED key (``"next/reward"``), a row per step: all leaves, or those at and below ``keys``.
 
         Raises UnknownKeyError.
         """
-        names = (
-            self.schema.names if keys is None else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
-        )
+        names = self.schema.names
+        if keys is not None:
+            names = [leaf for name in _paths(keys) for leaf in self._at_or_below(name)]
         return {name: self[name].numpy() for name in names}
 
     def qlearning(self) -> dict[str, np.ndarray]:
@@ -393,18 +393,23 @@ class Dataset:
 
     def _leaf(self, name: str) -> torch.Tensor | TensorDict:
         """A leaf, or the leaves below a name as a TensorDict."""
-        if name not in self.schema.names:
-            below = [one for one in self.schema.names if one.startswith(f"{name}/")]
-            if below:
-                return nest({one[len(name) + 1 :]: self._leaf(one) for one in below}, (len(self),))
-            raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(self.schema.names)}")
+        found = self._at_or_below(name)
+        if found != [name]:
+            return nest({one[len(name) + 1 :]: self._leaf(one) for one in found}, (len(self),))
         ((_, rows),) = read_columns(self, 0, len(self), [name], copy=True)
         return rows
+
+    def _at_or_below(self, name: str) -> list[str]:
+        names = self.schema.names
+        found = [name] if name in names else [one for one in names if one.startswith(f"{name}/")]
+        if not found:
+            raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(names)}")
+        return found
 
     def _names(self, keys: Iterable[str] | None) -> list[str]:
         if keys is None:
             return list(self.rows)
-        wanted = [keys] if isinstance(keys, str) else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
+        wanted = _paths(keys)
         unknown = [name for name in wanted if name not in self.rows]
         if unknown:
             raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(self.rows)}")
@@ -418,6 +423,11 @@ class Dataset:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise UsageError(f"steps {int(index.min())}..{int(index.max())} are not all below {len(self)}")
         return index
+
+
+def _paths(keys: Iterable[str | tuple[str, ...]]) -> list[str]:
+    """Keys as names of leaves; a string is one key."""
+    return [keys] if isinstance(keys, str) else ["/".join(key) if isinstance(key, tuple) else key for key in keys]
 
 
 def read_columns(

@@ -232,6 +232,11 @@ class Location:
     """For messages and manifests: no credentials, no trailing slash."""
     options: FetchOptions = field(default_factory=FetchOptions)
 
+    @property
+    def shown(self) -> str:
+        """The URL for messages about what is read: of one file, if only that is."""
+        return self.url
+
     def pinned(self) -> Location:
         """This location in its current version, if its store keeps versions of whole locations; else the location itself."""
         return self
@@ -346,6 +351,10 @@ class DirectoryLocation(Location):
     """
 
     only: str = ""
+
+    @property
+    def shown(self) -> str:
+        return os.path.join(self.url, self.only) if self.only else self.url  # noqa: PTH118  (the path as it was given)
 
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> DirectoryLocation:

@@ -122,5 +122,10 @@ def certain_bytes(job: StagedJob, done: int = 0) -> int:
 def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:
     known = {"steps": 0, "episodes": 0, "done_parts": 0, "parts": 0, **facts}
     return Estimate(
-        id=place.id, path=place.path, location=job.location.url, free_bytes=free_bytes(place.path), why=job.why, **known
+        id=place.id,
+        path=place.path,
+        location=job.location.shown,
+        free_bytes=free_bytes(place.path),
+        why=job.why,
+        **known,
     )

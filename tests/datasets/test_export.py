@@ -331,6 +331,9 @@ def test_arrays_in_memory(make: Any) -> None:
     for name, values in arrays.items():
         np.testing.assert_array_equal(values, dataset[name])
     assert list(dataset.to_numpy([("next", "reward"), "action"])) == ["next/reward", "action"]
+    below = dataset.to_numpy(["observation"])  # it returned dictionaries
+    assert set(below) == {"observation/pixels", "observation/state"} == set(dataset.to_numpy("observation"))
+    np.testing.assert_array_equal(below["observation/state"], dataset["observation/state"])
     with pytest.raises(rbdata.RbdataError, match="rewards"):
         dataset.to_numpy(["rewards"])
 

@@ -907,6 +907,14 @@ def test_own_files_are_not_taken_for_those_of_a_provider(tmp_path: Path, root: P
     assert len(dataset) == rows and dataset["next", "terminated"].sum() == 2
 
 
+def test_the_plan_names_the_file_that_is_read(tmp_path: Path) -> None:
+    """It named the folder in which the file lies."""
+    np.savez(tmp_path / "own.npz", **transitions())
+    plans: list[Any] = []
+    rbdata.convert(tmp_path / "own.npz", "my/own", listener=Listener(on_estimate=plans.append))
+    assert [plan.location for plan in plans] == [str(tmp_path / "own.npz")]
+
+
 def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_there(tmp_path, monkeypatch):
     """They were "complete", with the arrays of the first request."""
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root"))
