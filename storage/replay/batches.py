@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ...errors import UsageError
+from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
 from ..keywords import whole_number
@@ -345,10 +345,7 @@ class BatchReader:
             for key, value in together.info.items():
                 name, value = path_of(key), expand_to_records(value, self._tail)
                 window = columns.get(name) if shifted is not index else None
-                if window is not None and value.dtype == window.dtype == torch.bool and value.shape == window.shape:
-                    # A flag that a user's slices give is that of the step drawn; the window may end after it.
-                    value = value | window
-                columns[name] = value
+                columns[name] = value if window is None or window.dtype != torch.bool else _either(name, value, window)
             mark_slices(together, columns, self._tail)
         state_rows = self._state_rows(together, index, places) if self._states else None
         return Prepared(together, index, columns, places if self._places_late else None, state_rows)
@@ -529,6 +526,19 @@ def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:
     """Whether a key names the successors of a state leaf."""
     root = fields.get(key.removeprefix("next/"))
     return key.startswith("next/") and root is not None and root.leaf.kind == "state"
+
+
+def _either(name: str, drawn: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+    """A flag ``[B, *shape]`` that a user's sampler gave for the steps drawn, or that of the last steps of their windows.
+
+    ``drawn`` may have one value for each step, ``[B]`` or ``[B, 1]``. Raises SamplingError for other shapes.
+    """
+    if drawn.numel() == len(drawn):
+        drawn = drawn.reshape(len(drawn), *[1] * (window.ndim - 1))
+    elif drawn.shape != window.shape:
+        message = f"the sampler's info {name} has shape {list(drawn.shape)}, and the stored flag {list(window.shape)}"
+        raise SamplingError(message, hint="give one flag for each step, [N] or [N, 1]")
+    return drawn.bool() | window
 
 
 def _append(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -136,6 +136,28 @@ def test_slices_of_a_subclass_are_those_of_its_base(kind, options):
     assert (batches[0] == batches[1]).all()
 
 
+@pytest.mark.parametrize("shape", [[6], [6, 1], [6, 2]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
+def test_flags_of_any_shape_do_not_hide_the_end_of_a_window(shape, dtype):
+    class Own(rbdata.RandomSampler):
+        def sample(self, storage, batch_size):
+            cut = torch.zeros(shape, dtype=dtype)
+            cut[3] = 1
+            return torch.arange(6), {("next", "terminated"): torch.zeros_like(cut), ("next", "truncated"): cut}
+
+    buffer = rbdata.TensorDictReplayBuffer(
+        storage=rbdata.LazyTensorStorage(20), sampler=Own(), batch_size=6, n_step=3, end_key=("next", "done")
+    )
+    buffer.extend(rollout([3, 5]))
+    if shape == [6, 2]:
+        with pytest.raises(SamplingError, match="shape"):
+            buffer.sample()
+        return
+    after = buffer.sample()["next"]
+    assert after["terminated"].tolist() == after["done"].tolist() == [[True], [True], [True], [False], [False], [True]]
+    assert after["truncated"].tolist() == [[False], [False], [False], [True], [False], [False]]
+
+
 @pytest.mark.parametrize("order", ["sample, draw", "draw, sample"])
 def test_both_names_in_a_chain_of_classes(order):
     calls = []
