@@ -6,7 +6,7 @@ The content is the same in every process, and differs wherever the value does:
   the environment variables that it names.
 - An object is its class and its state, as ``pickle`` takes it (``__reduce_ex__``).
 - A local class (`source_files`) is its bases and attributes. A function or class of an installed package is its name.
-- Arrays and tensors are their dtype, shape and bytes.
+- Arrays and tensors are their dtype, shape and values; how these lie in memory does not count.
 
 A value that cannot be identified this way (an open file, a lock, a generator) is refused. Only globals of a local file may be
 such values: the file, whose hash is recorded too, decides how they are made.
@@ -416,9 +416,12 @@ class Content:
             self._put("dtype", repr(value), repr(value.metadata and sorted(value.metadata.items(), key=repr)))
         elif isinstance(value, numpy.generic):
             self._put("scalar", repr(value.dtype), value.tobytes())
+            if type(value) is not value.dtype.type:
+                self.add(type(value))
+                self._add_attributes(attributes_of(value))
         elif type(value) not in (numpy.ndarray, numpy.memmap):
             self._add_reduced(value)
-            self._add_attributes(getattr(value, "__dict__", {}))  # pickle leaves them out
+            self._add_attributes(attributes_of(value))  # pickle leaves them out
         else:
             self._is_known(id(value), value)
             self._put("array", repr(value.dtype), str(value.shape))
@@ -594,6 +597,12 @@ def _names_assigned(function: FunctionType) -> frozenset[str]:
 
 def _is_container(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots as well."""
+    slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
 def _without(state: Any, names: Collection[str]) -> Any:

@@ -126,6 +126,54 @@ def test_what_cannot_be_told_apart_is_refused(here):
     assert "inside the function" in error.hint
 
 
+class Unit(np.ndarray):
+    def __array_finalize__(self, other):
+        self.gain = getattr(other, "gain", 1.0)
+
+
+class UnitInSlot(np.ndarray):
+    __slots__ = ("gain",)
+
+
+class Number(np.float32):
+    pass
+
+
+def by_gain(td, w):
+    td["next", "reward"] = td["next", "reward"] * w.gain
+    return td
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: np.ones(2).view(Unit), lambda: np.ones(2).view(UnitInSlot), lambda: Number(1)]
+)
+@pytest.mark.parametrize("way", ["argument", "text", "inside", "closure"])
+def test_attributes_of_arrays_that_pickle_drops_are_refused(here, make, way):
+    """Workers would get the array with another gain, or without one."""
+    value = make()
+    value.gain = 3.0
+    write("gains.py", "def by_gain(td, w):\n    return td\n")
+    fn, args = {
+        "argument": (by_gain, {"w": value}),
+        "text": ("gains.py:by_gain", {"w": value}),
+        "inside": (by_gain, {"w": [{"a": value}]}),
+        "closure": (lambda td: by_gain(td, value), {}),
+    }[way]
+    with pytest.raises(UsageError, match="attributes that its pickle leaves out: gain"):
+        run(here, fn, args=args)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_an_argument_that_contains_itself_is_refused(here, kind):
+    value: Any = [1] if kind is list else {"a": 1}
+    if kind is list:
+        value.append(value)
+    else:
+        value["b"] = value
+    with pytest.raises(UsageError, match="contains itself"):
+        run(here, by_gain, args={"w": value})
+
+
 def test_a_dataset_as_an_argument(here):
     """By what it holds, wherever it is: it may be made again at its place."""
 

@@ -147,6 +147,24 @@ class Strange:
         raise RuntimeError(name)
 
 
+class Own(np.ndarray):
+    pass
+
+
+class InSlot(np.ndarray):
+    __slots__ = ("unit",)
+
+
+class Number(np.float64):
+    pass
+
+
+def array_of(kind, unit):
+    value = Number(1) if kind is Number else np.zeros(2).view(kind)
+    value.unit = unit
+    return value
+
+
 def generator():
     yield 1
 
@@ -175,6 +193,9 @@ UNLIKE = {
     "object arrays": (lambda: np.array([1, "a"], object), lambda: np.array([1, "b"], object)),
     "masked arrays": (lambda: np.ma.array([1, 2], mask=[0, 1]), lambda: np.ma.array([1, 2], mask=[1, 0])),
     "numpy generators": (lambda: np.random.default_rng(1), lambda: np.random.default_rng(2)),
+    "array subclasses with slots": (lambda: array_of(InSlot, 1), lambda: array_of(InSlot, 2)),
+    "array subclasses with attributes": (lambda: array_of(Own, 1), lambda: array_of(Own, 2)),
+    "scalar subclasses": (lambda: array_of(Number, 1), lambda: array_of(Number, 2)),
     "random states": (lambda: np.random.RandomState(1), lambda: np.random.RandomState(2)),
     "torch generators": (lambda: torch.Generator().manual_seed(1), lambda: torch.Generator().manual_seed(2)),
     "torch dtypes": (lambda: torch.float32, lambda: torch.float16),
