@@ -907,6 +907,16 @@ def test_own_files_are_not_taken_for_those_of_a_provider(tmp_path: Path, root: P
     assert len(dataset) == rows and dataset["next", "terminated"].sum() == 2
 
 
+@pytest.mark.parametrize("name", ["own.pkl", "own.pt"])
+def test_a_pickle_is_refused_by_its_name(name: str, tmp_path: Path, root: Path) -> None:
+    """Without a source it "does not say which source it is from", and not how to get rid of it."""
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=f"{name} is a pickle") as caught:
+        rbdata.convert(tmp_path / name, "my/own")
+    assert "save the arrays" in str(caught.value.hint)
+    assert not root.exists() or not list(root.rglob("rbdata.json"))
+
+
 def test_the_plan_names_the_file_that_is_read(tmp_path: Path) -> None:
     """It named the folder in which the file lies."""
     np.savez(tmp_path / "own.npz", **transitions())

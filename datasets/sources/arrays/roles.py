@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: The files that are read (`tables`).
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv")
 
+#: Those that are refused: reading them runs code.
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
+
 #: What an entry of a map may be: the name of an array or of a group of arrays, several names, a pattern with ``*``, or a
 #: number (of rewards). `tables.join_columns` makes a name of several.
 Given = str | Sequence[str] | float

@@ -35,10 +35,10 @@ class ArraysSource(Source):
     reads_any = True
 
     def recognises(self, path: Path) -> bool:
-        from .roles import SUFFIXES
+        from .roles import PICKLES, SUFFIXES
 
         if path.is_file():
-            return path.suffix.lower() in SUFFIXES
+            return path.suffix.lower() in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
         if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json")):
             return True
         return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.rglob("*"))

@@ -33,11 +33,10 @@ from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, open_parquet
 from ...formats.hdf5 import check_not_open, damage_reported
 from ...ingest.spaces import as_array
-from .roles import NAMES, SUFFIXES, ArrayInfo, Given
+from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given
 
 _HDF5 = (".h5", ".hdf5")
 _COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
-_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 _COPY_BYTES = 1 << 20
 #: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
@@ -237,7 +236,7 @@ def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     if path.is_dir():
         return _open_folder(path, scratch, files)
     suffix = path.suffix.lower()
-    if suffix in _PICKLES:
+    if suffix in PICKLES:
         message = f"{path.name} is a pickle, or may hold one: reading it would run whatever code it names"
         hint = 'where you trust it, load it yourself and save the arrays: numpy.savez("own.npz", observation=..., action=...)'
         raise UsageError(message, hint=hint)
