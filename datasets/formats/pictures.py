@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError, RbdataError
-from .limits import check_row_bytes
+from .limits import REFETCH, check_row_bytes
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -154,7 +154,7 @@ def _damage_reported(where: str, what: str = "is damaged") -> Iterator[None]:
     except RbdataError:
         raise
     except _UNSOUND as error:
-        raise CorruptSourceError(f"{where} {what}: {error}") from error
+        raise CorruptSourceError(f"{where} {what}: {error}", hint=REFETCH) from error
 
 
 def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> ImageFile:
@@ -175,18 +175,18 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
         try:
             return Image.open(io.BytesIO(data), formats=formats)
         except Image.DecompressionBombError as error:
-            raise CorruptSourceError(f"{where} {what}: {error}") from error
+            raise CorruptSourceError(f"{where} {what}: {error}", hint=REFETCH) from error
 
 
 def _check_segments(data: bytes, where: str) -> None:
     """Raise CorruptSourceError for more scans or segments than pictures have; Pillow checks everything else."""
     if data.count(_SCAN) > _MOST_SCANS:
-        raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SCANS} scans")
+        raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SCANS} scans", hint=REFETCH)
     at, found = len(_MAGIC) - 1, 0
     while data[at : at + 1] == b"\xff" and data[at : at + 2] != _SCAN:
         marker, found = data[at + 1 : at + 2], found + 1
         if found > _MOST_SEGMENTS:
-            raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SEGMENTS} segments")
+            raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SEGMENTS} segments", hint=REFETCH)
         at += 1 if marker == b"\xff" else 2  # a fill byte
         if marker not in _ALONE:
             at += int.from_bytes(data[at : at + 2], "big")

@@ -436,7 +436,7 @@ class EpisodeFilesJob(StagedJob):
         episodes: int = 0,
     ) -> None:
         super().__init__(name, location, options)
-        chosen = select_numbered(units, options.parts, self.title, "shard")
+        chosen = select_numbered({unit.number: unit for unit in units}, options.parts, self.title, "shard")
         stated = iter(resolve(location, [raw.item for unit in chosen for raw in unit.objects]))
         self.units = [
             replace(unit, objects=tuple(replace(raw, item=next(stated)) for raw in unit.objects)) for unit in chosen

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...errors import (
     DatasetExistsError,
@@ -170,32 +170,25 @@ def parse_numbers(
     return tuple(sorted(chosen))
 
 
-class _Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
+Piece = TypeVar("Piece")
 
 
-Numbered = TypeVar("Numbered", bound=_Numbered)
-
-
-def select_numbered(
-    there: Sequence[Numbered], numbers: Collection[int] | None, title: str, piece: str
-) -> list[Numbered]:
+def select_numbered(there: Mapping[int, Piece], numbers: Collection[int] | None, title: str, piece: str) -> list[Piece]:
     """The pieces of a dataset (``piece`` is what one is called) of these numbers, in their order; all for None.
 
     Raises UsageError for no number, ObjectNotFoundError for numbers of no piece.
     """
     if numbers is None:
-        return list(there)
-    hint = f"it has {format_numbers(sorted(one.number for one in there))}"
+        return list(there.values())
+    hint = f"it has {format_numbers(sorted(there))}"
     if not numbers:
         raise UsageError(f"no {piece}s of {title} are asked for", hint=hint)
-    absent = sorted(set(numbers).difference(one.number for one in there))
+    absent = sorted(set(numbers).difference(there))
     if absent:
         error = ObjectNotFoundError(f"{title} has no {piece} {', '.join(map(str, absent))}", hint=hint)
         error.partly_there = True
         raise error
-    return [one for one in there if one.number in numbers]
+    return [one for number, one in there.items() if number in numbers]
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         raw_object,
         units_of_files,
     )
-    from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject
+    from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject, StagedJob, count_notes, name_left_out
     from ..ingest.raw_files import WholeFileJob
     from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
     from ..ingest.trajectories import Column, TrajectoryWriter, resolve_transitions, reward_columns, to_rewards

@@ -200,7 +200,7 @@ class AtariJob(RunJob[Shard]):
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         super().__init__(name, location, shards, options)
-        chosen = select_numbered(shards, options.parts, self.title, self.piece)
+        chosen = select_numbered({one.number: one for one in shards}, options.parts, self.title, self.piece)
         for shard in chosen:
             if shard.missing:
                 message = f"shard {shard.number} of {self.title} lacks {', '.join(shard.missing)}"

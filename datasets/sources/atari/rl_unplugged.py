@@ -200,7 +200,7 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
-        chosen = select_numbered(files, options.parts, self.title, self.piece)
+        chosen = select_numbered({one.number: one for one in files}, options.parts, self.title, self.piece)
         self._check_complete()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
