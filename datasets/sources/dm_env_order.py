@@ -23,11 +23,13 @@ from ..ingest.episode_files import Episode, Rows
 
 def dm_env_episode(
     states: Mapping[str, Rows],
-    steps: Mapping[str, np.ndarray],
+    action: np.ndarray,
     rewards: np.ndarray,
+    discount: np.ndarray,
     counts: Counter[str],
+    where: str,
     *,
-    discount: np.ndarray | None = None,
+    steps: Mapping[str, np.ndarray] = {},
     terminal: np.ndarray | None = None,
     whole: bool = True,
 ) -> Episode:
@@ -35,16 +37,17 @@ def dm_env_episode(
 
     It terminated if its last row is ``terminal``, or has a ``discount`` of 0. Otherwise it was truncated, or, if the data do
     not hold its end (not ``whole``), cut. Such flags in rows before the last do not end it; they are counted as
-    ``inner_terminals``.
+    ``inner_terminals``. Raises CorruptSourceError, which names ``where``, for a discount of several numbers a row.
     """
-    ends = np.zeros(len(rewards), bool)
-    if discount is not None:
-        ends |= discount == 0
+    if discount.size != len(rewards):
+        raise CorruptSourceError(f"{where}: discount has the shape {list(discount.shape)}, not one number a row")
+    discount = discount.reshape(-1)
+    ends = discount == 0
     if terminal is not None:
         ends |= terminal != 0
     terminated = bool(len(ends) > 1 and ends[-1])
     counts["inner_terminals"] += int(np.count_nonzero(ends[1:-1]))
-    kept = {key: rows[1:] for key, rows in steps.items()}
+    kept = {key: rows[1:] for key, rows in {"action": action, "info/discount": discount, **steps}.items()}
     return Episode(states, kept, rewards[1:], terminated, whole and not terminated)
 
 

@@ -78,10 +78,6 @@ class ExorlReader(EpisodeReader):
         check_lengths(arrays, rows, archive.name)
         observation, action, discount = (arrays.pop(key) for key in ("observation", "action", "discount"))
         columns = arrays.pop("reward").reshape(rows, -1)
-        if discount.size != rows:
-            raise CorruptSourceError(
-                f"{archive.name}: discount has the shape {list(discount.shape)}, not one number a row"
-            )
         physics = arrays.pop("physics", None)
         names = _column_names(self.domain, columns.shape[1])
         if self.task in names:
@@ -92,21 +88,12 @@ class ExorlReader(EpisodeReader):
         else:
             rewards = columns[:, 0]
         raw.counts["reward_columns"] = len(names)
-        return dm_env_episode(
-            {
-                "observation": state_rows(observation),
-                **({} if physics is None else {"info/physics": state_rows(physics)}),
-            },
-            {
-                "action": action,
-                "info/discount": discount.reshape(rows),
-                **{f"info/reward/{name}": columns[:, number] for number, name in enumerate(names)},
-                **{f"info/{key}": values for key, values in sorted(arrays.items())},
-            },
-            rewards,
-            raw.counts,
-            discount=discount.reshape(rows),
-        )
+        steps = {f"info/reward/{name}": columns[:, number] for number, name in enumerate(names)}
+        steps |= {f"info/{key}": values for key, values in sorted(arrays.items())}
+        states = {"observation": state_rows(observation)}
+        if physics is not None:
+            states["info/physics"] = state_rows(physics)
+        return dm_env_episode(states, action, rewards, discount, raw.counts, archive.name, steps=steps)
 
 
 # -- rewards of tasks ----------------------------------------------------------------------------------------------------

@@ -78,15 +78,11 @@ def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
     action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", None)
     if discount is None:
         discount = 1 - terminal.astype(np.float32) if terminal is not None else np.ones(shape[0], np.float32)
+    states = {key: state_rows(arrays[key]) for key in sorted(arrays)}
+    states = {"image": LazyRows(dtype.name, shape[1:], archive.blocks("image")), **states}
     return dm_env_episode(
-        {
-            "observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image")),
-            **{f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)},
-        },
-        {"action": action, "info/discount": discount.astype(np.float32)},
-        reward,
-        raw.counts,
-        discount=discount,
+        {f"observation/{key}": rows for key, rows in states.items()},
+        *(action, reward, discount.astype(np.float32), raw.counts, raw.name),
         terminal=terminal,
     )
 
@@ -158,14 +154,9 @@ class _Shard:
         raw.counts["cut_beginnings"] += bool(self._types[low] != _FIRST)
         here = {key: values[low:high] for key, values in self._arrays.items()}
         action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
+        states = {f"info/{key}": state_rows(here[key]) for key in sorted(here)}
         return dm_env_episode(
-            {
-                "observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high)),
-                **{f"info/{key}": state_rows(here[key]) for key in sorted(here)},
-            },
-            {"action": action, "info/discount": discount.astype(np.float32)},
-            reward,
-            raw.counts,
-            discount=discount,
+            {"observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high)), **states},
+            *(action, reward, discount.astype(np.float32), raw.counts, self._name),
             whole=bool(self._types[high - 1] == _LAST),
         )

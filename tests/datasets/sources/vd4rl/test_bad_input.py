@@ -89,6 +89,7 @@ def test_a_place_without_the_data_is_named(tmp_path):
         ({"action": np.array([{}] * 5)}, "pickle"),
         ({"reward": np.full(5, np.nan)}, "not a finite number"),
         ({"reward": np.zeros((5, 2))}, r"x-4\.npz"),
+        ({"discount": np.ones((5, 2))}, r"x-4\.npz: discount has the shape \[5, 2\], not one number a row"),
     ],
 )
 def test_a_file_that_is_not_sound(tmp_path, changed, message):
@@ -115,6 +116,7 @@ def test_a_file_unlike_the_first_is_named(tmp_path):
         ({"step_type": None}, "has no step_type"),
         ({"step_type": np.array([0, 1, 3, 1, 2])}, "3 in row 2"),
         ({"reward": np.zeros(4)}, "reward has the shape"),
+        ({"discount": np.ones((5, 2))}, r"0\.hdf5: discount has the shape \[5, 2\], not one number a row"),
         ({"observation": np.zeros((5, 3, 8, 8))}, "not frames"),
         ({"action": np.array([b"a"] * 5)}, "not rows of numbers"),
     ],
