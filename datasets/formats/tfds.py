@@ -135,6 +135,11 @@ class Feature:
     classes: int | None = None
 
     @property
+    def is_number(self) -> bool:
+        """Whether a value is one number."""
+        return self.kind in ("numbers", "encoded") and self.items is None and self.shape in ((), (1,))
+
+    @property
     def has_bounds(self) -> bool:
         """Whether it states which values it has."""
         return (self.low, self.high, self.classes) != (None, None, None)

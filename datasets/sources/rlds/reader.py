@@ -52,6 +52,7 @@ from ...workers.task import Task
 
 LastRow = Literal["auto", "observation", "step"]
 _ENDS = ("is_last", "is_terminal")
+_FLAGS = tuple(f"{STEPS}/{name}" for name in _ENDS)
 _OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
     f"{STEPS}/{name}" for name in ("observation", "action", "reward", "discount")
 )
@@ -231,6 +232,9 @@ def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tu
         elif feature.kind == "text" and options["text"] == "omit":
             left_out[name] = "text, left out as asked"
     kept = tuple(feature for feature in features if names[feature.name] not in left_out)
+    odd = next((one.name for one in kept if one.name in (_REWARD, *_FLAGS) and not one.is_number), None)
+    if odd is not None:
+        raise UsageError(f"{odd} is not one number a step", hint=f"name {names[odd]} in --leave-out to read the rest")
     if not any(is_observation(short[feature.name]) for feature in kept):
         raise UsageError("no observation is left to store", hint=f"features: {', '.join(names.values())}")
     return kept, left_out
@@ -384,7 +388,7 @@ class RldsReader(EpisodeReader):
 
 
 #: Features that are read even if they do not become leaves.
-_READ = (_REWARD, _DISCOUNT, *(f"{STEPS}/{name}" for name in _ENDS))
+_READ = (_REWARD, _DISCOUNT, *_FLAGS)
 _LONGER = (
     "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave the feature out "
     "(--leave-out)"

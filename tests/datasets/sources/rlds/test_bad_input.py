@@ -7,6 +7,7 @@ import json
 import zlib
 
 import pytest
+import rbdata
 from PIL import Image
 from rbdata import api
 from rbdata.datasets.formats.tfds import parse_features
@@ -145,6 +146,25 @@ def test_options_that_name_nothing(tmp_path):
     folder = write(tmp_path / "raw")
     fails(folder, tmp_path, UsageError, "nothing", "observation/state", leave_out="nothing")
     fails(folder, tmp_path, UsageError, "no observation", leave_out="observation")
+
+
+@pytest.mark.parametrize(
+    "name, feature, values",
+    [
+        ("reward", tensor("float32", 2), [[1.0, 2.0]] * 3),
+        ("reward", sequence(tensor("float32")), [[1.0], [2.0, 3.0], []]),
+        ("reward", text(), ["a", "b", "c"]),
+        ("is_terminal", sequence(tensor("bool")), [[True], [], []]),
+        ("is_last", text(), ["a", "b", "c"]),
+    ],
+)
+def test_rewards_and_flags_that_are_not_numbers(tmp_path, name, feature, values):
+    features = {"steps": steps(observation=tensor("float32", 2), action=tensor("int64"), **{name: feature})}
+    rows = rows_of(3, observation=[[1.0, 2.0]] * 3, action=[1, 2, 0], **{name: values})
+    folder = write_folder(tmp_path / "raw", features, [({}, rows)])
+    fails(folder, tmp_path, UsageError, f"steps/{name} is not one number a step", f"name {name} in leave_out=")
+    made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, leave_out=name)
+    assert rbdata.open_dataset(made)["next/reward"].count_nonzero() == 0
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
