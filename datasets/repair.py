@@ -182,8 +182,11 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
     lineage = manifest.lineage or {}
     if lineage:
         origin = (lineage.get("input") or {}).get("id", "another dataset")
-        message = f"{manifest.id} was made by preprocess from {origin}: it cannot be fetched again"
-        raise DamagedDatasetError(message, hint="run preprocess again with --force, or name a mirror that holds a copy")
+        copied = [one.get("function") for one in lineage.get("functions") or ()] == ["rbdata:identity"]
+        made = f"saved from steps or episodes of {origin}" if copied else f"made by preprocess from {origin}"
+        again = "save it again with force=True" if copied else "run preprocess again with --force"
+        message = f"{manifest.id} was {made}: it cannot be fetched again"
+        raise DamagedDatasetError(message, hint=f"{again}, or name a mirror that holds a copy")
     try:
         source = catalogue.load_source(made_by)
     except RbdataError as error:

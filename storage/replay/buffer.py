@@ -44,7 +44,7 @@ from .arguments import (
 )
 from .batches import KeyWindows, NStep
 from .devices import check_device
-from .draw import draw_seed
+from .draw import check_generator, draw_seed
 from .iterable import ReplayIterable, ReplayMap
 from .locks import watch_forks
 from .online.conditional_update import ConditionalUpdateResult, update_records
@@ -380,10 +380,8 @@ class ReplayBuffer:
         if self._world > 1 and seed is None and not self._sampler.endless:
             message = f"{self._world} processes that share one pass must shuffle alike"
             raise UsageError(message, hint="give all of them the same seed")
+        check_generator(generator)
         self._rng_given = generator is not None
-        if generator is not None and generator.device.type != "cpu":
-            message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
-            raise UsageError(message, hint="give torch.Generator() without a device")
         if generator is None:
             own = draw_seed() if seed is None else seed
             # In data-parallel training each process draws its own numbers, and all processes share one order.

@@ -115,8 +115,16 @@ class Draw:
         return (torch.arange(self.length, device="cpu") < self.lengths[:, None]).reshape(-1)
 
 
+def check_generator(generator: torch.Generator | None) -> None:
+    """Raise UsageError for a generator of another device than the CPU."""
+    if generator is not None and generator.device.type != "cpu":
+        message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
+        raise UsageError(message, hint="give torch.Generator() without a device")
+
+
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """A seed from a generator; without one, from torch's global generator."""
+    check_generator(generator)
     return int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
 
 

@@ -22,7 +22,7 @@ from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_
 from .buffer import ReplayBuffer
 from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from
 from .devices import check_device, to_device
-from .draw import draw_seed, expand_to_records
+from .draw import check_generator, draw_seed, expand_to_records
 from .overrides import is_overridden
 from .pipeline import OrderState
 from .samplers.sampler import Sampler, fills_up
@@ -712,6 +712,7 @@ class ReplayBufferEnsemble:
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw members from this generator from now on; it also gives each member a seed."""
+        check_generator(generator)
         self._generator = make_generator(draw_seed()) if generator is None else generator
         for buffer in self.buffers:
             buffer.set_seed(draw_seed(self._generator))

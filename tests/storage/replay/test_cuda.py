@@ -488,6 +488,8 @@ def test_a_generator_of_the_device_is_refused(folder):
     generator = torch.Generator(DEVICE).manual_seed(0)
     with pytest.raises(UsageError, match="drawn on the CPU"):
         rbdata.load(folder, batch_size=4, generator=generator)
+    with pytest.raises(UsageError, match="drawn on the CPU"):
+        rbdata.ReplayBufferEnsemble(rbdata.load(folder), rbdata.load(folder), batch_size=4, generator=generator)
 
 
 def test_devices_that_are_not_there(folder):

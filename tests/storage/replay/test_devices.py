@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import rbdata
 import torch
+from rbdata.errors import UsageError
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 from torch.testing import assert_close
@@ -21,6 +25,18 @@ def test_devices(folder):
     meta = rbdata.load(folder, batch_size=4, device="meta", prefetch=1)
     assert meta.sample()["observation"].device.type == "meta"
     meta.close()
+
+
+def test_generators_of_other_devices_are_refused(folder):
+    generator: Any = SimpleNamespace(device=torch.device("cuda"))  # which torch cannot make without one
+    buffer = rbdata.load(folder, batch_size=4, seed=1)
+    ensemble = rbdata.ReplayBufferEnsemble(rbdata.load(folder), rbdata.load(folder), batch_size=4, seed=1)
+    for part in (buffer, ensemble):
+        with pytest.raises(UsageError, match="drawn on the CPU"):
+            part.set_rng(generator)
+        part.sample()
+    with pytest.raises(UsageError, match="drawn on the CPU"):
+        rbdata.ReplayBufferEnsemble(*ensemble.buffers, batch_size=4, generator=generator)
 
 
 @pytest.fixture
