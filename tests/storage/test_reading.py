@@ -390,12 +390,14 @@ def two_threads():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("method", "check"), [("fork", check_reads), ("spawn", check_reads), ("fork", check_decoding)])
+@pytest.mark.parametrize(
+    ("method", "check"), [("fork", check_reads), ("forkserver", check_reads), ("fork", check_decoding)]
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_in_child_processes(dataset, method, check, two_threads):
     """After a fork of a process whose decoders (and their threads) are warm, too."""
-    if (check is check_decoding or method == "spawn") and dataset.schema["observation"].codec != "zstd":
-        pytest.skip("only decoding has threads of its own; one spawned process is enough")
+    if (check is check_decoding or method != "fork") and dataset.schema["observation"].codec != "zstd":
+        pytest.skip("only decoding has threads of its own; one process that unpickles the dataset is enough")
     assert check_reads(dataset, EPISODES)
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -419,7 +421,7 @@ def test_in_threads(dataset):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_in_a_data_loader(dataset, workers):
     dataset[0]
-    # Importing torchrl.envs makes spawn the default, and each worker imports all of it; spawned readers are tested above.
+    # Importing torchrl.envs makes spawn the default, and each worker imports all of it; pickled datasets are tested above.
     how = {"multiprocessing_context": "fork"} if workers else {}
     loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=torch.stack, **how)
     assert_same(torch.cat(list(loader)), TRUTH)

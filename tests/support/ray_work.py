@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rbdata.datasets.workers.ray_cluster import RayEngine
 from rbdata.errors import FunctionError
 
 if TYPE_CHECKING:  # workers that die young need not import torch
@@ -71,6 +72,25 @@ class Ticking:
             file.write_text(repr(time.time()))
             time.sleep(0.001)
         return {}
+
+
+def leave_a_run(engine: RayEngine, folder: Path) -> None:
+    running: Any = engine.run(Ticking(folder), [Task(n) for n in range(9)], lambda progress: None)
+    assert next(running)[0] == 0
+    running.close()
+    left = time.time()
+    time.sleep(1)
+    assert list(folder.iterdir())
+    for file in folder.iterdir():
+        assert float(file.read_text() or 0) <= left
+    ((index, _),) = engine.run(square, [Task(1)], lambda progress: None)  # connects, or starts, again
+    assert index == 1
+
+
+def leave_a_run_of_its_own(folder: Path) -> None:
+    engine = RayEngine(2)
+    leave_a_run(engine, folder)
+    engine.close()
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def cut_short(columns):
 
 @plants("return_mismatch", severity="error", first=(2,), unit="episode")
 def stale_table(columns):
-    columns.returns = columns.table().returns
+    columns.returns = columns.table().returns.copy()
     columns.returns[2] += 5
 
 

@@ -181,7 +181,8 @@ def test_the_function_has_not_been_called_before(workers, tmp_path):
         return td.set("call", torch.full((len(td),), len(calls))).set_non_tensor("text", "same")
 
     data = TensorDict({"a": torch.arange(6.0)}, [6])
-    mapped = map_records(TensorStorage(data), number, tmp_path / "out", num_workers=workers, chunksize=2)
+    more = {"num_workers": workers, "chunksize": 2, "mp_start_method": "forkserver"}
+    mapped = map_records(TensorStorage(data), number, tmp_path / "out", **more)
     found = mapped.get(slice(None))
     assert found["call"].tolist() == [1, 1, 2, 2, 3, 3] and found["text"] == ["same"] * 6
 

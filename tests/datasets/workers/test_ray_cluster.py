@@ -17,7 +17,7 @@ import rbdata
 from paths import DATA, SUPPORT
 from preprocess_tools import check_files, every_other, lasting, make_input, noisy, plain, run, smaller
 from processes import RBDATA
-from ray_work import Slow, Task, Tasks, Ticking, always_dies, breaks, dies_once, doubled, fails, raises, square
+from ray_work import Slow, Task, Tasks, always_dies, breaks, dies_once, doubled, fails, leave_a_run, raises, square
 from rbdata.datasets.acquire import Listener, Request, download
 from rbdata.datasets.workers.engines import open_engine
 from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
@@ -109,32 +109,12 @@ def test_nothing_writes_when_a_run_was_left(engine, tmp_path, monkeypatch):
     leave_a_run(engine, tmp_path)
 
 
-def leave_a_run(engine, folder):
-    running = engine.run(Ticking(folder), [Task(n) for n in range(9)], lambda progress: None)
-    assert next(running)[0] == 0
-    running.close()
-    left = time.time()
-    time.sleep(1)
-    assert list(folder.iterdir())
-    for file in folder.iterdir():
-        assert float(file.read_text() or 0) <= left
-    assert indices(engine.run(square, [Task(1)], lambda progress: None)) == [1]  # connects, or starts, anew
-
-
 def test_nothing_writes_when_a_ray_of_its_own_was_left(tmp_path):
     # In another process: one program cannot be at home in two clusters, each with a token of its own.
-    code = (
-        "from pathlib import Path; import sys, test_ray_cluster as test; test.leave_a_run_of_its_own(Path(sys.argv[1]))"
-    )
-    here = os.pathsep.join([str(SUPPORT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    code = "from pathlib import Path; import sys, ray_work; ray_work.leave_a_run_of_its_own(Path(sys.argv[1]))"
+    here = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": here, "RAY_ADDRESS": "local"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120, env=environment)
-
-
-def leave_a_run_of_its_own(folder):
-    engine = RayEngine(2)
-    leave_a_run(engine, folder)
-    engine.close()
 
 
 def test_a_ray_that_the_program_uses_stays(cluster, engine):

@@ -106,7 +106,7 @@ def test_a_storage_that_does_not_fit_on_the_disk_is_not_loaded(tmp_path, monkeyp
 
 def test_what_was_written_survives_a_kill(tmp_path):
     """A process that writes and dies without a word leaves all rows of its finished writes."""
-    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(tmp_path / "ring",))
+    process = multiprocessing.get_context("forkserver").Process(target=write_and_die, args=(tmp_path / "ring",))
     process.start()
     process.join(60)
     assert process.exitcode == 9
