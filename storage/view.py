@@ -126,7 +126,10 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
     if numbers.size == 0 and numbers.dtype != bool:
         numbers = numbers.astype(np.int64)
     if numbers.ndim != 1:
-        raise UsageError(f"{what} are one-dimensional, not of shape {list(numbers.shape)}")
+        hint = (
+            "flatten it with .reshape(-1): flags have a second dimension of 1" if numbers.shape == (count, 1) else None
+        )
+        raise UsageError(f"{what} are one-dimensional, not of shape {list(numbers.shape)}", hint=hint)
     if numbers.dtype == bool:
         if len(numbers) != count:
             raise UsageError(f"a mask of {len(numbers)} does not fit {plural(count, what.removesuffix('s'))}")

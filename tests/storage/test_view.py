@@ -229,6 +229,12 @@ def test_wrong_selections(pair, wrong):
         pair[0].select(**wrong)
 
 
+def test_a_flag_is_no_mask_until_it_is_flat(pair):
+    with pytest.raises(UsageError, match="one-dimensional") as caught:
+        pair[0].select(steps=~pair[0]["next", "done"])
+    assert ".reshape(-1)" in str(caught.value.hint)
+
+
 def test_selections_are_given_in_any_way(pair):
     a, _ = pair
     mask = np.zeros(EPISODES, bool)

@@ -252,11 +252,13 @@ def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
 
 
 def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
-    if (path / "rbdata_storage.json").is_file():
+    in_checkpoint = (path / "storage_metadata.json").is_file()
+    if in_checkpoint or (path / "rbdata_storage.json").is_file():
         message = (
             f"{path.name} is the folder of a LazyMemmapStorage: it has rows that were never written, and is a ring"
         )
-        raise UsageError(message, hint="write a checkpoint with buffer.dumps(), and convert that")
+        hint = "write a checkpoint with buffer.dumps(), and convert that"
+        raise UsageError(message, hint=f"convert {path.parent}, the checkpoint" if in_checkpoint else hint)
     if (path / "meta.json").is_file():
         return [memory_table(read_memmap(path), path.name)]
     if (path / "storage" / "meta.json").is_file():
