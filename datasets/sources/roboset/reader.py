@@ -120,7 +120,7 @@ class _Trial:
         real = np.ones(self.rows, bool)
         for rows in actions:
             if rows.dtype.kind == "f":
-                real &= ~np.isnan(rows.reshape(len(rows), -1)).any(1)
+                real &= ~np.isnan(rows).any(tuple(range(1, rows.ndim)))
         rewards: np.ndarray = np.zeros(steps, np.float32)
         done: np.ndarray = np.zeros(steps, bool)
         usable: np.ndarray = real[:steps].copy()
@@ -132,7 +132,8 @@ class _Trial:
                 raise CorruptSourceError(
                     f"{self._where}: rewards is {list(self._read('rewards').shape)}, not one number a row"
                 )
-            done = (self._read("done")[1:].reshape(steps, -1) != 0).any(1)
+            flags = self._read("done")[1:] != 0
+            done = flags.any(tuple(range(1, flags.ndim)))
             usable &= np.isfinite(rewards)
         self._counts["given_up_steps"] += bool(self.rows and real[-1])
         self._counts["unusable_steps"] += int(np.count_nonzero(~usable))

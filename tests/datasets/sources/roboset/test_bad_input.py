@@ -87,3 +87,13 @@ def test_logs_without_trials_and_with_links(tmp_path):
     path.unlink()
     write(path)
     assert len(rbdata.open_dataset(rbdata.convert(path, "my/x", root=tmp_path / "root", source="roboset"))) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 0])
+def test_a_trial_without_a_step_is_left_out(tmp_path, rows):
+    """A log that was stopped at once has an observation, or nothing."""
+    short = {key: values[:rows] for key, values in trial().items()}
+    write(write(tmp_path / "raw" / "a.h5", **short), "Trial1")
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "raw", "my/x", root=tmp_path, source="roboset", procs=1))
+    assert dataset.episodes.length.tolist() == [4] and dataset["episode"].tolist() == [1] * 4
+    assert dataset.manifest.counts["empty_episodes"] == 1
