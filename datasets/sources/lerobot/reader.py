@@ -68,7 +68,11 @@ class LerobotReader(EpisodeReader):
                         feature = next(feature for feature in self.columns.values() if feature.name == key)
                         pixels = DEPTH if feature.depth else COLOUR
                         videos[key] = (span.path, Video(files[span.path].file, span.path, pixels))
-                yield raw, self._episode(one, table, {key: video for key, (_, video) in videos.items()}, raw)
+                if one.length:
+                    yield raw, self._episode(one, table, {key: video for key, (_, video) in videos.items()}, raw)
+                else:
+                    table.rows_of(one.number, 0, f"{one.data}: episode {one.number}")
+                    raw.counts["empty_episodes"] += 1
         finally:
             for _, video in videos.values():
                 video.close()

@@ -210,6 +210,25 @@ def test_listed_episodes_that_cannot_be_are_refused(raw, tmp_path, values, messa
         convert(raw, tmp_path / "root")
 
 
+@pytest.mark.parametrize("kind", ["image", "h264"])
+def test_an_episode_without_a_row_is_left_out(tmp_path, kind):
+    """A recording that was stopped at once; pictures have no size there."""
+    raw = tmp_path / "raw"
+    write(raw, {1: episode(5)}, cameras={FRONT: kind}, edit=lambda info: info.update(total_episodes=2))
+    records = lerobot_tools.read_episodes(raw)
+    if kind == "h264":
+        records[0][f"videos/{FRONT}/from_timestamp"] = 0.0
+    empty = {**records[0], "episode_index": 0, "length": 0}
+    empty.update({key: 0.0 for key in empty if key.endswith("to_timestamp")})
+    lerobot_tools.write_episodes(raw, [empty, *records])
+    dataset = rbdata.open_dataset(convert(raw, tmp_path / "root"))
+    assert dataset.episodes.length.tolist() == [4]
+    assert dataset.manifest.counts["empty_episodes"] == 1 and dataset.manifest.counts["steps_without_reward"] == 4
+    lerobot_tools.write_episodes(raw, [{**empty, "episode_index": 1}])
+    with pytest.raises(CorruptSourceError, match="has 5 rows, and 0 are listed"):
+        convert(raw, tmp_path / "other", episodes="1")
+
+
 def test_cells_that_are_empty_and_unknown_tasks_are_refused(tmp_path):
     write(tmp_path / "raw", {0: episode(4), 1: episode(4, 1)})
     file = tmp_path / "raw" / "data/chunk-000/file-000.parquet"
