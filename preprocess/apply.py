@@ -41,6 +41,7 @@ from tensordict import TensorDict, TensorDictBase
 from ..datasets.user_code.loading import by_content
 from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.user_code.source_files import is_installed_path
+from ..datasets.user_code.turns import own_turn
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
 from ..storage.dataset import Dataset
@@ -696,18 +697,19 @@ def _describe_input(given: _GivenShapes) -> str:
 
 @contextmanager
 def isolated(applier: Applier) -> Iterator[None]:
-    """Run the work of a chunk with one thread and without gradients.
+    """Run the work of a chunk with one thread of torch and without gradients, in one thread of the program at a time.
 
     Afterwards the state of the random generators, which the applier seeds, is restored, as are the settings that functions
     may have changed: with one process, that process is the caller's.
     """
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        with unchanged_program(), as_caller(applier.config.caller), torch.no_grad(), by_content():
-            torch.set_num_threads(1)
-            yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        applier.view.release()
+    with own_turn():
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        try:
+            with unchanged_program(), as_caller(applier.config.caller), torch.no_grad(), by_content():
+                torch.set_num_threads(1)
+                yield
+        finally:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+            applier.view.release()

@@ -6,6 +6,8 @@ import decimal
 import os
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from importlib import import_module
 from itertools import pairwise
@@ -766,6 +768,21 @@ def test_a_default_device_is_refused(shared):
         fails(shared, to_float, UsageError, "the default device of torch is meta")
     finally:
         torch.set_default_device(None)
+
+
+def test_runs_in_several_threads(shared):
+    """The global generators are the process's: each thread drew from what the others had seeded."""
+
+    def noise(td):
+        first = torch.randn(len(td)) + float(np.random.rand())
+        time.sleep(0.01)
+        td["noise"] = first + torch.randn(len(td)) + float(np.random.rand())
+        return td
+
+    expected = run(shared, noise, dest="set/alone", batch_size=8)["noise"]
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(run, shared, noise, dest=f"set/beside{number}", batch_size=8) for number in range(3)]
+    assert all(torch.equal(one.result()["noise"], expected) for one in made)
 
 
 def test_autocast_is_refused(shared):

@@ -29,6 +29,7 @@ from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ...ingest.spaces import as_array, cast
 from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
 from ...user_code.loading import load_module, note_opened_at_import
+from ...user_code.turns import own_turn
 from .environments import PYTHON, short_digest
 
 if TYPE_CHECKING:
@@ -288,18 +289,22 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generators of Python, numpy and torch start from a seed, for policies that draw from them; as before after."""
-    states = random.getstate(), np.random.get_state()
-    torch = sys.modules.get("torch")
-    torch_state = torch.random.get_rng_state() if torch else None
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    if torch:
-        torch.random.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    """The global generators of Python, numpy and torch start from a seed, for policies that draw from them; as before after.
+
+    One thread is in here at a time.
+    """
+    with own_turn():
+        states = random.getstate(), np.random.get_state()
+        torch = sys.modules.get("torch")
+        torch_state = torch.random.get_rng_state() if torch else None
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
         if torch:
-            torch.random.set_rng_state(torch_state)
+            torch.random.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            if torch:
+                torch.random.set_rng_state(torch_state)

@@ -82,7 +82,7 @@ class RecordTask:
         process = os.getpid()
         files = OpenedFiles([self.target.parent])
         try:
-            with staging_folder(self.target) as folder, importable(), seeded(self.given["seed"]), files:
+            with seeded(self.given["seed"]), staging_folder(self.target) as folder, importable(), files:
                 notes: list[str] = []
                 with ExitStack() as opened:
                     with heard(notes):

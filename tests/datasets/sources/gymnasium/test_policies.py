@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
+import torch
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
+from rbdata.datasets.sources.gymnasium.policy import seeded
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.errors import (
     DatasetExistsError,
@@ -341,3 +345,15 @@ def test_a_mirror_in_the_environment_is_no_matter(tmp_path, monkeypatch):
     monkeypatch.setenv("RBDATA_MIRROR", str(tmp_path / "mirror"))
     (tmp_path / "mirror").mkdir()
     assert len(record(tmp_path / "root", steps=10)) == 10
+
+
+def test_threads_take_turns_with_the_global_generators():
+    def draw(seed):
+        with seeded(seed):
+            first = np.random.rand()
+            time.sleep(0.02)
+            return first, np.random.rand(), torch.rand(1).item()
+
+    expected = [draw(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(draw, range(4))] == expected
