@@ -69,7 +69,7 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
         ends = np.append(starts[1:], steps) if len(starts) else ends
         cut = np.where(is_last, np.repeat(cut, pieces), True)
         added = np.where(is_last, np.repeat(added, pieces), True)
-        midway = np.where(within == 0, np.repeat(midway, pieces), False)
+        midway = np.repeat(midway, pieces) | (within > 0)
         returns = np.repeat(returns, pieces)
     returns = np.where(added, np.nan, returns)
     return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added, returns)

@@ -134,6 +134,13 @@ class TestUnread:
         slices = run(tmp_path, "rbdata:clip_rewards", "my/slices", source=source, read_options=ReadOptions(slice_len=3))
         assert int(slices.episodes.length.max()) == 3
         assert torch.equal(slices.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"])
+        table, pieces = slices.episodes, iter(slices.episodes)
+        for episode in Dataset(source).episodes:
+            for first in range(0, episode.length, 3):
+                piece = next(pieces)
+                assert piece.midway == (episode.midway or first > 0)
+                assert (piece.outcome == "cut") == (episode.outcome == "cut" or first + 3 < episode.length)
+        assert table.whole.sum() == (Dataset(source).episodes.whole & (Dataset(source).episodes.length <= 3)).sum()
         for made in (cut, slices, chain):
             assert verify(made.path).ok
 
