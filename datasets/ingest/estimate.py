@@ -108,6 +108,7 @@ def expect(job: StagedJob, place: DatasetPlace, done: int = 0) -> Estimate:
         done_parts=done,
         parts=job.parts(),
         part_names=expectation.part_names,
+        notes=expectation.notes,
         estimated=True,
     )
 

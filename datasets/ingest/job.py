@@ -116,7 +116,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A guess, for jobs that are staged, of the bytes still to be fetched and written.
+    """A guess, for jobs that are staged, of the bytes still to be fetched and written, and ``notes`` that are known already.
 
     ``disk_bytes`` are needed while it runs; ``stored_bytes`` of them stay, at least and at most (None: all of them), and
     ``certain_bytes`` of them are needed in any case (None: all of them).
@@ -129,6 +129,7 @@ class Expectation:
     part_names: Sequence[str]
     stored_bytes: tuple[int, int] | None = None
     certain_bytes: int | None = None
+    notes: Sequence[str] = ()
 
 
 class Job:

@@ -907,6 +907,18 @@ def test_own_files_are_not_taken_for_those_of_a_provider(tmp_path: Path, root: P
     assert len(dataset) == rows and dataset["next", "terminated"].sum() == 2
 
 
+def test_the_plan_says_what_is_assumed_and_left_out(tmp_path: Path) -> None:
+    """As `convert --dry-run` shows it; only the dataset said it."""
+    arrays = transitions()
+    arrays["done"] = arrays.pop("terminals") | arrays.pop("timeouts")
+    np.savez(tmp_path / "own.npz", **arrays, names=np.array(["a"] * N))
+    plans: list[Any] = []
+    made = rbdata.convert(tmp_path / "own.npz", "my/own", listener=Listener(on_estimate=plans.append))
+    assumed, left_out = plans[0].notes
+    assert assumed.startswith("done is taken as terminated") and left_out.startswith("Left out: names")
+    assert set(plans[0].notes) <= set(rbdata.open_dataset(made).manifest.notes)
+
+
 @pytest.mark.parametrize("name", ["own.pkl", "own.pt"])
 def test_a_pickle_is_refused_by_its_name(name: str, tmp_path: Path, root: Path) -> None:
     """Without a source it "does not say which source it is from", and not how to get rid of it."""

@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -184,7 +185,8 @@ class ArraysJob(RecordedJob):
         return sum(rows.steps for rows in every), sum(int((rows.last & rows.keep).sum()) for rows in every)
 
     def expect(self) -> Expectation:
-        return self.expect_rows(*self._counts)
+        expected = self.expect_rows(*self._counts)  # which looks at the arrays of all tables
+        return replace(expected, notes=self._notes({}))
 
     def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
         writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)
@@ -255,6 +257,9 @@ class ArraysJob(RecordedJob):
         return self._left_out
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
+        return self._notes(counts)
+
+    def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         notes = list(self._assumed)
         notes += count_notes(COUNTED, counts)
         if not isinstance(self.roles.reward, str):
