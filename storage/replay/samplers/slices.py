@@ -218,7 +218,7 @@ class SliceSampler(Sampler):
     def sampleable(self, storage: Storage, batch_size: int) -> int:
         try:
             return self.pool(storage, self.shape(batch_size)[1]).total
-        except (SamplingError, UsageError):  # no records, no edges, no episode that is long enough
+        except SamplingError:  # no records, or no episode that is long enough
             return 0
 
     def shape(self, batch_size: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from rbdata.storage.replay import (
     CompressedListStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
+    ReplayBufferEnsemble,
     RoundRobinWriter,
     Sequence,
     SliceSampler,
@@ -298,3 +299,15 @@ def test_slices_that_are_copied_stay_whole():
     buffer = prefill_replay_buffer(looking_ahead(LazyTensorStorage(8)), source, 6, chunk_size=2)
     time = buffer[:]["t"]
     assert torch.equal(torch.tensor(returns(buffer))[::2], (2 * time[::2] + 1).float())
+
+
+def test_members_out_of_order_are_not_left_out_of_an_ensemble():
+    """By ``p="sampleable"`` they would have no share: only members that are too small have none."""
+    made = lambda: SliceSampler(slice_len=2, end_key=("next", "done"))  # noqa: E731
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(7), batch_size=2, sampler=made()) for _ in range(2)]
+    for member in members:
+        member.extend(steps(*range(9)))
+    ensemble = ReplayBufferEnsemble(*members, p="sampleable", batch_size=4, num_buffer_sampled=2)
+    ensemble.sample()
+    move(members[1], 4)
+    assert refuses_slices(ensemble)
