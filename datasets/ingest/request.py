@@ -180,7 +180,7 @@ def select_numbered(there: Mapping[int, Piece], numbers: Collection[int] | None,
     """
     if numbers is None:
         return list(there.values())
-    hint = f"it has {format_numbers(sorted(there))}"
+    hint = f"it has {format_numbers(sorted(there)) or 'none'}"
     if not numbers:
         raise UsageError(f"no {piece}s of {title} are asked for", hint=hint)
     absent = sorted(set(numbers).difference(there))
