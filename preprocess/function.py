@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..datasets.user_code.identity import (
     Content,
     Identity,
-    attributes_of,
+    LostAttributesError,
+    check_attributes,
     content_hash,
     defining_module,
     global_reads,
@@ -243,7 +244,7 @@ class Function:
             try:
                 payload = _pickle(_without_arguments(given) if callable(given) else len, objects)
                 together = payload if callable(given) else None
-            except _LostAttributesError:
+            except LostAttributesError:
                 raise
             except UsageError:  # they are used as they are
                 pass
@@ -420,7 +421,7 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
             payload = _pickled(fn, importable)
             if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
                 return payload if objects is None else _pickled((fn, objects), importable)
-        except _LostAttributesError:
+        except LostAttributesError:
             raise
         except Exception as error:
             problem = error
@@ -440,22 +441,6 @@ def _local_module(value: Any) -> ModuleType | None:
     return module if _is_importable(module.__name__) else None
 
 
-class _LostAttributesError(UsageError):
-    """Workers would get an array without its attributes."""
-
-
-def _check_attributes(value: Any) -> None:
-    """Raise UsageError for an array or a scalar of the user's class whose attributes NumPy's pickle leaves out."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.memmap):
-        return
-    kind, base = type(value), numpy.ndarray if isinstance(value, numpy.ndarray) else numpy.generic
-    if kind.__reduce__ is base.__reduce__ and kind.__reduce_ex__ is base.__reduce_ex__ and attributes_of(value):
-        message = f"the class {kind.__qualname__} has attributes that its pickle leaves out: {', '.join(attributes_of(value))}"
-        hint = "pass them as arguments beside a plain array, or give the class a __reduce__ that keeps them"
-        raise _LostAttributesError(message, hint=hint)
-
-
 def _pickled(value: Any, importable: Collection[str]) -> bytes:
     """Pickle functions by value, but classes of the modules ``importable`` by name: copied classes would differ from the
     classes of the arguments."""
@@ -467,7 +452,7 @@ def _pickled(value: Any, importable: Collection[str]) -> bytes:
 
     class Pickler(cloudpickle.CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
-            _check_attributes(obj)
+            check_attributes(obj)
             if isinstance(obj, type) and obj.__module__ in importable and "<locals>" not in obj.__qualname__:
                 return NotImplemented
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:

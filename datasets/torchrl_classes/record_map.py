@@ -32,6 +32,7 @@ from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
 from ..sources.gymnasium.policy import seeded
+from ..user_code.identity import check_attributes
 from ..user_code.loading import unpickled_copy
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
@@ -192,15 +193,27 @@ def map_records(
 
 def _pickled(work: _Map) -> bytes:
     """The work by value, with the function's module where a fresh process would not find that (notebooks, tests)."""
+    import io
+
     import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):
+        def reducer_override(self, obj: Any) -> Any:
+            check_attributes(obj)
+            return super().reducer_override(obj)
+
+    def dumps() -> bytes:
+        file = io.BytesIO()
+        Pickler(file).dump(work)
+        return file.getvalue()
 
     module = sys.modules.get(getattr(work.fn, "__module__", None) or "")
     top = "" if module is None else module.__name__.partition(".")[0]
     if module is None or top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):
-        return cloudpickle.dumps(work)
+        return dumps()
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(work)
+        return dumps()
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 

@@ -418,10 +418,10 @@ class Content:
             self._put("scalar", repr(value.dtype), value.tobytes())
             if type(value) is not value.dtype.type:
                 self.add(type(value))
-                self._add_attributes(attributes_of(value))
+                self._add_attributes(_attributes_of(value))
         elif type(value) not in (numpy.ndarray, numpy.memmap):
             self._add_reduced(value)
-            self._add_attributes(attributes_of(value))  # pickle leaves them out
+            self._add_attributes(_attributes_of(value))  # pickle leaves them out
         else:
             self._is_known(id(value), value)
             self._put("array", repr(value.dtype), str(value.shape))
@@ -599,10 +599,26 @@ def _is_container(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes))
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
     """The attributes of an object, those in slots as well."""
     slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+
+
+class LostAttributesError(UsageError):
+    """Workers would get an array without its attributes."""
+
+
+def check_attributes(value: Any) -> None:
+    """Raise UsageError for an array or a scalar of the user's class whose attributes NumPy's pickle leaves out."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.memmap):
+        return
+    kind, base = type(value), numpy.ndarray if isinstance(value, numpy.ndarray) else numpy.generic
+    if kind.__reduce__ is base.__reduce__ and kind.__reduce_ex__ is base.__reduce_ex__ and _attributes_of(value):
+        message = f"the class {kind.__qualname__} has attributes that its pickle leaves out: {', '.join(_attributes_of(value))}"
+        hint = "pass them as arguments beside a plain array, or give the class a __reduce__ that keeps them"
+        raise LostAttributesError(message, hint=hint)
 
 
 def _without(state: Any, names: Collection[str]) -> Any:

@@ -121,6 +121,26 @@ def test_the_first_frames_changed_in_place(tmp_path):
     assert storage.get(slice(None))["next", "b"].all()
 
 
+class Scaled(np.ndarray):
+    """An array whose scale its pickle leaves out."""
+
+    scale = 1.0
+
+
+def test_an_array_that_would_lose_its_attributes_is_refused(tmp_path):
+    weights = np.ones(1).view(Scaled)
+    weights.scale = 3.0
+    fn = partial(scaled, weights)
+    mapped = map_records(TensorStorage(data()), fn, tmp_path / "here", num_workers=0)
+    assert torch.equal(mapped[:]["a"], 3 * data()["a"])
+    with pytest.raises(UsageError, match="leaves out: scale"):
+        map_records(TensorStorage(data()), fn, tmp_path / "there", num_workers=1, mp_start_method="forkserver")
+
+
+def scaled(weights, td):
+    return td.set("a", td["a"] * int(weights.scale))
+
+
 def test_what_cannot_be_mapped(tmp_path):
     for storage, fn, more, words in (
         (TensorStorage(data()), lambda batch: batch[:0], {}, "for record 0"),
