@@ -195,7 +195,9 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_folder, (self.path.absolute(), self._check, None, self.manifest.content)
+        kind, opened = type(self), ("path", "manifest", "_check", "_table", "_rows")
+        own = {name: value for name, value in vars(self).items() if name not in opened and not hasattr(Dataset, name)}
+        return open_folder, (self.path.absolute(), self._check, None, self.manifest.content, kind), own or None
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -464,16 +466,21 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
 
 
 def open_folder(
-    path: str | os.PathLike[str], check: bool = False, derive: Derivation | None = None, content: str | None = None
+    path: str | os.PathLike[str],
+    check: bool = False,
+    derive: Derivation | None = None,
+    content: str | None = None,
+    kind: type[Dataset] = Dataset,
 ) -> Dataset:
     """A dataset folder as a `Dataset`.
 
     ``check``: reads raise DamagedDatasetError, naming the file and the block, for bytes that changed. The first pass takes as
     much longer as `verify` takes, later passes no longer. ``derive``: a module-level function (or a `functools.partial` of one,
     so that the dataset can be pickled) that returns the rows to read by; the manifest states the stored leaves. ``content``:
-    the expected content. Raises UsageError if the folder holds a dataset with other content.
+    the expected content. ``kind``: a subclass, whose ``__init__`` is not called. Raises UsageError if the folder holds a
+    dataset with other content.
     """
-    opened = object.__new__(Dataset)
+    opened = object.__new__(kind)
     opened._open(Path(path), check)
     if content not in (None, opened.manifest.content):
         message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
@@ -528,6 +535,8 @@ class DatasetView(Dataset):
         keys: Literal["all", "common"] = "all",
         marked: bool = False,
     ) -> None:
+        for member in members:
+            member._check_reading()
         self.members, self._segments, self._keys, self._marked = tuple(members), segments, keys, marked
         schema = Schema(tuple(common_leaves(self.members, keys)))
         self._table = make_table(self.members, self._segments)
@@ -540,6 +549,7 @@ class DatasetView(Dataset):
         self.path = self.members[0].path
 
     def _view(self, segments: Segments) -> DatasetView:
+        self._check_reading()
         # a view of the members, so that reads do not go through two views
         return DatasetView(self.members, segments.within(self._segments), self._keys, self._marked)
 

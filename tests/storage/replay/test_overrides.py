@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -740,7 +742,7 @@ def test_a_class_that_is_changed_after_its_first_use(monkeypatch):
 
 
 def test_a_dataset_that_reads_otherwise_is_refused(tmp_path):
-    """Batches, functions and exports read leaves, not ``dataset[i]``."""
+    """Batches, functions, exports and views read leaves, not ``dataset[i]``."""
 
     class Shifted(rbdata.Dataset):
         def __getitem__(self, key):
@@ -752,14 +754,34 @@ def test_a_dataset_that_reads_otherwise_is_refused(tmp_path):
 
     folder = write_dataset(tmp_path, make_episodes([3, 5]))
     rbdata.load(Named(folder), batch_size=4).sample()
-    for shifted in (Shifted(folder), Shifted(folder).select(episodes=[1]), rbdata.concat([folder, Shifted(folder)])):
-        for use in (
-            lambda: rbdata.load(shifted, batch_size=4),  # noqa: B023
-            lambda: rbdata.preprocess(shifted, lambda td: td, dest="my/out", root=tmp_path),  # noqa: B023
-            lambda: rbdata.export(shifted, tmp_path / "out.npz", "npz"),  # noqa: B023
-        ):
-            with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
-                use()
+    shifted = Shifted(folder)
+    for use in (
+        lambda: rbdata.load(shifted, batch_size=4),
+        lambda: rbdata.preprocess(shifted, lambda td: td, dest="my/out", root=tmp_path),
+        lambda: rbdata.export(shifted, tmp_path / "out.npz", "npz"),
+        lambda: shifted.select(episodes=[1]),
+        lambda: rbdata.concat([folder, shifted]),
+    ):
+        with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
+            use()
+
+
+class Scaled(rbdata.Dataset):
+    factor = 2.0
+
+    def __init__(self, folder, factor):
+        super().__init__(folder)
+        self.factor = factor
+
+    def __getitem__(self, key):
+        return super().__getitem__(key).apply(lambda leaf: leaf * self.factor)
+
+
+def test_copies_of_a_dataset_that_reads_otherwise(tmp_path):
+    """In a loader's workers as well: they got a plain dataset."""
+    dataset = Scaled(write_dataset(tmp_path, make_episodes([3, 5])), 3.0)
+    for one in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert (one[2:6] == dataset[2:6]).all() and type(one) is Scaled
 
 
 def test_a_buffer_that_reads_otherwise_as_a_map():
