@@ -78,7 +78,8 @@ def root(providers, tmp_path_factory) -> Path:
         rbdata.download("gymnasium/CartPole-v1", root=root, steps=2000)
         for copy in ("d4rl/antmaze-umaze-v2", "d4rl/hopper-medium-replay-v2", "my/maze"):
             shutil.copytree(root / "d4rl/hopper-medium-v2", root / copy)
-        rbdata.preprocess("Pong/5", in_colour, dest="my/colour", root=root, procs=1)
+        first = rbdata.open_dataset("Pong/5", root=root).select(steps=slice(0, 2000))
+        rbdata.preprocess(first, in_colour, dest="my/colour", root=root, procs=1)
     return root
 
 
