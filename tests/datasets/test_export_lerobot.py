@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import rbdata
 from PIL import Image
+from processes import run_forked
 from rbdata import cli
 from rbdata.datasets.export import write_export
 from rbdata.errors import DatasetExistsError, DiskSpaceError, ExportWarning, MissingExtraError, UsageError
@@ -368,7 +369,7 @@ write_export(rbdata.open_dataset("my/x"), sys.argv[1], "lerobot", report=lambda 
 
 def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path: Path) -> None:
     dataset = make(episodes(pixels=True))
-    subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path / "out")], check=False)
+    assert run_forked(_KILLED, str(tmp_path / "out")) == -signal.SIGKILL
     (left,) = tmp_path.glob("*out*")
     assert left.name.startswith(".out.")
     assert_same(back(export(dataset, tmp_path / "out", frames="image")), dataset)

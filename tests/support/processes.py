@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +15,26 @@ import psutil
 
 #: The installed command ``rbdata``, run by this interpreter.
 RBDATA = [sys.executable, "-c", "import sys; from rbdata.cli import main; sys.argv[0] = 'rbdata'; main()"]
+
+
+def run_forked(code: str, *arguments: str) -> int:
+    """Run ``code``, with arguments in ``sys.argv``, in a process forked from one that has torch loaded; returns its exit code.
+
+    For code that needs a process of its own, and a fresh interpreter would not show more.
+    """
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_execute, args=(code, arguments, dict(os.environ)))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def _execute(code: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv[1:] = arguments
+    exec(code, {"__name__": "__main__"})
 
 
 def start_interruptible(command: Sequence[str], **settings: Any) -> subprocess.Popen[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import pytest
 from preprocess_tools import make_input, run
+from processes import run_forked
 from rbdata.preprocess.function import content_hash, identify
 from rbdata.preprocess.functions import BUILTIN, find_builtin
 from rbdata.preprocess.functions.traits import recorded_identity
@@ -15,6 +14,8 @@ from rbdata.preprocess.functions.traits import recorded_identity
 
 def test_names_are_functions_whatever_is_imported_first():
     code = """
+import sys
+assert "rbdata.preprocess" not in sys.modules
 import rbdata.preprocess.functions.rewards, rbdata.preprocess.functions as functions
 from rbdata.preprocess.functions.episodes import subsample as direct
 from rbdata.preprocess.functions import clip_rewards, subsample, to_float
@@ -23,7 +24,7 @@ for name in functions.BUILTIN:
 assert direct is subsample and callable(clip_rewards) and callable(to_float)
 assert callable(rbdata.preprocess) and rbdata.preprocess.functions is functions
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert run_forked(code) == 0
 
 
 @pytest.mark.parametrize("name", [name for name in BUILTIN if recorded_identity(name)])
