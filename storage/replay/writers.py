@@ -301,6 +301,9 @@ class RoundRobinWriter(Writer):
 
     def read(self, folder: Path) -> dict[str, Any]:
         record = read_json(folder / "metadata.json")
+        if "rank_key" in record:
+            message = f"{folder} holds the state of a TensorDictMaxValueWriter, whose rows are not in order of time"
+            raise UsageError(message, hint="make the buffer with such a writer")
         state: dict[str, Any] = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
         if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
             raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")

@@ -230,6 +230,21 @@ def test_the_order_is_saved(storage, way, tmp_path):
     assert returns(after) == [47, 49, 51, 26, 41, 43, 45]
 
 
+def test_torchrl_checkpoints_of_the_highest_values(tmp_path):
+    theirs = pytest.importorskip("torchrl.data")
+    before = theirs.TensorDictReplayBuffer(
+        storage=theirs.LazyTensorStorage(7), writer=theirs.TensorDictMaxValueWriter("t"), batch_size=2
+    )
+    before.extend(steps(*range(9)))
+    before.extend(steps(20, 21))
+    before.dumps(tmp_path / "checkpoint")
+    after = looking_ahead(LazyTensorStorage(7), writer=TensorDictMaxValueWriter("t"))
+    after.loads(tmp_path / "checkpoint")
+    assert refuses(after)
+    with pytest.raises(UsageError, match="TensorDictMaxValueWriter"):
+        looking_ahead(LazyTensorStorage(7)).loads(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize("way", ["state", "folder"])
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_ring_in_a_larger_storage(storage, way, tmp_path):
