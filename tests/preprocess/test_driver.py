@@ -53,7 +53,7 @@ class TestSameBytes:
         codec = "zstd" if layout == "zstd" else "raw"
         whole, lengths = plain(Dataset(source), fn, per, BATCH)
         made = []
-        for procs, engine in engines.items():
+        for procs in (1, 2, 5) if layout == "zstd" else (1, 2):  # once per function
             dataset = run(
                 tmp_path / str(procs),
                 fn,
@@ -62,10 +62,10 @@ class TestSameBytes:
                 batch_size=BATCH,
                 procs=procs,
                 codec=codec,
-                open_engine=engine,
+                open_engine=engines[procs],
             )
             made.append(lasting(dataset.path))
-        assert made[0] == made[1] == made[2]
+        assert all(one == made[0] for one in made)
         check_files(dataset.path, whole, lengths)
         assert dataset.episodes.length.tolist() == lengths
         assert verify(dataset.path).ok
