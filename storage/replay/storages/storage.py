@@ -218,15 +218,20 @@ class Storage(Saved):
 
     def _ordered_after(self, rows: Sequence[int] | torch.Tensor, end: int, set_cursor: bool) -> int:
         """`ordered` once these rows along the first dimension are written, the last of which lies before ``end``."""
-        if not len(rows) or (not set_cursor and end <= self.filled):  # records are changed where they are
+        if not set_cursor and end <= self.filled:  # records are changed where they are
             return self.ordered
-        consecutive = len(rows) == 1 or (isinstance(rows, range) and rows.step == 1)
-        if not consecutive and bool(((np.diff(np.asarray(rows)) - 1) % self.capacity).any()):
-            return 0
-        follows = int(rows[0]) == (self.cursor if self.is_full else self.filled)
+        if isinstance(rows, range) and rows.step == 1:  # torch.compile knows neither len nor elements of a range
+            first, count = rows.start, rows.stop - rows.start
+        elif not len(rows):
+            return self.ordered
+        else:
+            first, count = int(rows[0]), len(rows)
+            if count > 1 and bool(((np.diff(np.asarray(rows)) - 1) % self.capacity).any()):
+                return 0
+        follows = first == (self.cursor if self.is_full else self.filled)
         if not set_cursor:  # the next record is written where it would have been
             return end if follows and self.newest < 0 and self.in_order else 0
-        return min(self.capacity, len(rows) + (self.ordered if follows else 0))
+        return min(self.capacity, count + (self.ordered if follows else 0))
 
     def _ordered_here(self, filled: int, newest: int, ordered: int | None) -> int:
         """`ordered` for contents of another storage, which keep the numbers of their rows; None if it stated none."""

@@ -327,10 +327,11 @@ class TensorStorage(Storage):
             self._warn_once(f"records come without {', '.join(map(path_of, missing))}: zeros are stored")
             for key in missing:
                 self._data.get(key)[cursor] = 0
-        self.ordered = self._ordered_after(rows, end, set_cursor)
+        ordered = self._ordered_after(rows, end, set_cursor)
         self._count[FILLED] = max(self.filled, end)
         if set_cursor:
             self._count[NEWEST] = int(rows[-1])
+        self.ordered = ordered
         self._count[VERSION] += 2
 
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any, Any, int]:

@@ -12,6 +12,7 @@ from rbdata.storage.replay import (
     CompressedListStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
     Sequence,
@@ -326,3 +327,19 @@ def test_members_out_of_order_are_not_left_out_of_an_ensemble():
     ensemble.sample()
     move(members[1], 4)
     assert refuses_slices(ensemble)
+
+
+def test_writing_inside_a_compiled_function() -> None:
+    """As TorchRL's test_extend_sample_recompile; what rows are in order is counted there too."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+
+    def extend_and_sample(data: torch.Tensor) -> torch.Tensor:
+        buffer.extend(data)
+        return buffer.sample()
+
+    compiled = torch.compile(extend_and_sample, backend="eager")
+    for number in range(4):
+        data = torch.arange(3.0) + 3 * number
+        assert torch.isin(compiled(data), torch.arange(3.0 * (number + 1))).all()
+    assert buffer[:].tolist() == [8.0, 9.0, 10.0, 11.0, 4.0, 5.0, 6.0, 7.0]
+    assert buffer.storage.in_order
