@@ -152,8 +152,10 @@ def numbers(values: np.ndarray) -> Pieces:
 
 
 def _varints(values: np.ndarray) -> bytes:
-    """Whole numbers, seven bits a byte, the lowest first."""
+    """Whole numbers ``[n]``, int64, each as `_varint` encodes it."""
     bits = values.view(np.uint64)
+    if (bits < 128).all():  # flags, and most discrete actions
+        return bits.astype(np.uint8).tobytes()
     lengths = 1 + sum((bits >= np.uint64(1 << 7 * place)).astype(np.int64) for place in range(1, 10))
     out = np.empty((len(bits), 10), np.uint8)
     for place in range(10):
@@ -162,10 +164,19 @@ def _varints(values: np.ndarray) -> bytes:
     return out[np.arange(10) < lengths[:, None]].tobytes()
 
 
+def _varint(value: int) -> bytes:
+    """A number that is not negative, seven bits a byte, the lowest first."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def _field(number: int, content: Pieces) -> Pieces:
     """A length-delimited field; empty content is none."""
-    head = _varints(np.array([number << 3 | 2, sum(map(len, content))], np.int64))
-    return [head, *content]
+    return [_varint(number << 3 | 2) + _varint(sum(map(len, content))), *content]
 
 
 def _write_record(file: io.BufferedWriter, payload: Pieces) -> int:
