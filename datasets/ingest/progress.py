@@ -1,8 +1,8 @@
 """The progress of a run, for the command line and for Python.
 
-A `Display` turns the events of a `Listener` into phases and shares done; a derived class draws them. `Tally` has the work done
-and left, the rate and the time left. `progress_listener` draws the bar of `rbdata.download` and the like: on a terminal
-(stderr) and in a notebook. The displays of the command line are in `cli.progress`.
+A `Display` turns the events of a `Listener` into phases and shares done; a derived class draws them. `Tally` counts finished
+and remaining work, and estimates the rate and the remaining time. `progress_listener` draws the bar that Python functions such
+as `rbdata.download` show, on a terminal (stderr) or in a notebook. The displays of the command line are in `cli.progress`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Display:
         pass
 
     def listener(self) -> Listener:
-        """The events that the display shows; it prints no output of workers."""
+        """The events that the display shows. It leaves the output of workers to another listener (`both`)."""
         return Listener(
             on_stage=self.phase,
             on_planned=lambda done, total: self.counted("planning", done, total, f"{done} of {total} raw files read"),

@@ -21,7 +21,7 @@ from ....errors import CorruptSourceError
 from ...formats.hdf5 import ChunkedRows, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
 from ...formats.npz import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, state_rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
 from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
 
 if TYPE_CHECKING:
@@ -78,13 +78,10 @@ def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
     action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", None)
     if discount is None:
         discount = 1 - terminal.astype(np.float32) if terminal is not None else np.ones(shape[0], np.float32)
-    states = {key: state_rows(arrays[key]) for key in sorted(arrays)}
-    states = {"image": LazyRows(dtype.name, shape[1:], archive.blocks("image")), **states}
-    return dm_env_episode(
-        {f"observation/{key}": rows for key, rows in states.items()},
-        *(action, reward, discount.astype(np.float32), raw.counts, raw.name),
-        terminal=terminal,
-    )
+    discount = discount.astype(np.float32)
+    states: dict[str, Rows] = {"observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image"))}
+    states |= {f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)}
+    return dm_env_episode(states, action, reward, discount, raw.counts, raw.name, terminal=terminal)
 
 
 def _check_frames(dtype: np.dtype, shape: tuple[int, ...], where: str) -> None:
@@ -153,10 +150,8 @@ class _Shard:
     def episode(self, low: int, high: int, raw: RawInput) -> Episode:
         raw.counts["cut_beginnings"] += bool(self._types[low] != _FIRST)
         here = {key: values[low:high] for key, values in self._arrays.items()}
-        action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
-        states = {f"info/{key}": state_rows(here[key]) for key in sorted(here)}
-        return dm_env_episode(
-            {"observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high)), **states},
-            *(action, reward, discount.astype(np.float32), raw.counts, self._name),
-            whole=bool(self._types[high - 1] == _LAST),
-        )
+        action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount").astype(np.float32)
+        states: dict[str, Rows] = {"observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high))}
+        states |= {f"info/{key}": state_rows(here[key]) for key in sorted(here)}
+        whole = bool(self._types[high - 1] == _LAST)
+        return dm_env_episode(states, action, reward, discount, raw.counts, self._name, whole=whole)
