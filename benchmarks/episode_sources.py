@@ -1,9 +1,9 @@
-"""Sources whose raw files hold whole episodes: rates beside a plain reader, two processes, and memory at ten times the data.
+"""Sources whose raw files hold whole episodes: rates beside a plain reader, several processes, memory at ten times the data.
 
     python benchmarks/episode_sources.py                       # 10,000 frames (100,000 states) a source, and a tenth of them
-    python benchmarks/episode_sources.py --only vd4rl-64 exorl --frames 50000
+    python benchmarks/episode_sources.py --only vd4rl-64 exorl --frames 50000 --procs 1 2 4
 
-For each source: seconds of `rbdata convert` with one and with two processes (whole commands, imports included), those of the
+For each source: seconds of `rbdata convert` with each number of processes (whole commands, imports included), those of the
 plain reader (every array read with NumPy, h5py or PyAV and thrown away, as the providers' own loaders do before they copy),
 and the peak of anonymous memory for a tenth of the data and for all of them. Frames are those of
 a camera that moves over a texture: random pixels would measure the compressor only.
@@ -211,6 +211,7 @@ def data_of(name: str, frames: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=10_000)
+    parser.add_argument("--procs", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES))
     options = parser.parse_args()
@@ -218,20 +219,17 @@ def main() -> None:
     for name in options.only:
         source = SOURCES[name]
         small, large = data_of(name, options.frames // 10), data_of(name, options.frames)
-        rivals = {
-            "plain": partial(measure, source.read, large),
-            "one": partial(convert, large, source.name, 1),
-            "two": partial(convert, large, source.name, 2),
-        }
+        rivals = {"plain": partial(measure, source.read, large)}
+        rivals |= {str(procs): partial(convert, large, source.name, procs) for procs in options.procs}
         found = {way: median(costs) for way, costs in interleave(rivals, options.repeats).items()}
-        tenth = convert(small, source.name, 1)
-        one, two, plain = found["one"], found["two"], found["plain"]
-        print(
-            f"{name:10} plain reader {plain.wall:.1f} s, convert {one.wall:.1f} s ({plain.wall / one.wall:.2f}x; "
-            f"{one.cpu / one.wall:.2f} cores), two processes {two.wall:.1f} s ({one.wall / two.wall:.2f}x of one; "
-            f"{two.cpu / two.wall:.2f} cores); anonymous memory {size(tenth.anonymous)} for a tenth, "
-            f"{size(one.anonymous)} for all, {size(two.anonymous)} with two processes"
-        )
+        tenth = convert(small, source.name, options.procs[0])
+        plain, first = found.pop("plain"), found[str(options.procs[0])]
+        print(f"{name}: plain reader {plain.wall:.1f} s; anonymous memory for a tenth {size(tenth.anonymous)}")
+        for procs, cost in found.items():
+            print(
+                f"    {procs} processes: {cost.wall:.1f} s ({first.wall / cost.wall:.2f}x, {plain.wall / cost.wall:.2f} of the "
+                f"plain reader's rate, {cost.cpu / cost.wall:.2f} cores), anonymous memory {size(cost.anonymous)}"
+            )
 
 
 if __name__ == "__main__":
