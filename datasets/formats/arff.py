@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -189,21 +190,16 @@ class ArffTable:
     def _column(self, index: int, values: Sequence[str | None], numbers: Sequence[int]) -> ColumnValues:
         attribute = self.attributes[index]
         if attribute.kind == "numeric":
-            try:
+            with suppress(TypeError, ValueError):
                 text = "".join(values)  # type: ignore[arg-type]
-                if text.isascii() and "_" not in text:
+                if text.isascii() and "_" not in text:  # Python accepts other digits, and 1_000
                     return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
-                raise ValueError("ARFF does not accept this number, though Python does")
-            except (TypeError, ValueError):
-                pairs = zip(values, numbers)
-                return np.array([self._number(value, number, attribute) for value, number in pairs], np.float64)
+            return np.array([self._number(*pair, attribute) for pair in zip(values, numbers)], np.float64)
         if attribute.kind == "nominal":
             codes = self._codes[index]
-            try:
+            with suppress(KeyError):
                 return np.array([codes[value] for value in values], np.int64)  # type: ignore[index]
-            except KeyError:
-                pairs = zip(values, numbers)
-                return np.array([self._code(value, number, attribute, codes) for value, number in pairs], np.int64)
+            return np.array([self._code(*pair, attribute, codes) for pair in zip(values, numbers)], np.int64)
         return None
 
     def _number(self, value: str | None, number: int, attribute: Attribute) -> float:
@@ -232,11 +228,9 @@ def _first_text(groups: Sequence[Any]) -> str:
     single, double, plain = groups
     if plain is not None:
         return plain.rstrip()
-    return _ESCAPE.sub(_unescape, single if single is not None else double)
 
+    def unescaped(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPED.get(code, code)
 
-def _unescape(match: re.Match[str]) -> str:
-    code = match[1]
-    if len(code) == 5:
-        return chr(int(code[1:], 16))
-    return _ESCAPED.get(code, code)
+    return _ESCAPE.sub(unescaped, single if single is not None else double)

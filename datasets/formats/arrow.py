@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ from .limits import REFETCH, check_rows
 _FOOTER_BYTES = 16 << 20
 #: Metadata that `datasets.export` writes: for a table, and for a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
+
+
+def require_pyarrow(message: str, instead: str = "") -> None:
+    """Raise MissingExtraError with this message where pyarrow is not installed; ``instead`` ends its hint."""
+    if find_spec("pyarrow") is None:
+        raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'" + instead)
 
 
 def is_exported(path: Path) -> bool:
@@ -51,8 +58,7 @@ def damage_reported(name: str, what: str = "cannot be read") -> Iterator[None]:
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        message = f"{name} {what}: {str(error)[:200]}"
-        raise CorruptSourceError(message, hint=REFETCH) from error
+        raise CorruptSourceError(f"{name} {what}: {str(error)[:200]}", hint=REFETCH) from error
 
 
 class ArrowFile:
@@ -72,20 +78,21 @@ class ArrowFile:
         wanted = [number for number, field in enumerate(self.schema) if pyarrow.types.is_primitive(field.type)]
         smallest = pyarrow.ipc.IpcReadOptions(included_fields=wanted[:1])
         counted = pyarrow.ipc.open_file(source, options=smallest)
-        lengths = [counted.get_batch(number).num_rows for number in range(counted.num_record_batches)]
-        self._ends = list(accumulate(lengths))
-        self.rows = self._ends[-1] if lengths else 0
+        batches = map(counted.get_batch, range(counted.num_record_batches))
+        self._ends = list(accumulate(batch.num_rows for batch in batches))
+        self.rows = self._ends[-1] if self._ends else 0
         self._open: tuple[int, Any] | None = None
 
     def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
         """Rows ``low..high-1`` of a column, or of a field of its structs, as arrays of up to ``at_once`` rows."""
-        number = bisect_right(self._ends, low)
-        while low < min(high, self.rows):
-            batch, first = self._batch(number), self._ends[number - 1] if number else 0
-            column = inner_field(batch.column(path[0]), path[1:])
-            for begin in range(low, min(high, self._ends[number]), at_once):
-                yield column.slice(begin - first, min(at_once, min(high, self._ends[number]) - begin))
-            low, number = self._ends[number], number + 1
+        high = min(high, self.rows)
+        while low < high:
+            number = bisect_right(self._ends, low)
+            column = inner_field(self._batch(number).column(path[0]), path[1:])
+            first, end = self._ends[number - 1] if number else 0, min(high, self._ends[number])
+            for begin in range(low, end, at_once):
+                yield column.slice(begin - first, min(at_once, end - begin))
+            low = end
 
     def _batch(self, number: int) -> Any:
         if self._open is None or self._open[0] != number:
@@ -130,8 +137,7 @@ def parquet_records(data: bytes, name: str, without: str | None = None) -> list[
             raise CorruptSourceError(f"{name} has columns of the same name")
         table = file.read(columns=names, use_threads=False)
         table.validate(full=True)
-        found: list[dict[str, Any]] = table.to_pylist()
-    return found
+        return table.to_pylist()
 
 
 class ParquetRows:
@@ -151,16 +157,15 @@ class ParquetRows:
 
         Reading the next rows is cheap; any other range is read from the start of the row group that holds ``low``.
         """
-        at, left, batches = self._cursors.pop(path, (self.rows + 1, None, iter(())))
+        at, left, batches = self._cursors.pop(path, (self.rows + 1, (), iter(())))
         group = bisect_right(self._ends, low)
         first = self._ends[group - 1] if group else 0
         if at > low or at < first:
-            groups = range(group, len(self._ends))
-            names = [".".join(path)]
+            groups, names = range(group, len(self._ends)), [".".join(path)]
             batches = self._file.iter_batches(batch_size=at_once, row_groups=groups, columns=names, use_threads=False)
-            at, left = first, None
+            at, left = first, ()
         while at < high:
-            if left is None or not len(left):
+            if not len(left):
                 batch = next(batches, None)
                 if batch is None:
                     raise CorruptSourceError(f"{self._name} holds {at} rows, {self.rows} are stated")
@@ -228,15 +233,11 @@ class ParquetTable:
     """
 
     def __init__(self, path: Path, name: str, nominal: Mapping[str, tuple[str, ...] | None]) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            message = "reading Parquet needs pyarrow, which is not installed"
-            raise MissingExtraError(
-                message, hint="pip install 'rbdata[parquet]', or use the ARFF file: --format arff"
-            ) from error
-        self._name, self._pyarrow = name, pyarrow
+        missing = "reading Parquet needs pyarrow, which is not installed"
+        require_pyarrow(missing, ", or use the ARFF file: --format arff")
+        import pyarrow
+
+        self._name, self._types = name, pyarrow.types
         with damage_reported(name, "is not a Parquet file"):
             try:
                 # Texts as codes: a table may repeat one that is as long as the file.
@@ -254,20 +255,13 @@ class ParquetTable:
         used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
         with damage_reported(self._name, "is damaged"):
             for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
-                # Names with dots also select nested columns.
-                names = batch.schema.names
                 left -= batch.num_rows
-                yield [
-                    self._column(
-                        attribute, batch.column(names.index(attribute.name)) if attribute.name in used else None
-                    )
-                    for attribute in self.attributes
-                ]
+                yield [self._column(attribute, batch) for attribute in self.attributes]
         if left:
             raise CorruptSourceError(f"{self._name} holds {self.rows - left} rows, {self.rows} are stated")
 
     def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
-        types = self._pyarrow.types
+        types = self._types
         if column.name in nominal or types.is_boolean(column.type):
             values = nominal.get(column.name) or (("false", "true") if types.is_boolean(column.type) else None)
             if values is None:
@@ -279,14 +273,16 @@ class ParquetTable:
             return Attribute(column.name, "numeric")
         return Attribute(column.name, "string")
 
-    def _column(self, attribute: Attribute, values: Any) -> ColumnValues:
+    def _column(self, attribute: Attribute, batch: Any) -> ColumnValues:
         if attribute.kind == "string":
             return None
+        # By place: names with dots also select nested columns.
+        values = batch.column(batch.schema.names.index(attribute.name))
         if attribute.kind == "numeric":
             return np.array([np.nan if value is None else float(value) for value in values.to_pylist()], np.float64)
         codes = {value: code for code, value in enumerate(attribute.values)}
         folded = {value.lower(): code for value, code in codes.items()}
-        if not self._pyarrow.types.is_dictionary(values.type):
+        if not self._types.is_dictionary(values.type):
             return np.array([self._code(value, attribute, codes, folded) for value in values.to_pylist()], np.int64)
         values.validate(full=True)
         places = values.indices.to_pylist()

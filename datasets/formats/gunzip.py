@@ -32,7 +32,9 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     source = (chunk[at : at + _GIVEN] for chunk in chunks for at in range(0, len(chunk), _GIVEN))
     data = _at_least(source, b"", len(MAGIC))
     if not data.startswith(MAGIC):
-        raise CorruptSourceError(_not_gzip(name, data), hint=_REFETCH)
+        held = "it holds an unpacked .npy file" if data.startswith(b"\x93N") else f"it begins with {data[:8]!r}"
+        message = f"{name} is not gzip although named so: {held}" if data else f"{name} is empty"
+        raise CorruptSourceError(message, hint=_REFETCH)
     while data.startswith(MAGIC):
         member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         while not member.eof:
@@ -55,20 +57,9 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 
 def _at_least(source: Iterator[bytes], data: bytes, count: int) -> bytes:
-    while len(data) < count:
-        more = next(source, b"")
-        if not more:
-            break
+    while len(data) < count and (more := next(source, b"")):
         data += more
     return data
-
-
-def _not_gzip(name: str, data: bytes) -> str:
-    if not data:
-        return f"{name} is empty"
-    if data.startswith(b"\x93N"):
-        return f"{name} is not gzip although named so: it holds an unpacked .npy file"
-    return f"{name} is not gzip although named so: it begins with {data[:8]!r}"
 
 
 _REFETCH = "the copy at the source or mirror is damaged; try another mirror"

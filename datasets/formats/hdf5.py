@@ -179,7 +179,9 @@ class ChunkedRows:
         if self._filters is None:
             return plain_bools(self._dataset[low:high])
         size = self._dataset.chunks[0]
-        self._start(low // size, (min(high + self._ahead, len(self._dataset)) - 1) // size)
+        for strip in range(low // size, (min(high + self._ahead, len(self._dataset)) - 1) // size + 1):
+            if strip not in self._strips:
+                self._strips[strip] = list(self._chunks(strip))
         out = np.empty((high - low, *self._dataset.shape[1:]), self._dataset.dtype)
         for strip in range(low // size, (high - 1) // size + 1):
             first = strip * size
@@ -199,26 +201,17 @@ class ChunkedRows:
             with damage_reported(self._name):
                 yield self.read(first, min(first + size, high))
 
-    def _start(self, first: int, last: int) -> None:
-        """Begin to unpack the strips (all chunks of some rows) whose unpacking has not begun yet."""
-        for strip in range(first, last + 1):
-            if strip not in self._strips:
-                self._strips[strip] = list(self._chunks(strip))
-
     def _chunks(self, strip: int) -> Iterator[tuple[tuple[slice, ...], Future[np.ndarray]]]:
-        """The chunks of a strip, being unpacked, with the cells of the other dimensions that each of them holds."""
-        shape, chunks = self._dataset.shape, self._dataset.chunks
-        counts = [-(-size // chunk) for size, chunk in zip(shape[1:], chunks[1:])]
-        for place in product(*map(range, counts)):
-            offset = (strip * chunks[0], *(at * chunk for at, chunk in zip(place, chunks[1:])))
-            ends = [min(at + chunk, size) for at, chunk, size in zip(offset[1:], chunks[1:], shape[1:])]
-            cells = tuple(slice(at, end) for at, end in zip(offset[1:], ends))
-            inside = tuple(slice(0, c.stop - c.start) for c in cells)
+        """The chunks of a strip (some rows), being unpacked, with the cells of the other dimensions that each of them holds."""
+        shape, (rows, *chunks) = self._dataset.shape[1:], self._dataset.chunks
+        for corner in product(*(range(0, size, chunk) for size, chunk in zip(shape, chunks))):
+            cells = tuple(slice(at, min(at + chunk, size)) for at, chunk, size in zip(corner, chunks, shape))
+            what = (strip * rows, *corner), tuple(slice(0, cell.stop - cell.start) for cell in cells)
             if self._pool is not None:
-                yield cells, self._pool.submit(self._unpack, offset, inside)
+                yield cells, self._pool.submit(self._unpack, *what)
             else:
                 done: Future[np.ndarray] = Future()
-                done.set_result(self._unpack(offset, inside))
+                done.set_result(self._unpack(*what))
                 yield cells, done
 
     def _unpack(self, offset: tuple[int, ...], inside: tuple[slice, ...]) -> np.ndarray:

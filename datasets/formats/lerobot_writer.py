@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,13 +34,7 @@ _MOST_VALUES = 4096
 _KEPT = 256
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 #: Columns that every dataset has, which the writer fills.
-OWN = {
-    "timestamp": "float32",
-    "frame_index": "int64",
-    "episode_index": "int64",
-    "index": "int64",
-    "task_index": "int64",
-}
+OWN = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,17 @@ class LerobotFolder:
         inside = [column for column in (*self._columns, *self._own) if column.kind != "video"]
         schema = pyarrow.schema([_arrow_field(column, pyarrow) for column in inside])
         self._listed_schema = self._episode_schema(pyarrow)
-        self._data = _tables(folder / "data", schema, _GROUP_BYTES)
-        self._listed = _tables(folder / "meta" / "episodes", self._listed_schema, 1 << 20)
-        self._videos = {
-            column.name: _videos(folder / "videos" / column.name, column.shape, fps)
-            for column in self._columns
-            if column.kind == "video"
-        }
+        self._data = _NumberedFiles(
+            folder / "data", ".parquet", _DATA_BYTES, partial(_ParquetFile, schema=schema, group_bytes=_GROUP_BYTES)
+        )
+        open_list = partial(_ParquetFile, schema=self._listed_schema, group_bytes=1 << 20)
+        self._listed = _NumberedFiles(folder / "meta" / "episodes", ".parquet", _DATA_BYTES, open_list)
+        self._videos: dict[str, _NumberedFiles] = {}
+        for column in self._columns:
+            if column.kind == "video":
+                open_file = partial(VideoWriter, height=column.shape[0], width=column.shape[1], fps=fps)
+                files = _NumberedFiles(folder / "videos" / column.name, ".mp4", _VIDEO_BYTES, open_file)
+                self._videos[column.name] = files
 
     def __enter__(self) -> LerobotFolder:
         return self
@@ -120,10 +119,8 @@ class LerobotFolder:
 
         found: dict[str, list[Stats]] = {name: [] for name in self._stats}
         pictures, tasks, done = sampled(length), dict[int, None](), 0
-        place = {
-            "data": self._data.place(),
-            **{f"videos/{name}": files.place() for name, files in self._videos.items()},
-        }
+        place = {"data": self._data.place()}
+        place |= {f"videos/{name}": files.place() for name, files in self._videos.items()}
         begins = {name: files.frames for name, files in self._videos.items()}
         for given in blocks:
             count = len(given["task_index"])
@@ -206,8 +203,8 @@ class LerobotFolder:
     def _episode_schema(self, pyarrow: Any) -> Any:
         whole = pyarrow.int64()
         fields = [("episode_index", whole), ("tasks", pyarrow.list_(pyarrow.string())), ("length", whole)]
-        fields += [("data/chunk_index", whole), ("data/file_index", whole)]
-        fields += [("dataset_from_index", whole), ("dataset_to_index", whole)]
+        places = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
+        fields += [(name, whole) for name in places]
         for column in self._columns:
             if column.kind == "video":
                 at = f"videos/{column.name}"
@@ -218,10 +215,9 @@ class LerobotFolder:
                 kind = pyarrow.float64()
                 for _ in range(column.stats_depth):
                     kind = pyarrow.list_(kind)
-                named = [(name, kind) for name in ("min", "max", "mean", "std", *QUANTILES)]
-                fields += [
-                    (f"stats/{column.name}/{name}", of) for name, of in (*named, ("count", pyarrow.list_(whole)))
-                ]
+                at = f"stats/{column.name}"
+                fields += [(f"{at}/{name}", kind) for name in ("min", "max", "mean", "std", *QUANTILES)]
+                fields.append((f"{at}/count", pyarrow.list_(whole)))
         fields += [("meta/episodes/chunk_index", whole), ("meta/episodes/file_index", whole)]
         return pyarrow.schema(fields)
 
@@ -231,14 +227,8 @@ _PANDAS = {
     "index_columns": ["task"],
     "column_indexes": [],
     "columns": [
-        {
-            "name": "task_index",
-            "field_name": "task_index",
-            "pandas_type": "int64",
-            "numpy_type": "int64",
-            "metadata": None,
-        },
-        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
+        {"name": name, "field_name": name, "pandas_type": pandas, "numpy_type": numpy, "metadata": None}
+        for name, pandas, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     ],
 }
 
@@ -303,15 +293,6 @@ class _NumberedFiles:
         if self._opened is not None:
             self._opened.abandon()
             self._opened = None
-
-
-def _tables(folder: Path, schema: Any, group_bytes: int) -> _NumberedFiles:
-    return _NumberedFiles(folder, ".parquet", _DATA_BYTES, lambda path: _ParquetFile(path, schema, group_bytes))
-
-
-def _videos(folder: Path, shape: tuple[int, ...], fps: float) -> _NumberedFiles:
-    height, width, _ = shape
-    return _NumberedFiles(folder, ".mp4", _VIDEO_BYTES, lambda path: VideoWriter(path, height, width, fps))
 
 
 class _ParquetFile:

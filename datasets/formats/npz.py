@@ -22,27 +22,17 @@ _SUFFIX = ".npy"
 _BLOCK_BYTES = 4 << 20
 
 
-class NpzArchive:
-    """The arrays of an archive by name; ``source`` is its file, or its bytes. ``name`` is what errors call it.
+class NpzArchive(ZipArchive):
+    """A zip archive whose arrays are read by name (``keys``).
 
-    Raises CorruptSourceError for other files, and later where an array is read that is damaged, asks for pickle, or
-    declares more than the bytes of the archive justify.
+    Raises CorruptSourceError where an array is read that is damaged, asks for pickle, or declares more than the bytes of the
+    archive justify.
     """
 
     def __init__(self, source: Path | bytes, name: str) -> None:
-        self._archive = ZipArchive(source, name)
-        self._left = most_unpacked(self._archive.size)
-        self.name = name
-        self.keys = [member.removesuffix(_SUFFIX) for member in self._archive.members if member.endswith(_SUFFIX)]
-
-    def __enter__(self) -> NpzArchive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._archive.close()
-
-    def close(self) -> None:
-        self._archive.close()
+        super().__init__(source, name)
+        self._left = most_unpacked(self.size)
+        self.keys = [member.removesuffix(_SUFFIX) for member in self.members if member.endswith(_SUFFIX)]
 
     def head(self, key: str) -> tuple[np.dtype, tuple[int, ...]]:
         """The dtype, in native byte order, and the shape that an array declares."""
@@ -55,7 +45,7 @@ class NpzArchive:
         declared = stream.rows * stream.row_bytes
         if declared > self._left:
             declares = f"declares {stream.dtype} {list(stream.shape)}"
-            raise CorruptSourceError(f"{self.name}: {key} {declares}, in an archive of {self._archive.size} bytes")
+            raise CorruptSourceError(f"{self.name}: {key} {declares}, in an archive of {self.size} bytes")
         self._left -= declared
         return plain_bools(stream.array())
 
@@ -71,10 +61,10 @@ class NpzArchive:
 
     def _open(self, key: str) -> NpyStream:
         where = f"{self.name}: {key}"
-        stream = NpyStream(self._archive.stream(key + _SUFFIX), None, where)
+        stream = NpyStream(self.stream(key + _SUFFIX), None, where)
         if stream.dtype.kind not in "biuf" or 0 in stream.shape or math.prod(stream.shape) > 1 << 62:
             raise CorruptSourceError(f"{where} holds {stream.dtype} {list(stream.shape)}, not rows of numbers")
-        check_rows(stream.rows, self._archive.size, where)
+        check_rows(stream.rows, self.size, where)
         return stream
 
 

@@ -56,23 +56,11 @@ class _Array:
         self.value = dtype.array(data, shape, "F" if is_fortran else "C")
 
 
-class _ArrayType:
-    """Stands for ``numpy.ndarray``, of which only the name is needed."""
-
-
-def _from_buffer(data: Any, dtype: _Dtype, shape: Any, order: str, *_: object) -> np.ndarray:
-    return dtype.array(data, shape, order)
-
-
-def _scalar(dtype: _Dtype, data: bytes) -> Any:
-    return dtype.array(data, (1,), "C")[0]
-
-
 _NAMES: dict[str, Any] = {
     "_reconstruct": lambda *_: _Array(),
-    "_frombuffer": _from_buffer,
-    "scalar": _scalar,
-    "ndarray": _ArrayType,
+    "_frombuffer": lambda data, dtype, shape, order, *_: dtype.array(data, shape, order),
+    "scalar": lambda dtype, data: dtype.array(data, (1,), "C")[0],
+    "ndarray": object,  # only its name is needed
     "dtype": _Dtype,
 }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import CorruptSourceError, MissingExtraError, RbdataError
+from ...errors import CorruptSourceError, RbdataError
 from .limits import REFETCH, check_row_bytes
 
 if TYPE_CHECKING:
@@ -135,47 +135,37 @@ def _values(image: ImageFile, channels: int, dtype: np.dtype) -> np.ndarray | No
     """The values, None for a picture of another kind."""
     if dtype == np.uint16:
         return np.asarray(image).astype(np.uint16) if channels == 1 and image.mode in _DEEP else None
-    stored = 4 if dtype == np.float32 else channels
-    mode, others = _MODES[stored]
-    if image.mode == mode:
-        values = np.asarray(image)
-    elif image.mode in others and dtype == np.uint8:
-        values = np.asarray(image.convert(mode))
-    else:
+    mode, others = _MODES[4 if dtype == np.float32 else channels]
+    if image.mode != mode and (image.mode not in others or dtype != np.uint8):
         return None
+    values = np.asarray(image if image.mode == mode else image.convert(mode))
     return np.ascontiguousarray(values).view("<f4") if dtype == np.float32 else values
 
 
 @contextmanager
 def _damage_reported(where: str, what: str = "is damaged") -> Iterator[None]:
     """Turn Pillow's errors about a picture into a CorruptSourceError."""
+    from PIL.Image import DecompressionBombError
+
     try:
         yield
     except RbdataError:
         raise
-    except _UNSOUND as error:
+    except (*_UNSOUND, DecompressionBombError) as error:
         raise CorruptSourceError(f"{where} {what}: {error}", hint=REFETCH) from error
 
 
 def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> ImageFile:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{where} is a picture, and Pillow is not installed", hint="pip install pillow"
-        ) from error
+    from PIL import Image
+
     if is_jpeg(data):
         _check_segments(data, where)
     wanted = " or ".join(formats)
     other = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
     if other and other not in formats:
         raise CorruptSourceError(f"{where} is a {other}, not a {wanted}", hint=f"write it as {wanted}, {_LEAVE_OUT}")
-    what = f"is not a valid {wanted}"
-    with _damage_reported(where, what):
-        try:
-            return Image.open(io.BytesIO(data), formats=formats)
-        except Image.DecompressionBombError as error:
-            raise CorruptSourceError(f"{where} {what}: {error}", hint=REFETCH) from error
+    with _damage_reported(where, f"is not a valid {wanted}"):
+        return Image.open(io.BytesIO(data), formats=formats)
 
 
 def _check_segments(data: bytes, where: str) -> None:

@@ -65,8 +65,8 @@ def _unfiltered(scanlines: np.ndarray) -> np.ndarray:
     """Undo the filters of all rows, stacked vertically; uint8 ``[n, 85, 84]``."""
     from PIL import Image
 
-    rows = scanlines.shape[0] * scanlines.shape[1]
-    tall = _png(SIDE, rows, zlib.compress(scanlines.data, 0))
+    pixels = _chunk(b"IDAT", zlib.compress(scanlines.data, 0))
+    tall = _head(scanlines.shape[0] * scanlines.shape[1]) + pixels + _chunk(b"IEND", b"")
     with Image.open(io.BytesIO(tall), formats=("PNG",)) as picture:
         return np.asarray(picture).reshape(len(scanlines), SIDE + 1, SIDE)
 
@@ -111,16 +111,12 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _head(width: int, height: int) -> bytes:
-    return _SIGNATURE + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
-
-
-def _png(width: int, height: int, packed: bytes) -> bytes:
-    return _head(width, height) + _chunk(b"IDAT", packed) + _chunk(b"IEND", b"")
+def _head(height: int) -> bytes:
+    return _SIGNATURE + _chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, height, 8, 0, 0, 0, 0))
 
 
 #: How every frame begins.
-_HEAD = _head(SIDE, SIDE)
+_HEAD = _head(SIDE)
 
 
 def _why_not_a_frame(view: memoryview) -> str:

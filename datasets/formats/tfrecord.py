@@ -220,13 +220,16 @@ class Lists:
             for entry_number, entry in _messages(features, budget):
                 if entry_number != 1:
                     continue
-                name, value = "", memoryview(b"")
+                name = value = memoryview(b"")
                 for part_number, part in _messages(entry, budget):
                     if part_number == 1:
-                        name = _text(part)
+                        name = part
                     elif part_number == 2:
                         value = part
-                self.encoded[name] = value
+                try:
+                    self.encoded[str(name, "utf-8")] = value
+                except UnicodeDecodeError as error:
+                    raise WireError("a feature name is not text") from error
                 if len(self.encoded) > _MOST_FEATURES:
                     raise WireError(f"it has more than {_MOST_FEATURES} features")
 
@@ -257,13 +260,6 @@ class _Budget:
         self._left -= count
         if self._left < 0:
             raise WireError(f"it has more than {MOST_VALUES} values")
-
-
-def _text(data: memoryview) -> str:
-    try:
-        return str(data, "utf-8")
-    except UnicodeDecodeError as error:
-        raise WireError("a feature name is not text") from error
 
 
 def _feature(data: memoryview, budget: _Budget, numbers: _Budget) -> Value:

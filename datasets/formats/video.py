@@ -183,8 +183,7 @@ class Video:
             raise self._corrupt(f"{what} cannot be read ({error})") from error
 
     def _corrupt(self, why: str) -> CorruptSourceError:
-        hint = REFETCH
-        return CorruptSourceError(f"{self._name} is not a valid video: {why}", hint=hint)
+        return CorruptSourceError(f"{self._name} is not a valid video: {why}", hint=REFETCH)
 
 
 def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:

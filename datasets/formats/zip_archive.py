@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import CorruptSourceError, reason
+from typing_extensions import Self
+
+from ...errors import CorruptSourceError, RbdataError, reason
 from ...storage.durable import open_plain
 from .limits import REFETCH, most_unpacked
 
@@ -26,6 +28,8 @@ _GIVEN = 1 << 16
 #: A local header: signature, and after 22 other bytes the lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22x2H")
 _ENCRYPTED = 1
+#: What `zipfile` raises for files that are no zip archives.
+_UNREADABLE = (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error)
 
 
 class ZipArchive:
@@ -37,29 +41,23 @@ class ZipArchive:
 
     def __init__(self, source: Path | bytes, name: str) -> None:
         self.name = name
-        self._data = source if isinstance(source, bytes) else None
         self._file: Any = open_plain(source, "rb", follow=True) if isinstance(source, Path) else io.BytesIO(source)
+        self.members: dict[str, zipfile.ZipInfo] = {}
         try:
             self.size = self._file.seek(0, os.SEEK_END)
             with zipfile.ZipFile(self._file) as archive:
-                entries = archive.infolist()
-        except (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error) as error:
-            self.close()
+                for entry in archive.infolist():
+                    self._add(entry)
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, RbdataError) or not isinstance(error, _UNREADABLE):
+                raise
             raise CorruptSourceError(f"{name} is not a complete zip file: {reason(error)}", hint=_DAMAGED) from error
-        except BaseException:
-            self.close()
-            raise
-        self.members: dict[str, zipfile.ZipInfo] = {}
-        for entry in entries:
-            self._add(entry)
 
-    def __enter__(self) -> ZipArchive:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._file.close()
 
     def read(self, member: str) -> bytes:
@@ -88,21 +86,16 @@ class ZipArchive:
     def _add(self, entry: zipfile.ZipInfo) -> None:
         name = entry.filename
         if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or name[1:2] == ":":
-            self.close()
             raise CorruptSourceError(f"{self.name} has a member whose name leads out of it: {name[:200]!r}")
         if entry.is_dir():
             return
         if name in self.members:
-            self.close()
             raise CorruptSourceError(f"{self.name} has two members called {name[:200]!r}")
         self.members[name] = entry
 
     def _stored(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
         at, left = self._begin(entry), entry.compress_size
-        while left:
-            data = self._bytes(at, min(left, PIECE))
-            if not data:
-                return
+        while data := self._bytes(at, min(left, PIECE)):
             at, left = at + len(data), left - len(data)
             yield data
 
@@ -134,15 +127,13 @@ class ZipArchive:
             how = "encrypted" if entry.flag_bits & _ENCRYPTED else f"packed by method {entry.compress_type}"
             raise CorruptSourceError(f"{where} is {how}; stored and deflated members are read")
         # zipfile trusts the position that a damaged end of the directory states: offsets may be negative.
-        head = self._bytes(entry.header_offset, _LOCAL.size) if entry.header_offset >= 0 else b""
+        head = self._bytes(entry.header_offset, _LOCAL.size) if 0 <= entry.header_offset < self.size else b""
         signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
         if signature != b"PK\x03\x04":
             raise CorruptSourceError(f"{where} is not where the archive says", hint=_DAMAGED)
         return entry.header_offset + _LOCAL.size + name + extra
 
     def _bytes(self, at: int, count: int) -> bytes:
-        if self._data is not None:
-            return self._data[at : at + count]
         self._file.seek(at)
         data: bytes = self._file.read(count)
         return data

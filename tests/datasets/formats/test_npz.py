@@ -167,3 +167,15 @@ def test_an_archive_without_its_beginning_is_refused(tmp_path):
     for source in (data[10:], tmp_path / "x.npz"):
         with pytest.raises(CorruptSourceError, match=r"x\.npz"), NpzArchive(source, "x.npz") as archive:
             archive.array("a")
+
+
+def test_a_member_beyond_all_files_is_refused(tmp_path):
+    data = zipped(a=b"abc")
+    at, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    extra = struct.pack("<HHQ", 1, 8, (1 << 63) + 5)  # zip64: where the member begins
+    entry = data[at : at + 30] + struct.pack("<H", len(extra)) + data[at + 32 : at + 42] + b"\xff" * 4 + b"a" + extra
+    path = tmp_path / "x.zip"
+    path.write_bytes(data[:at] + entry + data[end : end + 12] + struct.pack("<I", len(entry)) + data[end + 16 :])
+    for source in (path, path.read_bytes()):
+        with ZipArchive(source, "x.zip") as archive, pytest.raises(CorruptSourceError, match="not where"):
+            archive.read("a")
