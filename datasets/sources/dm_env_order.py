@@ -51,11 +51,11 @@ def dm_env_episode(
     return Episode(states, kept, rewards[1:], terminated, whole and not terminated)
 
 
-def check_lengths(arrays: Mapping[str, np.ndarray], rows: int, where: str) -> None:
-    """Raise CorruptSourceError where an array has another number of rows than ``rows``."""
-    for key, values in arrays.items():
-        if not values.ndim or len(values) != rows:
-            message = f"{where}: {key} has the shape {list(values.shape)}, and there are {rows} rows"
+def check_lengths(shapes: Mapping[str, tuple[int, ...]], rows: int, where: str) -> None:
+    """Raise CorruptSourceError where the array of a shape has another number of rows than ``rows``."""
+    for key, shape in shapes.items():
+        if shape[:1] != (rows,):
+            message = f"{where}: {key} has the shape {list(shape)}, and there are {rows} rows"
             raise CorruptSourceError(message, hint="the file is not what its provider publishes")
 
 

@@ -74,8 +74,9 @@ class ExorlReader(EpisodeReader):
     def _episode(self, archive: NpzArchive, raw: RawInput) -> Episode:
         check_keys(_NEEDED, archive.name, archive.keys)
         arrays = {key: archive.array(key) for key in archive.keys}
-        rows = len(arrays["observation"]) if arrays["observation"].ndim else 0
-        check_lengths(arrays, rows, archive.name)
+        shapes = {key: values.shape for key, values in arrays.items()}
+        rows = (*shapes["observation"], 0)[0]
+        check_lengths(shapes, rows, archive.name)
         observation, action, discount = (arrays.pop(key) for key in ("observation", "action", "discount"))
         columns = arrays.pop("reward").reshape(rows, -1)
         physics = arrays.pop("physics", None)

@@ -40,17 +40,21 @@ from ...formats.npz import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
-from ..dm_env_order import check_keys
+from ..dm_env_order import check_keys, check_lengths
 
 _REQUIRED = ("observations", "actions", "terminals")
 #: The leaves of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
 #: Arrays that are not columns: flags, and rewards of files that were relabelled.
-_FLAGS = ("terminals", "valids", "rewards")
+_FLAGS = {"terminals", "valids", "rewards"}
 #: Where the ball of a soccer environment is in ``qpos``, and the first object of a scene; numbers of a cube's pose.
 _BALL, _OBJECTS, _POSE = 15, 14, 7
 #: How far a cube, drawer or window may be from where it belongs.
 _NEAR = 0.04
+#: Rows whose rewards are computed at a time.
+_TASK_ROWS = 1 << 16
+#: By array: its dtype and shape.
+Heads = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
 class OgbenchJob(EpisodeFilesJob):
@@ -88,99 +92,79 @@ class OgbenchReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         with NpzArchive(raw.file, raw.name) as archive:
-            yield from _File(archive, self.task, raw).episodes()
-
-
-class _File:
-    """An archive that is open, with everything that is one number a row in memory."""
-
-    def __init__(self, archive: NpzArchive, task: SingleTask | None, raw: RawInput) -> None:
-        self._archive, self._raw = archive, raw
-        self._heads = {key: archive.head(key) for key in self._checked_keys(task)}
-        self._rows = self._heads["observations"][1][0]
-        self._check_lengths()
-        self._ends = self._read_ends()
-        self._rewards, self._masks = self._read_rewards(task)
-
-    def episodes(self) -> Iterator[Episode]:
-        columns = {
-            key: (self._archive.rows(key), stored_dtype(dtype, f"{self._raw.name}: {key}"), shape[1:])
-            for key, (dtype, shape) in self._heads.items()
-            if key not in _FLAGS and not (key == "masks" and self._masks is not None)
-        }
-        first = 0
-        for last in self._ends.tolist():
-            steps = last - first
-            cut_here = last == self._rows - 1 and not self._ends_whole
-            taken: dict[str, Rows] = {
-                _KEYS.get(key, f"info/{key}"): LazyRows(dtype, row, rows.blocks(first, last + (key == "observations")))
-                for key, (rows, dtype, row) in columns.items()
+            heads = self._heads(archive)
+            ends, is_flagged = _ends(archive, heads)
+            rewards, masks = self._rewards(archive, heads)
+            columns = {
+                key: (archive.rows(key), stored_dtype(dtype, f"{raw.name}: {key}"), shape[1:])
+                for key, (dtype, shape) in heads.items()
+                if key not in _FLAGS and not (key == "masks" and masks is not None)
             }
-            if self._masks is not None:
-                taken["masks"] = self._masks[first:last]
-            states = {"observation": state_rows(taken.pop("observation"))}
-            yield Episode(states, taken, self._rewards[first:last], terminated=False, truncated=not cut_here)
-            if steps:
-                self._count(first, last)
-            first = last + 1
-        for rows, _, _ in columns.values():
-            rows.finish()
+            first = 0
+            for last in ends.tolist():
+                taken: dict[str, Rows] = {
+                    _KEYS.get(key, f"info/{key}"): LazyRows(
+                        dtype, row, rows.blocks(first, last + (key == "observations"))
+                    )
+                    for key, (rows, dtype, row) in columns.items()
+                }
+                if masks is not None:
+                    taken["masks"] = masks[first:last]
+                states = {"observation": state_rows(taken.pop("observation"))}
+                is_cut = last == ends[-1] and not is_flagged
+                yield Episode(states, taken, rewards[first:last], terminated=False, truncated=not is_cut)
+                if masks is not None and last > first:
+                    raw.counts["relabelled_steps"] += last - first
+                    raw.counts["steps_at_the_goal"] += int((masks[first:last] == 0).sum())
+                elif "rewards" not in heads and last > first:
+                    raw.counts["steps_without_reward"] += last - first
+                first = last + 1
+            for rows, _, _ in columns.values():
+                rows.finish()
 
-    def _count(self, first: int, last: int) -> None:
-        if self._masks is not None:
-            self._raw.counts["relabelled_steps"] += last - first
-            self._raw.counts["steps_at_the_goal"] += int((self._masks[first:last] == 0).sum())
-        elif "rewards" not in self._heads:
-            self._raw.counts["steps_without_reward"] += last - first
-
-    # -- what is small -------------------------------------------------------------------------------------------------
-
-    def _checked_keys(self, task: SingleTask | None) -> list[str]:
-        """The arrays of the file, in its order. Raises CorruptSourceError for those that are missing, and for odd names."""
-        keys = self._archive.keys
-        check_keys((*_REQUIRED, *(task.keys if task else ())), self._raw.name, keys)
+    def _heads(self, archive: NpzArchive) -> Heads:
+        """The arrays of a file, in its order. Raises CorruptSourceError for missing ones, odd names, and unequal lengths."""
+        keys = archive.keys
+        check_keys((*_REQUIRED, *(self.task.keys if self.task else ())), archive.name, keys)
         odd = [key for key in keys if not key.isidentifier() or key != key.lower()]
         if odd or len(keys) > 50:
-            raise CorruptSourceError(
-                f"{self._raw.name} holds {odd[0][:60]!r}" if odd else f"{self._raw.name}: too many arrays"
-            )
-        return keys
+            message = f"holds {odd[0][:60]!r}" if odd else "holds too many arrays"
+            raise CorruptSourceError(f"{archive.name} {message}")
+        heads = {key: archive.head(key) for key in keys}
+        shapes = {key: shape for key, (_, shape) in heads.items()}
+        check_lengths(shapes, (*shapes["observations"], 0)[0], archive.name)
+        for key in shapes.keys() & _FLAGS:
+            if shapes[key][1:] not in ((), (1,)):
+                raise CorruptSourceError(
+                    f"{archive.name}: {key} has the shape {list(shapes[key])}, not one number a row"
+                )
+        return heads
 
-    def _check_lengths(self) -> None:
-        for key, (_, shape) in self._heads.items():
-            if not shape or shape[0] != self._rows:
-                message = f"{self._raw.name}: {key} has the shape {list(shape)}, observations have {self._rows} rows"
-                raise CorruptSourceError(message)
-            if key in _FLAGS and shape[1:] not in ((), (1,)):
-                raise CorruptSourceError(f"{self._raw.name}: {key} has the shape {list(shape)}, not one number a row")
-
-    def _read_ends(self) -> np.ndarray:
-        """The last row of each episode, int64; the rows after the last flag are an episode that is cut."""
-        key = "valids" if "valids" in self._heads else "terminals"
-        flags = to_flags(self._archive.array(key), f"{self._raw.name}: {key}") != (key == "valids")
-        self._ends_whole = bool(flags[-1])
-        ends = np.flatnonzero(flags)
-        return ends if self._ends_whole else np.append(ends, self._rows - 1)
-
-    def _read_rewards(self, task: SingleTask | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rewards of all rows, float32, and the masks of a task."""
-        if task is None and "rewards" in self._heads:
-            return to_rewards(self._archive.array("rewards"), self._raw.name, "row"), None
-        rewards = np.zeros(self._rows, np.float32)
-        if task is None:
+    def _rewards(self, archive: NpzArchive, heads: Heads) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rewards of all rows, float32, and the masks of the task."""
+        if self.task is None and "rewards" in heads:
+            return to_rewards(archive.array("rewards"), archive.name, "row"), None
+        count = heads["observations"][1][0]
+        rewards, masks = np.zeros(count, np.float32), np.ones(count, np.float32)
+        if self.task is None:
             return rewards, None
-        masks = np.ones(self._rows, np.float32)
-        needed = {key: self._archive.rows(key) for key in task.keys}
-        for low in range(0, self._rows, _TASK_ROWS):
-            high = min(low + _TASK_ROWS, self._rows)
+        needed = {key: archive.rows(key) for key in self.task.keys}
+        for low in range(0, count, _TASK_ROWS):
+            high = min(low + _TASK_ROWS, count)
             arrays = {key: np.concatenate([*rows.blocks(low, high)]) for key, rows in needed.items()}
-            rewards[low:high], masks[low:high] = task.rewards(arrays, self._raw.name)
+            rewards[low:high], masks[low:high] = self.task.rewards(arrays, archive.name)
         for rows in needed.values():
             rows.finish()
         return rewards, masks
 
 
-_TASK_ROWS = 1 << 16
+def _ends(archive: NpzArchive, heads: Heads) -> tuple[np.ndarray, bool]:
+    """The last row of each episode, int64, and whether that of the last one is flagged: otherwise it is cut."""
+    key = "valids" if "valids" in heads else "terminals"
+    flags = to_flags(archive.array(key), f"{archive.name}: {key}") != (key == "valids")
+    is_flagged = bool(flags[-1])
+    flags[-1] = True
+    return np.flatnonzero(flags), is_flagged
 
 
 # -- single tasks -------------------------------------------------------------------------------------------------------

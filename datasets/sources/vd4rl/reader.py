@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5 import ChunkedRows, check_array, damage_reported, has_rows
+from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
 from ...formats.npz import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
@@ -67,7 +66,7 @@ def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
     _check_frames(dtype, shape, f"{raw.name}: image")
     arrays = {key: archive.array(key) for key in archive.keys if key != "image"}
     flags = {key: arrays.pop(key) for key in _FLAGS if key in arrays}
-    check_lengths(arrays, shape[0], raw.name)
+    check_lengths({key: values.shape for key, values in arrays.items()}, shape[0], raw.name)
     for key, values in flags.items():
         if values.ndim != 1 or len(values) < shape[0]:
             raise CorruptSourceError(
@@ -99,59 +98,42 @@ class ShardReader(EpisodeReader):
         import h5py
 
         with damage_reported(raw.name), h5py.File(raw.file, "r", locking=False) as file:
-            shard = _Shard(file, raw.name, raw.file)
-            for low, high in shard.bounds():
-                yield shard.episode(low, high, raw)
+            found = _arrays_of_shard(file, raw)
+            frames = found.pop("observation")
+            shape, images = tuple(frames.shape[1:]), ChunkedRows(frames, None, 0, raw.name)
+            arrays = {key: ChunkedRows(one, None, 0, raw.name).read(0, len(one)) for key, one in found.items()}
+            types = arrays.pop("step_type")
+            _check_types(types, raw.name)
+            begins, behind = np.flatnonzero(types == _FIRST), np.flatnonzero(types == _LAST) + 1
+            edges = np.unique(np.concatenate([[0], begins, behind, [len(types)]]))
+            for low, high in pairwise(edges.tolist()):
+                raw.counts["cut_beginnings"] += bool(types[low] != _FIRST)
+                here = {key: values[low:high] for key, values in arrays.items()}
+                action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
+                states: dict[str, Rows] = {"observation": LazyRows("uint8", shape, images.blocks(low, high))}
+                states |= {f"info/{key}": state_rows(here[key]) for key in sorted(here)}
+                whole, discount = bool(types[high - 1] == _LAST), discount.astype(np.float32)
+                yield dm_env_episode(states, action, reward, discount, raw.counts, raw.name, whole=whole)
 
 
-class _Shard:
-    """An open shard: its frames are read block by block, all other arrays at once."""
+def _arrays_of_shard(file: h5py.File, raw: RawInput) -> dict[str, h5py.Dataset]:
+    """The arrays of a shard, none of them read. Raises CorruptSourceError."""
+    found = dict(arrays_below(file, raw.name))
+    check_keys(_HDF5_KEYS, raw.name, sorted(found))
+    for key, one in found.items():
+        if not has_rows(one) or not len(one):
+            message = f"{raw.name}: {key} holds {one.dtype} {list(one.shape or ())}, not rows of numbers"
+            raise CorruptSourceError(message)
+        check_array(one, f"{raw.name}: {key}")
+    frames = found["observation"]
+    _check_frames(frames.dtype, frames.shape, f"{raw.name}: observation")
+    rows = check_rows(len(frames), raw.file.stat().st_size, raw.name)
+    check_lengths({key: one.shape for key, one in found.items()}, rows, raw.name)
+    return found
 
-    def __init__(self, file: h5py.File, name: str, path: Path) -> None:
-        self._name = name
-        found = {key: self._dataset(file, key) for key in file}
-        check_keys(_HDF5_KEYS, name, sorted(found))
-        frames = found.pop("observation")
-        _check_frames(frames.dtype, frames.shape, f"{name}: observation")
-        self.rows = check_rows(frames.shape[0], path.stat().st_size, name)
-        self._shape = tuple(frames.shape[1:])
-        self._frames = ChunkedRows(frames, None, 0, name)
-        self._arrays = {key: ChunkedRows(one, None, 0, name).read(0, len(one)) for key, one in found.items()}
-        check_lengths(self._arrays, self.rows, name)
-        self._types = self._arrays.pop("step_type")
-        wrong = ~np.isin(self._types, (_FIRST, _MID, _LAST))
-        if self._types.ndim != 1 or wrong.any():
-            what = (
-                f"{self._types[wrong][0]} in row {int(wrong.argmax())}"
-                if self._types.ndim == 1
-                else "more than one number"
-            )
-            raise CorruptSourceError(f"{name}: step_type is 0, 1 or 2 for each row, here it is {what}")
 
-    def _dataset(self, file: h5py.File, key: str) -> Any:
-        import h5py
-
-        where = f"{self._name}: {key}"
-        if not isinstance(file.get(key, getlink=True), h5py.HardLink) or not isinstance(file[key], h5py.Dataset):
-            raise CorruptSourceError(f"{where} is not an array of this file")
-        dataset = file[key]
-        if not has_rows(dataset) or not len(dataset):
-            raise CorruptSourceError(f"{where} holds {dataset.dtype} {list(dataset.shape or ())}, not rows of numbers")
-        check_array(dataset, where)
-        return dataset
-
-    def bounds(self) -> list[tuple[int, int]]:
-        """The rows of each episode, from and to."""
-        begins = np.flatnonzero(self._types == _FIRST)
-        behind = np.flatnonzero(self._types == _LAST) + 1
-        edges = np.unique(np.concatenate([[0], begins, behind, [self.rows]])).tolist()
-        return list(pairwise(edges))
-
-    def episode(self, low: int, high: int, raw: RawInput) -> Episode:
-        raw.counts["cut_beginnings"] += bool(self._types[low] != _FIRST)
-        here = {key: values[low:high] for key, values in self._arrays.items()}
-        action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount").astype(np.float32)
-        states: dict[str, Rows] = {"observation": LazyRows("uint8", self._shape, self._frames.blocks(low, high))}
-        states |= {f"info/{key}": state_rows(here[key]) for key in sorted(here)}
-        whole = bool(self._types[high - 1] == _LAST)
-        return dm_env_episode(states, action, reward, discount, raw.counts, self._name, whole=whole)
+def _check_types(types: np.ndarray, where: str) -> None:
+    wrong = ~np.isin(types, (_FIRST, _MID, _LAST))
+    if types.ndim != 1 or wrong.any():
+        what = f"{types[wrong][0]} in row {int(wrong.argmax())}" if types.ndim == 1 else "more than one number"
+        raise CorruptSourceError(f"{where}: step_type is 0, 1 or 2 for each row, here it is {what}")

@@ -285,6 +285,7 @@ def bad_arrays():
     yield "fewer actions", {**whole, "actions": whole["actions"][:-1]}, r"actions has the shape \[6, 2\]"
     yield "more qpos", {**whole, "qpos": np.zeros((rows + 1, 2))}, r"qpos has the shape"
     yield "a number", {**whole, "qpos": np.float32(1)}, r"qpos has the shape \[\]"
+    yield "one observation", {**whole, "observations": np.float32(1)}, r"observations has the shape \[\]"
     yield "flags", {**whole, "terminals": np.full(rows, 2)}, "terminals of row 0 is 2"
     yield "wide flags", {**whole, "terminals": np.zeros((rows, 2))}, r"terminals has the shape \[7, 2\], not one number"
     yield "texts", {**whole, "actions": np.array(["a"] * rows)}, "actions"

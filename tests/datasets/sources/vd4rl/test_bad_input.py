@@ -135,4 +135,4 @@ def test_a_shard_that_links_elsewhere_is_refused(tmp_path):
         for key, values in shard(reward=None).items():
             file[key] = values
         file["reward"] = h5py.ExternalLink("other.hdf5", "reward")
-    refused(tmp_path / "raw", tmp_path / "root", "reward is not an array of this file")
+    refused(tmp_path / "raw", tmp_path / "root", "reward is a link to somewhere else")
