@@ -114,6 +114,14 @@ def cast(values: np.ndarray, dtype: Any) -> np.ndarray:
     return stored
 
 
+def cast_rows(values: np.ndarray, dtype: Any, where: str, first: int = 0) -> np.ndarray:
+    """`cast` of a file's values, from row ``first`` on. Raises CorruptSourceError, which names ``where`` and the row."""
+    try:
+        return cast(values, dtype)
+    except LossyCastError as error:
+        raise CorruptSourceError(f"{where}: {error}, in row {first + error.row}") from error
+
+
 def _lost(values: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
     """Which values the cast changed; None if the dtypes alone rule that out."""
     source, target = values.dtype, stored.dtype

@@ -17,22 +17,23 @@ Source: facebookresearch/gen_dgrl, procgen/online/datasets/storage.py, procgen/o
 
 from __future__ import annotations
 
-import io
 import lzma
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from ....errors import CorruptSourceError
+from ...formats.limits import REFETCH
 from ...formats.npz import NpzArchive
 from ...formats.numpy_pickle import read_pickle
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows
-from ...ingest.spaces import LossyCastError, cast
+from ...ingest.spaces import cast_rows
+from ...ingest.trajectories import to_flags
 from ..dm_env_order import check_keys
 
 _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})_(?P<total>-?\d+\.\d+)\.np[yz]")
@@ -76,8 +77,12 @@ class GenDgrlReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         assert raw.stream is not None
-        with _opened(raw.stream, raw.name) as archive:
-            yield from self._episodes_of(archive, raw)
+        file: Any = _UnpackedFile(raw.stream, raw.name)
+        try:
+            with tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
+                yield from self._episodes_of(archive, raw)
+        except tarfile.TarError as error:
+            raise CorruptSourceError(f"{raw.name} is a damaged archive: {error}", hint=REFETCH) from error
 
     def _episodes_of(self, archive: tarfile.TarFile, raw: RawInput) -> Iterator[Episode]:
         found: str | None = None
@@ -98,10 +103,8 @@ class GenDgrlReader(EpisodeReader):
                 continue
             where = f"{raw.name}: {member.name}"
             arrays = _check(_arrays(archive.extractfile(member), member.size, where), where)
-            if (
-                len(arrays["actions"]) != int(match["steps"])
-                or abs(arrays["rewards"].sum() - float(match["total"])) > _ROUNDING
-            ):
+            missed = abs(float(arrays["rewards"].sum()) - float(match["total"]))
+            if len(arrays["actions"]) != int(match["steps"]) or missed > _ROUNDING:
                 raw.counts["other_names"] += 1
             yield self._episode(arrays, match, self.limits[self.game or game or ""], raw)
 
@@ -133,50 +136,35 @@ class GenDgrlReader(EpisodeReader):
         )
 
 
-class _StreamFile(io.RawIOBase):
-    """A stream of pieces as a file."""
+class _Pieces:
+    """The pieces of a stream as a file for `tarfile` and `LZMAFile`, which take whatever they get."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, memoryview(b"")
+        self._pieces = pieces
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest and (piece := next(self._pieces, None)) is not None:
-            self._rest = memoryview(piece)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
+    def read(self, size: int) -> bytes:
+        return next(self._pieces, b"")
 
 
 class _UnpackedFile:
     """What `tarfile` reads: the bytes of the tar, which may be packed. Errors in them become a CorruptSourceError."""
 
     def __init__(self, stream: Iterator[bytes], name: str) -> None:
-        file = io.BufferedReader(_StreamFile(stream), 1 << 20)
-        is_packed = file.peek(len(_XZ)).startswith(_XZ)
-        self._file = lzma.LZMAFile(file) if is_packed else file  # noqa: SIM115  # it holds nothing to be closed
+        head = b""
+        while len(head) < len(_XZ) and (piece := next(stream, b"")):
+            head += piece
+        file: Any = _Pieces(chain([head], stream))
+        self._file = lzma.LZMAFile(file) if head.startswith(_XZ) else file  # noqa: SIM115  # nothing to be closed
         self._name = name
 
     def read(self, size: int) -> bytes:
         try:
-            return self._file.read(size)
+            data: bytes = self._file.read(size)
         except EOFError as error:
-            raise CorruptSourceError(f"{self._name} is cut short", hint=_REFETCH) from error
+            raise CorruptSourceError(f"{self._name} is cut short", hint=REFETCH) from error
         except lzma.LZMAError as error:
-            raise CorruptSourceError(f"{self._name} is damaged: {error}", hint=_REFETCH) from error
-
-
-@contextmanager
-def _opened(stream: Iterator[bytes], name: str) -> Iterator[tarfile.TarFile]:
-    """The open archive; errors in it become a CorruptSourceError, also later in the block."""
-    file: Any = _UnpackedFile(stream, name)
-    try:
-        with tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
-            yield archive
-    except tarfile.TarError as error:
-        raise CorruptSourceError(f"{name} is a damaged archive: {error}", hint=_REFETCH) from error
+            raise CorruptSourceError(f"{self._name} is damaged: {error}", hint=REFETCH) from error
+        return data
 
 
 def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
@@ -191,11 +179,10 @@ def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
             raise CorruptSourceError(f"{name}: {member.name} is neither a file nor a folder")
         archive.members = []  # type: ignore[attr-defined]  # it keeps every member
     stream: Any = archive.fileobj
-    rest = stream.read(
-        1 << 20
-    )  # a tar ends with two blocks of zeros; tarfile takes the end of the file for its end as well
+    # A tar ends with two blocks of zeros; tarfile takes the end of the file for its end as well.
+    rest = stream.read(1 << 20)
     if not rest or rest.strip(b"\0"):
-        raise CorruptSourceError(f"{name} is cut short, or goes on after its end", hint=_REFETCH)
+        raise CorruptSourceError(f"{name} is cut short, or goes on after its end", hint=REFETCH)
     while stream.read(1 << 20):
         pass  # the checksums of xz are at its end
 
@@ -232,9 +219,9 @@ def _unzipped(data: bytes, where: str) -> dict[str, np.ndarray]:
             if size > _MOST_BYTES:
                 raise CorruptSourceError(f"{where}: {key} has the shape {list(shape)}: too much for one episode")
             blocks = archive.blocks(key)
-            found[key] = np.concatenate(
-                [_to_bytes(block, where) if _is_frames(dtype, shape) else block for block in blocks]
-            )
+            if _is_frames(dtype, shape):
+                blocks = (_to_bytes(block, where) for block in blocks)
+            found[key] = np.concatenate([*blocks])
     return found
 
 
@@ -245,7 +232,7 @@ def _to_bytes(frames: np.ndarray, where: str) -> np.ndarray:
     if (found != frames).any():
         odd = frames[found != frames][0]
         message = f"{where} has {odd} among the values of frames, which are whole numbers from 0 to 255"
-        raise CorruptSourceError(message, hint=_REFETCH)
+        raise CorruptSourceError(message, hint=REFETCH)
     return found
 
 
@@ -269,17 +256,11 @@ def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     if observations.dtype != np.uint8 or arrays["actions"].dtype.kind not in "iu":
         message = f"{where} has observations of {observations.dtype} and actions of {arrays['actions'].dtype}"
         raise CorruptSourceError(message)
-    try:
-        dones = cast(arrays["dones"].reshape(-1), bool)
-        actions = cast(arrays["actions"].reshape(-1), np.int64)
-    except LossyCastError as error:
-        raise CorruptSourceError(f"{where}: row {error.row} is {error.value}, which {error}") from error
+    dones = to_flags(arrays["dones"], f"{where}: dones")
+    actions = cast_rows(arrays["actions"].reshape(-1), np.int64, f"{where}: actions")
     if dones[:-1].any():
         raise CorruptSourceError(
             f"{where}: row {int(dones.argmax())} of {steps} is done, which only the last one can be"
         )
     rewards = arrays["rewards"].reshape(-1)
     return {"observations": observations, "actions": actions, "rewards": rewards, "dones": dones}
-
-
-_REFETCH = "the copy at the source or mirror is damaged; try another mirror"

@@ -35,11 +35,10 @@ from ...formats.pictures import decode_jpegs
 from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
 from ...ingest.spaces import (
     Json,
-    LossyCastError,
     SpaceLeaf,
     TakenKeys,
     TextAs,
-    cast,
+    cast_rows,
     renamed,
     space_leaves,
     stored_dtype,
@@ -351,10 +350,7 @@ def column_rows(
         values = decode_jpegs(values, column.shape, where)
     elif source.kind == "text":
         values = text_rows(values, column.shape[0], where)
-    try:
-        rows[: high - low] = cast(np.asarray(values).reshape(high - low, *column.shape), column.dtype)
-    except LossyCastError as error:
-        raise CorruptSourceError(f"{where}: {error}, in row {low + error.row}") from error
+    rows[: high - low] = cast_rows(np.asarray(values).reshape(high - low, *column.shape), column.dtype, where, low)
     return rows
 
 

@@ -46,7 +46,7 @@ from ...ingest.episode_files import (
     state_rows,
 )
 from ...ingest.job import ConvertOptions, Plan
-from ...ingest.spaces import Json, LossyCastError, box_json, cast, nested_space, stored_dtype, text_rows
+from ...ingest.spaces import Json, LossyCastError, box_json, cast, cast_rows, nested_space, stored_dtype, text_rows
 from ...ingest.trajectories import Column
 from ...workers.task import Task
 
@@ -375,7 +375,7 @@ class RldsReader(EpisodeReader):
             blocks = iter([values.elements().reshape(-1, *shape)])
         if not feature.in_steps:
             blocks = _repeated(blocks, rows)
-        stored = (_stored(block, dtype, values.where) for block in blocks)
+        stored = (cast_rows(block, dtype, values.where) for block in blocks)
         yield key, LazyRows(dtype, shape, _first(stored, rows))
 
     def _texts(self, values: Values) -> Iterator[np.ndarray]:
@@ -450,14 +450,6 @@ def _ends_blank(row: Mapping[str, Values]) -> bool:
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------
-
-
-def _stored(values: np.ndarray, dtype: str, where: str) -> np.ndarray:
-    """Values in the dtype of their leaf."""
-    try:
-        return cast(values, dtype)
-    except LossyCastError as error:
-        raise CorruptSourceError(f"{where}: value {error.row}: {error}") from error
 
 
 def _space(column: Column, feature: Feature | None) -> Json:
