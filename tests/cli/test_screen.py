@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from rbdata.cli import console, progress
 from rbdata.cli.console import Column, Console, Fact
 from rbdata.datasets.fetch import retries
@@ -122,9 +123,9 @@ class TestBars:
         with terminal, progress.show_progress("a/b", Listener()) as listener:
             listener.on_estimate(ESTIMATE)
             listener.on_progress([TaskProgress(0, 50, 100, 500, 0)])
-            time.sleep(0.25)  # the screen is drawn five times a second
+            wait_until(lambda: any("50%" in line for line in drawn(terminal)))
             listener.on_progress([TaskProgress(0, 100, 100, 1000, 0)])
-            time.sleep(0.25)
+            time.sleep(0.25)  # the screen is drawn five times a second
             listener.on_part_done(0)
             listener.on_stage("committing")
         lines = drawn(terminal)

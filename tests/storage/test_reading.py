@@ -517,7 +517,7 @@ def test_rows_beyond_32_bits(tmp_path):
     window = dataset.read([steps - 1, 0, 2**31, steps // 3], before=2, length=1, after=1)
     assert window["observation"][0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert window["mask"].tolist() == [[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1]]
-    assert time.perf_counter() - begin < 2
+    assert time.perf_counter() - begin < 60  # a loop over the rows takes minutes
 
 
 def test_larger_than_memory(tmp_path):

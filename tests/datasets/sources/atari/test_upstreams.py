@@ -148,7 +148,7 @@ def test_all_doors_closed(doors: Doors, tmp_path: Path, status: int) -> None:
     began = time.monotonic()
     with pytest.raises(ObjectNotFoundError if status == 404 else ForbiddenError) as caught:
         get(tmp_path)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     message, hint = caught.value.message, caught.value.hint or ""
     assert "\n" not in message + hint
     for word in ("atari/Breakout/1", f"gs://{BUCKET}/dqn", "gs://rl_unplugged"):
