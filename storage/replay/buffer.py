@@ -473,6 +473,11 @@ class ReplayBuffer:
                 return batch, info
             except RowsChangedError:
                 ahead = False  # drawn again, and read at once
+            except RuntimeError as error:
+                if "doesn't have storage" not in str(error):
+                    raise
+                message = 'torch.vmap(..., randomness="different") has no numbers in memory that rows could be drawn by'
+                raise UsageError(message, hint='sample before vmap, or give it randomness="same"') from error
 
     @property
     def _gives_columns(self) -> bool:

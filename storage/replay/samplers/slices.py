@@ -167,6 +167,11 @@ class SliceSampler(Sampler):
                 f"windows that begin at every step alike and may reach over the end of an episode: {windows}, no slices"
             )
             raise UsageError(message, hint=hint)
+        for name in ("ends", "trajectories"):  # copied: edges are computed again after a write
+            value = getattr(self, name)
+            if value is not None:
+                is_tensor = isinstance(value, torch.Tensor)
+                self.__dict__[name] = value.clone() if is_tensor else torch.as_tensor(np.array(value))
         edges = Edges(
             None if traj_key is None else as_key(traj_key),
             tuple(as_key(key) for key in end_keys or ()) or (() if end_key is None else (as_key(end_key),)),

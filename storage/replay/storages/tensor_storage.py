@@ -292,6 +292,9 @@ class TensorStorage(Storage):
         single = is_number(cursor)
         data = as_list(data)
         if isinstance(data, list):
+            if not data:
+                self._require_no_rows(cursor)
+                return
             data = stack(data)
         if not is_tensor_collection(data):
             data = as_tensors(data)
@@ -303,6 +306,9 @@ class TensorStorage(Storage):
         if single:
             row = int(cursor) if cursor >= 0 else int(written_rows(cursor, self.filled, 1))
             cursor, data = slice(row, row + 1), tree_map(lambda leaf: leaf[None], data)
+        elif not isinstance(cursor, tuple) and not batch_shape(data, 1)[0]:
+            self._require_no_rows(cursor)
+            return
         if self._data is None:
             self._check_own_memory()
             shared_values(data)  # before there is memory for the first record's
@@ -334,6 +340,12 @@ class TensorStorage(Storage):
         self.ordered = ordered
         self._count[VERSION] += 2
 
+    def _require_no_rows(self, cursor: Any) -> None:
+        """Raise SchemaError if an index of rows to write names any: there are no records for them."""
+        rows = () if isinstance(cursor, tuple) else numbers_of(written_rows(cursor, self.filled, 0), self.capacity)
+        if len(rows):
+            raise SchemaError(f"0 records for {len(rows)} places")
+
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any, Any, int]:
         """Where records are written: matching cursor and data, the numbers of the rows, and the end of the filled rows then.
 
@@ -347,6 +359,8 @@ class TensorStorage(Storage):
                 cursor, data = self._in_one_dimension(cursor, data)
         rows = numbers_of(cursor, self.capacity)
         if in_order:
+            if not len(rows):
+                raise SchemaError(f"{given} records for 0 places")
             check_no_gap(cursor, rows, self.filled)
         end = 1 + (int(rows.max()) if isinstance(rows, torch.Tensor) else rows[-1]) if len(rows) else 0
         if end > self.capacity or (given and isinstance(cursor, slice) and (cursor.start or 0) >= self.capacity):

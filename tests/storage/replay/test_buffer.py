@@ -9,6 +9,7 @@ import pytest
 import rbdata
 import torch
 import torchrl.data as torchrl
+from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
@@ -159,3 +160,17 @@ def test_records_of_a_list_are_stored_with_their_rows(storage):
     buffer.extend(list(data[3:]))
     assert [int(buffer[row]["index"]) for row in range(5)] == [0, 1, 2, 3, 4]
     assert [int(buffer[row]["x"]) for row in range(5)] == [5, 6, 2, 3, 4]
+
+
+def test_batches_inside_vmap():
+    """One batch for all rows of the vmap; of a batch for each, the message says what can be done."""
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4, seed=0)
+    buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
+
+    def add(number):
+        return buffer.sample()["x"] + number
+
+    same = torch.vmap(add, randomness="same")(torch.arange(3))
+    assert same.tolist() == [(same[0] + number).tolist() for number in range(3)]
+    with pytest.raises(UsageError, match="sample before vmap"):
+        torch.vmap(add, randomness="different")(torch.arange(3))

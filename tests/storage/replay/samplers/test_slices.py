@@ -310,3 +310,20 @@ def test_slices_end_where_load_is_told(tmp_path, more):
             rbdata.load(folder, slice_len=length + 1, **{**options, "batch_size": 2 * length + 2}).sample()
     with pytest.raises(UnknownKeyError, match="no nothing"):
         rbdata.load(folder, slice_len=2, batch_size=4, end_key="nothing", **more).sample()
+
+
+@pytest.mark.parametrize("name", ["ends", "trajectories"])
+@pytest.mark.parametrize("kind", ["tensor", "array", "list"])
+def test_given_edges_are_copied(name, kind):
+    """What the program does with its own array later changes no slice."""
+    given = np.array([0, 0, 0, 1, 1, 1, 1, 1]) if name == "trajectories" else np.arange(8) % 5 == 2
+    given = torch.from_numpy(given) if kind == "tensor" else given.tolist() if kind == "list" else given
+    sampler = SliceSampler(slice_len=2, **{name: given})
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=40, seed=0)
+    buffer.extend(TensorDict({"x": torch.arange(8)}, [8]))
+    given[5] = not given[5]
+    assert len(buffer.sample()["x"].unique()) == 8
+    buffer[0] = TensorDict({"x": torch.tensor(0)}, [])  # the edges are looked for again
+    given[6] = not given[6]
+    sampler.slice_len = 4
+    assert set(buffer.sample()["x"].view(-1, 4)[:, 0].tolist()) == {3, 4}

@@ -6,8 +6,10 @@ import copy
 import gc
 import pickle
 
+import numpy as np
 import pytest
 import torch
+from rbdata.errors import SchemaError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -33,6 +35,26 @@ def make(kind: str, size: int, tmp_path, **more):
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryStorage:
     """What holds for all of them."""
+
+    @pytest.mark.parametrize("is_written", [False, True])
+    def test_no_records_for_no_rows(self, kind, is_written, tmp_path):
+        """Nothing is written; rows without a record, and a record without a row, are refused."""
+        storage, data = make(kind, 6, tmp_path), rollout([4])
+        storage.empty()
+        if is_written:
+            storage.set(slice(0, 4), data)
+        count = len(storage)
+        for rows in (slice(3, 3), [], torch.zeros(0, dtype=torch.int64), range(0), np.zeros(count, bool)):
+            for records in (data[:0], []):
+                storage.set(rows, records)
+            with pytest.raises(SchemaError, match="1 records for 0 places"):
+                storage.set(rows, data[:1])
+        for records in (data[:0], []):
+            with pytest.raises(SchemaError, match="0 records for 3 places"):
+                storage.set(slice(0, 3), records)
+        assert len(storage) == count
+        if is_written:
+            assert equal(torch.stack(list(storage)), data)
 
     def test_rows_come_back(self, kind, tmp_path):
         storage = make(kind, 10, tmp_path)
