@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
-from tensordict import TensorClass, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorClass, TensorDictBase
 
 from ....errors import ArgumentTypeError, SchemaError, UnknownKeyError
 from ...dataset import Dataset
@@ -41,11 +41,14 @@ class Trajectory(TensorClass["nocast"]):  # type: ignore[name-defined]
     data: TensorDictBase
 
     def __post_init__(self) -> None:
-        if self.data is None or self.batch_size:
+        if self.data is None or self.batch_size:  # type: ignore[has-type]
             return
         if self.data.batch_dims > 1:
             raise SchemaError(f"a trajectory is data of one batch dimension, not of {tuple(self.data.batch_size)}")
-        self.auto_batch_size_(1)
+        if isinstance(self.data, LazyStackedTensorDict):  # whose batch size cannot be set, not even to what it is
+            self.batch_size = self.data.batch_size
+        else:
+            self.auto_batch_size_(1)
 
     @property
     def length(self) -> int:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from rbdata.errors import SchemaError, UnknownKeyError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.replay import (
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    TensorDictReplayBuffer,
     Trajectory,
     filter_trajectories,
     iter_trajectories,
@@ -21,7 +23,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
-from tensordict import lazy_stack
+from tensordict import TensorDict, lazy_stack
 
 PREDICATES = [
     lambda traj: traj.length >= 4,
@@ -160,3 +162,19 @@ def test_a_dataset_is_asked_like_memory(folder):
                 one.append_transform(Doubled())
     with pytest.raises(UsageError, match="its own episodes"):
         buffer.query(trajectory_key="action")
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+def test_records_of_a_lazy_stack(storage, ragged):
+    """Records that are read as a lazy stack, unlike shapes among them, are trajectories like others."""
+    buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=2)
+    for number in range(6):
+        done = torch.tensor([number % 3 == 2])
+        values = torch.full((number + 1 if ragged else 1,), number)
+        buffer.add(
+            TensorDict({"x": values, "collector": {"traj_ids": torch.tensor(number // 3)}, ("next", "done"): done})
+        )
+    first, second = buffer.query(traj.length == 3)
+    assert [step["x"].max().item() for step in second.data.unbind(0)] == [3, 4, 5]
+    assert [step["x"].numel() for step in first[1:].data.unbind(0)] == ([2, 3] if ragged else [1, 1])
