@@ -16,7 +16,6 @@ at the edges of its episodes, not of slices.
 
 from __future__ import annotations
 
-import decimal
 import os
 import random
 import signal
@@ -38,6 +37,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from ..datasets.user_code.caller_settings import as_caller, flushes_denormals
 from ..datasets.user_code.loading import by_content
 from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.user_code.source_files import is_installed_path
@@ -51,7 +51,7 @@ from .chunks import Chunk, split, step_range, view_episodes
 from .function import EPISODE, STEP, BoundFunction, load_chain
 from .layout import observation_pairs
 from .records import FIRST, LAST
-from .request import CallerSettings, ReadOptions, RunConfig
+from .request import ReadOptions, RunConfig
 from .result import (
     CollectedSteps,
     Columns,
@@ -77,7 +77,8 @@ _GivenShapes = tuple[torch.Size, list[tuple[str, torch.dtype, torch.Size]]]
 
 
 class unchanged_process:
-    """Restore the default dtype, the default device, the gradient mode and the current directory after calls of functions.
+    """Restore the default dtype, the default device, the gradient mode, the current directory and whether denormals are flushed
+    after calls of functions.
 
     ``opened`` collects the files that the functions open.
     A process that a function forked exits here: it must not repeat the work of its parent. (A class, because it is faster
@@ -99,11 +100,12 @@ class unchanged_process:
         if os.getpid() != self._pid:
             os._exit(1)
         self._opened.__exit__()
-        dtype, device, gradients, folder = self._before
+        dtype, device, gradients, folder, flushes = self._before
         if _settings() == self._before:
             return
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(gradients)
+        torch.set_flush_denormal(flushes)
         if _default_device() is not device:
             torch.set_default_device(None if device is None else device.device)
         if folder is not None:
@@ -111,40 +113,17 @@ class unchanged_process:
                 os.chdir(folder)
 
 
-def _settings() -> tuple[torch.dtype, Any, bool, str | None]:
+def _settings() -> tuple[torch.dtype, Any, bool, str | None, bool]:
     try:
         folder = os.getcwd()  # noqa: PTH109  (Path.cwd takes five times as long)
     except OSError:  # it was removed
         folder = None
-    return torch.get_default_dtype(), _default_device(), torch.is_grad_enabled(), folder
+    return torch.get_default_dtype(), _default_device(), torch.is_grad_enabled(), folder, flushes_denormals()
 
 
 def _default_device() -> Any:
     """The object that `torch.set_default_device` stored, None without a call; torch's own query takes ten times as long."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
-
-
-@contextmanager
-def as_caller(settings: CallerSettings) -> Iterator[None]:
-    """In a worker: apply the settings of the process that requested the run."""
-    if settings == CallerSettings.read():
-        yield
-        return
-    dtype, context = torch.get_default_dtype(), decimal.getcontext()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.set_default_dtype(getattr(torch, settings.dtype or "float32"))
-        torch.use_deterministic_algorithms(bool(settings.deterministic))
-        if settings.decimal is not None:
-            *values, traps = settings.decimal
-            prec, rounding, low, high, capitals, clamp = values
-            raised = [getattr(decimal, name) for name in traps]
-            decimal.setcontext(decimal.Context(prec, rounding, low, high, capitals, clamp, traps=raised))
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic)
-        decimal.setcontext(context)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
+from ..datasets.user_code.caller_settings import CallerSettings
 from ..datasets.user_code.opened_files import WRITTEN, differing
 from ..datasets.workers.engines import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
@@ -44,7 +45,7 @@ from .layout import Layout
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces
 from .planning import WORKER, FilesOfRun, Workers, collect_statistics, dry_run, passthrough_leaves, prepare_layout
 from .records import FIRST, LAST, ProbeResult, nothing_left_error, unchained_error, unpack_counts
-from .request import CallerSettings, Input, Listener, Preprocessed, Request, RunContext, listed, make_context
+from .request import Input, Listener, Preprocessed, Request, RunContext, listed, make_context
 
 #: Number of steps whose flags and rewards are read at a time.
 _BLOCK_STEPS = 1 << 20

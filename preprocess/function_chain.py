@@ -12,11 +12,12 @@ import ast
 import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+from ..datasets.user_code.caller_settings import CallerSettings
 from ..datasets.user_code.loading import by_content
 from ..errors import UsageError
 from .function import GENERATOR, STATISTICS, Function
@@ -106,6 +107,7 @@ class FunctionChain:
 
     ``per``: what each call gets. ``identities``: the functions' records in the lineage. ``needs_fit``: whether each needs a
     first pass. ``ignores_observations``: how many functions at the beginning of the chain do not read observations.
+    ``settings``: those among `CallerSettings` that importing the functions has changed, in whichever process did it.
     """
 
     functions: tuple[Function, ...]
@@ -113,6 +115,7 @@ class FunctionChain:
     identities: tuple[dict[str, Any], ...]
     needs_fit: tuple[bool, ...]
     ignores_observations: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -133,6 +136,7 @@ def examine_functions(
     Raises FunctionNotFoundError, FunctionError for a module that cannot be imported, UsageError for objects that are no
     functions, for invalid arguments, and for a ``per`` that a function does not support.
     """
+    before = CallerSettings.read()
     with by_content():  # inspecting a module may import another one
         functions = tuple(assign_arguments([Function.find(one, folder) for one in given], args))
         for number, fn in enumerate(functions):
@@ -150,6 +154,7 @@ def examine_functions(
             _records(functions),
             tuple(fn.fit is not None for fn in functions),
             sum(1 for _ in ignoring),
+            CallerSettings.read().changes(before),
         )
 
 

@@ -6,7 +6,7 @@ input          {id, content, steps, episodes, source, lineage}: the dataset it w
 functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
-process        default dtype, deterministic algorithms, decimal context, if not the defaults of Python and torch
+process        default dtype, deterministic algorithms, decimal context, flushed denormals: those that are not the defaults
 statistics     {function: ...}: the results of first passes
 opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
                (`datasets.user_code.opened_files`)

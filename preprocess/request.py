@@ -9,12 +9,11 @@ Preprocessed  the outcome; `DryRun` is that of a dry run
 from __future__ import annotations
 
 import math
-import sys
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
+from ..datasets.user_code.caller_settings import CallerSettings
 from ..datasets.user_code.opened_files import differing
 from ..errors import DatasetExistsError, NotADatasetError, RbdataError, UsageError
 from ..storage.amounts import MOST_RECORDS
@@ -163,60 +163,6 @@ class Preprocessed(Outcome):
 
 
 @dataclass(frozen=True)
-class CallerSettings:
-    """Settings of the requesting process that are applied in every worker; None for defaults."""
-
-    dtype: str | None = None
-    deterministic: bool | None = None
-    decimal: tuple[Any, ...] | None = None
-
-    @staticmethod
-    def check() -> None:
-        """Raise UsageError for a default device of torch, and inside ``torch.autocast``.
-
-        Data is in the memory of the machine, here and in workers; autocast would change what functions compute, in this
-        process alone.
-        """
-        torch: Any = sys.modules.get("torch")
-        if torch is None:
-            return
-        device = torch.empty(0).device
-        if device.type != "cpu":
-            message = f"the default device of torch is {device} here, and functions are called with cpu"
-            hint = "torch.set_default_device(None) before it, and name the device inside the function"
-            raise UsageError(message, hint=hint)
-        one = torch.ones(1, 1, dtype=torch.float32)
-        # The first is that of CUDA; torch 2.3 does not tell about "cpu" by the same name.
-        if torch.is_autocast_enabled() or (one @ one).dtype is not torch.float32:
-            message = "torch.autocast is on here, and functions are called without it"
-            raise UsageError(message, hint="leave it before preprocess, or enter it inside the function")
-
-    @classmethod
-    def read(cls) -> CallerSettings:
-        """The settings of this process. Modules that are not imported have their defaults."""
-        torch: Any = sys.modules.get("torch")
-        found: dict[str, Any] = {}
-        if torch is not None:
-            dtype = str(torch.get_default_dtype()).removeprefix("torch.")
-            found["dtype"] = dtype if dtype != "float32" else None
-            found["deterministic"] = torch.are_deterministic_algorithms_enabled() or None
-        decimal: Any = sys.modules.get("decimal")
-        if decimal is not None:
-            values = [_decimal_values(context) for context in (decimal.getcontext(), decimal.Context())]
-            found["decimal"] = values[0] if values[0] != values[1] else None
-        return cls(**found)
-
-    def to_json(self) -> dict[str, str]:
-        """The settings that are not the defaults."""
-        return {name: str(value) for name, value in asdict(self).items() if value is not None}
-
-
-def _decimal_values(context: Any) -> tuple[Any, ...]:
-    traps = tuple(sorted(one.__name__ for one, is_set in context.traps.items() if is_set))
-    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
-
-
-@dataclass(frozen=True)
 class Input:
     """The input of a run: the dataset in the folder ``path``, whose content is ``content``, or an open dataset.
 
@@ -309,7 +255,7 @@ class RunConfig:
     batch: int
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
-    caller: CallerSettings = CallerSettings()
+    caller: CallerSettings = field(default_factory=CallerSettings)
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @cached_property
@@ -438,7 +384,7 @@ def make_context(request: Request, chain: FunctionChain, source: Input, place: D
         "layout": request.layout,
         "versions": versions(),
     }
-    caller = CallerSettings.read()
+    caller = replace(CallerSettings.read(), **chain.settings)
     if caller.to_json():
         identity["process"] = caller.to_json()
     config = RunConfig(

@@ -382,7 +382,7 @@ class Dataset:
         return self.read(index, keys=keys).exclude("mask")[:, 0]
 
     def _range(self, start: int, stop: int, step: int, keys: Iterable[str] | None = None) -> TensorDict:
-        if step != 1:
+        if step != 1 or type(self).read is not Dataset.read:
             return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"), keys)
         stop = max(start, stop)
         every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
@@ -398,6 +398,10 @@ class Dataset:
         found = self._at_or_below(name)
         if found != [name]:
             return nest({one[len(name) + 1 :]: self._leaf(one) for one in found}, (len(self),))
+        if type(self).read is not Dataset.read:
+            return self._range(0, len(self), 1, [name if name in self.rows else name.removeprefix("next/")])[
+                tuple(name.split("/"))
+            ]
         ((_, rows),) = read_columns(self, 0, len(self), [name], copy=True)
         return rows
 

@@ -2,6 +2,7 @@
 
 source_files     the files that hold a user's code: which are local, what they import
 loading          modules by name or by file, by the content that they have now
+caller_settings  settings of torch and Python that change what it computes
 opened_files     the files that it opens itself while it is imported and called
 identity         the record of a function or an object: a hash of its content, and the local files that it reaches
 """

@@ -15,6 +15,7 @@ such values: the file, whose hash is recorded too, decides how they are made.
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
 import functools
 import hashlib
@@ -215,10 +216,15 @@ class Content:
     was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and a value that would be refused
     counts by its type. ``untold`` says where such values are, except locks, values inside objects of installed packages, and
     values that a file decides.
+
+    ``unpickled``: the value itself is used, not what its pickle holds. Then numbers, texts and arrays that a class of the user
+    leaves out of its pickle count as well.
     """
 
-    def __init__(self, what: str, *, changing: Callable[[type], Collection[str]] | None = None) -> None:
-        self._changing = changing
+    def __init__(
+        self, what: str, *, changing: Callable[[type], Collection[str]] | None = None, unpickled: bool = False
+    ) -> None:
+        self._changing, self._unpickled = changing, unpickled
         self.files: dict[str, Path] = {}
         self.functions: list[tuple[str, FunctionType]] = []
         self.named: set[str] = set()
@@ -400,7 +406,7 @@ class Content:
             if type(value) in _ATOMS:
                 digests.append(f"{type(value).__name__} {_text_of(value)}")
                 continue
-            alone = Content(self._where, changing=self._changing)
+            alone = Content(self._where, changing=self._changing, unpickled=self._unpickled)
             alone._numbers, alone._kept, alone._names = dict(self._numbers), [*self._kept], self._names
             alone.add(value)
             self.files |= alone.files
@@ -476,6 +482,10 @@ class Content:
         for several in (items, pairs):
             self._add_all("items", () if several is None else several)
         self.add(setter)
+        if self._unpickled and _pickles_itself(type(value)):
+            changing = self._changing(type(value)) if self._changing is not None else ()
+            left_out = {name: one for name, one in _plain_attributes(value).items() if not _holds(state, name)}
+            self._add_attributes({name: one for name, one in left_out.items() if name not in changing})
 
     # -- code ----------------------------------------------------------------------------------------------------------
 
@@ -605,12 +615,34 @@ def _attributes_of(value: Any) -> dict[str, Any]:
     return {**{name: getattr(value, name) for name in slots if hasattr(value, name)}, **getattr(value, "__dict__", {})}
 
 
+def _pickles_itself(kind: type) -> bool:
+    """Whether a class of the user decides what its pickle holds."""
+    hooks = [getattr(kind, name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__")]
+    return any(isinstance(hook, FunctionType) and is_local_module(hook.__module__) for hook in hooks)
+
+
+def _plain_attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object that are numbers, texts, arrays or tensors."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kinds = (bool, int, float, complex, str, bytes, *((numpy.ndarray, numpy.generic) if numpy is not None else ()))
+    kinds += (torch.Tensor,) if torch is not None else ()
+    return {name: one for name, one in _attributes_of(value).items() if isinstance(one, kinds)}
+
+
+def _holds(state: Any, name: str) -> bool:
+    parts = state if type(state) is tuple else (state,)
+    return any(isinstance(part, Mapping) and name in part for part in parts)
+
+
 class LostAttributesError(UsageError):
-    """Workers would get an array without its attributes."""
+    """Workers would get an object without its attributes."""
 
 
 def check_attributes(value: Any) -> None:
-    """Raise UsageError for an array or a scalar of the user's class whose attributes NumPy's pickle leaves out."""
+    """Raise UsageError for an array of the user's class whose attributes NumPy's pickle leaves out, and for an object whose own
+    pickle gives a number, a text or an array another value."""
+    if _pickles_itself(type(value)):
+        _check_own_pickle(value)
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or isinstance(value, numpy.memmap):
         return
@@ -619,6 +651,17 @@ def check_attributes(value: Any) -> None:
         message = f"the class {kind.__qualname__} has attributes that its pickle leaves out: {', '.join(_attributes_of(value))}"
         hint = "pass them as arguments beside a plain array, or give the class a __reduce__ that keeps them"
         raise LostAttributesError(message, hint=hint)
+
+
+def _check_own_pickle(value: Any) -> None:
+    copied = copy.copy(value)
+    for name, one in _plain_attributes(value).items():
+        other = getattr(copied, name, None)
+        if other is not None and content_hash(one) != content_hash(other):
+            message = (
+                f"the class {type(value).__qualname__} has a pickle of its own, which changes its attribute {name}"
+            )
+            raise LostAttributesError(message, hint="workers get what it pickles: have it keep the attribute")
 
 
 def _without(state: Any, names: Collection[str]) -> Any:

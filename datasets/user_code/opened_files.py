@@ -63,16 +63,19 @@ _thread = threading.local()
 class OpenedFiles:
     """Collects, while it is entered, what code in this process reads; it may be entered many times.
 
-    ``found``: their states, by absolute path. ``changed``: the files whose content changed later.
+    ``found``: their states, by absolute path. ``changed``: the files whose content changed later. Threads that the code started
+    count; what other threads do inside rbdata (runs of their own, which wait for this one) does not.
     """
 
     def __init__(self, ignored: Iterable[Path] = ()) -> None:
         self.found: dict[str, str] = {}
         self.changed: set[str] = set()
+        self.thread = 0
         self._ignored = tuple({str(one) + os.sep for path in ignored for one in (path.absolute(), path.resolve())})
         _install()
 
     def __enter__(self) -> OpenedFiles:
+        self.thread = threading.get_ident()
         _active.append(self)
         return self
 
@@ -296,7 +299,7 @@ def _see(path: Any, how: str = "") -> None:
 
 def note(path: str, state: str) -> None:
     """A file that the code that runs depends on, for all that collect."""
-    collecting = [*_active]
+    collecting = _collecting()
     for one in collecting:
         one.note(path, state)
     if collecting and all(one.ignores(path) for one in collecting):
@@ -305,6 +308,27 @@ def note(path: str, state: str) -> None:
         _last.pop(path, None)
     else:
         _last[path] = _content(state)
+
+
+def _collecting() -> list[OpenedFiles]:
+    """The collectors to which what happens in this thread belongs."""
+    active, thread = [*_active], threading.get_ident()
+    own = [one for one in active if one.thread == thread]
+    return own if own or _is_inside_rbdata() else active
+
+
+def _is_inside_rbdata() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith(_PACKAGE) and name != __name__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+#: How names of rbdata's modules begin.
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def is_read_unseen(path: str) -> bool:

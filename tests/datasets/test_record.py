@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import gymnasium_envs
 import pytest
 import rbdata
+import torch
 from paths import SUPPORT
 from rbdata.cli import run as command_line
 from rbdata.datasets import catalogue
@@ -211,6 +214,73 @@ def test_frames_are_measured_for_the_estimate(here):
     estimate = download(request).estimate
     written = rbdata.open_dataset(rbdata.record("tests/Frames-v0", steps=700)).manifest.bytes
     assert estimate is not None and written / 2 < estimate.disk_bytes < 3 * written
+
+
+# -- the process that records ------------------------------------------------------------------------------------------
+
+
+def uneven(observation):
+    """An action that depends on how exactly torch computes."""
+    return int(torch.tensor([float(one) for one in observation]).sum() * 1e9) % 2
+
+
+def test_settings_of_torch_are_part_of_a_recording():
+    path = rbdata.record("CartPole-v1", uneven, steps=200, name="single")
+    rbdata.record("CartPole-v1", steps=20)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = rbdata.record("CartPole-v1", uneven, steps=200, name="double")
+        assert rbdata.record("CartPole-v1", uneven, steps=200, name="double") == double
+        with pytest.raises(DatasetExistsError, match="setting of torch"):
+            rbdata.record("CartPole-v1", uneven, steps=200, name="single")
+        rbdata.record("CartPole-v1", steps=20)  # nothing of the user's computes
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert rbdata.open_dataset(path)["action"].tolist() != rbdata.open_dataset(double)["action"].tolist()
+    with pytest.raises(DatasetExistsError, match="setting of torch"):
+        rbdata.record("CartPole-v1", uneven, steps=200, name="double")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for name in ("single", "new"):
+            with pytest.raises(UsageError, match="autocast is on"):
+                rbdata.record("CartPole-v1", uneven, steps=200, name=name)
+
+
+def test_recordings_in_several_threads(here):
+    """What one of them did to wait for another one counted as files that the other one's policy had opened."""
+
+    def slow(observation):
+        time.sleep(0.001)
+        return int(observation[2] > 0)
+
+    def recorded(name):
+        return rbdata.record("CartPole-v1", slow, steps=200, name=name)
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [*pool.map(recorded, ("one", "one", "two", "one"))]
+    assert len({*made}) == 2
+    for path in made:
+        assert "opened" not in rbdata.open_dataset(path).manifest.source
+        assert recorded(path.name.partition("@")[2]) == path
+
+
+class Leaning:
+    """Its pickle is that of another one."""
+
+    def __init__(self, limit=0.0):
+        self.limit = limit
+
+    def __reduce__(self):
+        return Leaning, ()
+
+    def __call__(self, observation):
+        return int(observation[2] > self.limit)
+
+
+def test_a_policy_whose_pickle_leaves_out_what_it_reads():
+    path = rbdata.record("CartPole-v1", Leaning(0.0), steps=30, name="lean")
+    assert rbdata.record("CartPole-v1", Leaning(0.0), steps=30, name="lean") == path
+    with pytest.raises(DatasetExistsError, match="another policy"):
+        rbdata.record("CartPole-v1", Leaning(0.1), steps=30, name="lean")
 
 
 # -- code that ends the program ----------------------------------------------------------------------------------------

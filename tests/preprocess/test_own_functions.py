@@ -327,6 +327,43 @@ class TestState:
         made = run(shared, fn, dest=f"my/settings{processes}", force=True, **engine)
         assert made["y"].unique().tolist() == [32 + 30]
 
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_flushed_denormals(self, shared, workers, processes):
+        """Of this process alone; a function that flushes them itself does not change the next call."""
+        denormal = torch.tensor(1e-40)
+
+        def fn(td):
+            td["y"] = (denormal * 1.5).expand(len(td)).clone()
+            torch.set_flush_denormal(not flushed)
+            return td
+
+        engine = {"open_engine": workers} if processes == 2 else {}
+        flushed = torch.set_flush_denormal(True)
+        try:
+            assert not run(shared, fn, dest=f"my/flushed{processes}", **engine)["y"].any()
+            run(shared, fn, dest=f"my/flushed{processes}", **engine)
+            assert not (denormal * 1.5).any()
+        finally:
+            torch.set_flush_denormal(False)
+        flushed = False
+        assert run(shared, fn, dest=f"my/kept{processes}", **engine)["y"].all()
+        assert (denormal * 1.5).all()
+
+    def test_settings_that_importing_it_changes(self, shared, workers, tmp_path):
+        """They count in every process; workers undid them."""
+        (tmp_path / "doubles.py").write_text(
+            "import torch\ntorch.set_default_dtype(torch.float64)\n"
+            "def fn(td):\n    return td.set('y', torch.full((len(td),), 0.1))\n"
+        )
+        try:
+            for processes in (2, 1):
+                engine = {"open_engine": workers} if processes == 2 else {}
+                made = run(shared, f"{tmp_path}/doubles.py:fn", dest=f"my/doubles{processes}", **engine)
+                assert made["y"].dtype is torch.float64
+                assert made.manifest.lineage["process"] == {"dtype": "float64"}
+        finally:
+            torch.set_default_dtype(torch.float32)
+
     def test_the_numbers_of_steps_and_episodes(self, shared, workers):
         source = Dataset(shared / "my/input")
         steps = torch.arange(len(source))
@@ -768,6 +805,48 @@ def test_a_default_device_is_refused(shared):
         fails(shared, to_float, UsageError, "the default device of torch is meta")
     finally:
         torch.set_default_device(None)
+
+
+class Scales:
+    """Its pickle leaves out its scale."""
+
+    scale = 1.0
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __getstate__(self):
+        return {}
+
+    def __call__(self, td):
+        return td.set("y", td["observation"] * self.scale)
+
+
+class Opens(Scales):
+    """Its pickle leaves out what each process makes again."""
+
+    table = None
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "table"}
+
+    def __call__(self, td):
+        if self.table is None:
+            self.table = torch.tensor(self.scale)
+        return td.set("y", td["observation"] * self.table)
+
+
+def test_an_object_whose_pickle_leaves_out_what_it_reads(shared):
+    """Copies of it were called, which had the scale of the class."""
+    scales = Scales(3.0)
+    for fn in (scales, partial(scales), lambda td: scales(td), scales.__call__):
+        fails(shared, fn, UsageError, "the class Scales has a pickle of its own, which changes its attribute scale")
+    fails(shared, lambda td, by: by(td), UsageError, "attribute scale", args={"by": scales})
+    run(shared, Scales(1.0), dest="my/scaled")
+    opens = Opens(3.0)
+    opens(TensorDict({"observation": torch.ones(2)}, [2]))
+    observation = Dataset(shared / "my/input")["observation"]
+    assert torch.equal(run(shared, opens, dest="my/opened")["y"], observation * 3)
 
 
 def test_runs_in_several_threads(shared):

@@ -443,7 +443,7 @@ def _shown(value: Any, changing: Callable[[type], Collection[str]], untold: list
     kind = qualified_name(type(value))
     if isinstance(value, (Path, Enum)) and not is_local_module(type(value).__module__):
         return repr(value)
-    content = Content(kind, changing=changing)
+    content = Content(kind, changing=changing, unpickled=True)
     try:
         content.add(value)
     except UsageError:

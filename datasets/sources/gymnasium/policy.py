@@ -79,7 +79,7 @@ def describe_policy_content(policy: Any) -> dict[str, Any]:
     ``content`` is None if the policy cannot be identified; ``why`` then says which part of it. Raises UsageError for code whose
     file was edited since it was imported.
     """
-    content = Content("the policy")
+    content = Content("the policy", unpickled=True)
     digest: str | None = None
     why = None
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -30,6 +31,7 @@ from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf
+from ...user_code.caller_settings import CallerSettings
 from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
 from ...workers.task import OnBlock, Task
 from .environments import (
@@ -333,6 +335,7 @@ class RecordingJob(EnvironmentJob):
         self._notes = notes
         if made.make is None and not has_local_code(self._environment):
             self._environment = []  # its id and arguments identify it
+        self._process = process_settings() if self._policy_content or self._environment else {}
 
     def identity(self) -> dict[str, Any]:
         told = {
@@ -340,6 +343,7 @@ class RecordingJob(EnvironmentJob):
             "policy_files": self._policy_content.get("files"),
         }
         told["environment_layers"] = self._environment
+        told["process"] = self._process
         return {
             "converter": self.converter,
             "environment": self.spec,
@@ -369,6 +373,8 @@ class RecordingJob(EnvironmentJob):
             about["policy_content"] = policy
         if self._environment:
             about |= {"environment_layers": self._environment, "python": PYTHON}
+        if self._process:
+            about["process"] = self._process
         if environment_after != self._environment:
             about["environment_layers_after"] = environment_after
         opened = self._recorded().opened
@@ -425,10 +431,21 @@ class RecordingJob(EnvironmentJob):
 
 
 def policy_content(policy: Any) -> dict[str, Any]:
-    """The identity of a policy (`policy`), empty for a random policy; call it inside `environments.importable`."""
+    """The identity of a policy (`policy`), empty for a random policy; call it inside `environments.importable`.
+
+    Raises UsageError inside ``torch.autocast``.
+    """
+    CallerSettings.check_autocast()
     if isinstance(policy, str) and policy == RANDOM:
         return {}
     return describe_policy_content(load_policy(policy)[1] if isinstance(policy, str) else policy)
+
+
+def process_settings() -> dict[str, str]:
+    """The settings of this process that change what policies and environments of the user compute, if not the defaults."""
+    found, torch = CallerSettings.read().to_json(), sys.modules.get("torch")
+    device = "cpu" if torch is None else str(torch.empty(0).device)
+    return found if device == "cpu" else {**found, "device": device}
 
 
 def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | None) -> list[str]:
@@ -444,6 +461,9 @@ def changes_of_recording(source: Mapping[str, Any], policy: Any, made: Made | No
     if policy is not None or made is not None:
         changed += [f"contents of {label}" for label in differing(source.get("opened"), Path.cwd())]
     layers = source.get("environment_layers") or []
+    asks = (policy is not None and any(recorded.values())) or (made is not None and layers)
+    if asks and (source.get("process") or {}) != process_settings():
+        changed.append("setting of torch or decimal in the process that asks for it")
     if made is None and has_local_code(layers):
         made = Made(str(source.get("dataset")), (source.get("options") or {}).get("env_args") or {})
     if made is None:

@@ -784,6 +784,27 @@ def test_copies_of_a_dataset_that_reads_otherwise(tmp_path):
         assert (one[2:6] == dataset[2:6]).all() and type(one) is Scaled
 
 
+def test_a_dataset_with_a_read_of_its_own(tmp_path):
+    """``dataset[[0, 1]]`` called it, ``dataset[:2]`` and ``dataset["observation"]`` did not."""
+
+    class Doubled(rbdata.Dataset):
+        def read(self, *args, **options):
+            found = super().read(*args, **options)
+            return found.apply(lambda leaf: leaf if leaf.dtype is torch.bool else leaf * 2)
+
+    folder = write_dataset(tmp_path, make_episodes([3, 5]))
+    plain, doubled = rbdata.open_dataset(folder)[:], Doubled(folder)
+    for key in ("observation", "next/observation", "next/reward", "action"):
+        wanted = plain[tuple(key.split("/"))] * 2
+        assert torch.equal(doubled[key], wanted)
+        assert (doubled.to_numpy([key])[key] == wanted.numpy()).all()
+        for found in (doubled[:], doubled[range(8)], doubled.to_tensordict(), torch.cat([*doubled.iter_episodes()])):
+            assert torch.equal(found[tuple(key.split("/"))], wanted)
+    assert torch.equal(doubled["next"]["reward"], plain["next", "reward"] * 2)
+    with pytest.raises(UsageError, match=r"Doubled.read\(\) would not be called"):
+        rbdata.load(doubled, batch_size=4)
+
+
 def test_a_buffer_that_reads_otherwise_as_a_map():
     class Shifted(rbdata.TensorDictReplayBuffer):
         def __getitem__(self, index):
