@@ -133,12 +133,12 @@ class CompressedListStorage(ListStorage):
             or kind.kind is not None
             or kind.others
             or self.compression_fn is not None
-            or any("/" in part for leaf in kind.leaves for part in leaf.path)  # names would be those of other leaves
         ):
             return None
-        return {
-            "/".join(leaf.path): CompressedLeaf(self, leaf, number) for number, leaf in enumerate(kind.leaves)
-        } or None
+        if any("/" in part for leaf in kind.leaves for part in leaf.path):  # names would be those of other leaves
+            return None
+        leaves = [CompressedLeaf(self, leaf, number) for number, leaf in enumerate(kind.leaves)]
+        return {leaf.leaf.name: leaf for leaf in leaves} or None
 
     def _pack(self, record: Any) -> Packed:
         if not isinstance(record, torch.Tensor) and not is_tensor_collection(record):
@@ -149,15 +149,13 @@ class CompressedListStorage(ListStorage):
             if not isinstance(record, TensorDictBase):
                 kind, record = type(record), record.to_tensordict(retain_none=False)
         given, rest = _split(record)
-        about = RecordKind(
-            tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given), batch, kind, tuple(rest)
-        )
+        about = tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given)
         if self.compression_fn is not None:
             # What it returns may be a view of the record.
-            return Packed(about, [copy_of(self.compression_fn(leaf)) for _, leaf in given], rest)
-        return Packed(
-            about, [self._encode(part, leaf.unsqueeze(0))[0] for part, (_, leaf) in zip(about.leaves, given)], rest
-        )
+            blobs: list[Any] = [copy_of(self.compression_fn(leaf)) for _, leaf in given]
+        else:
+            blobs = [self._encode(part, leaf.unsqueeze(0))[0] for part, (_, leaf) in zip(about, given)]
+        return Packed(RecordKind(about, batch, kind, tuple(rest)), blobs, rest)
 
     def _encode(self, about: LeafKind, rows: torch.Tensor) -> list[bytes]:
         """One blob for each row."""
@@ -206,20 +204,11 @@ class CompressedListStorage(ListStorage):
             record.set_non_tensor(path, value)
         return record if kind.kind is None else kind.kind.from_tensordict(record)
 
-    def decode(self, about: LeafKind, number: int, places: list[int]) -> torch.Tensor:
-        """A leaf of the records at ``places``, ``[n, *shape]``."""
-        records = self._records
-        return self._decode(about, [records[place].blobs[number] for place in places])
-
     def _decode(self, about: LeafKind, blobs: list[Any]) -> torch.Tensor:
         """Rows ``[n, *shape]`` from their blobs."""
         if self.decompression_fn is not None:
-            metadata = {
-                "type": "tensor",
-                "shape": torch.Size(about.shape),
-                "dtype": about.dtype,
-                "device": self._device,
-            }
+            shape, dtype = torch.Size(about.shape), about.dtype
+            metadata = {"type": "tensor", "shape": shape, "dtype": dtype, "device": self._device}
             return torch.stack([self.decompression_fn(blob, metadata) for blob in blobs])
         joined = b"".join(blobs)
         if about.small or not about.row_bytes:
@@ -233,19 +222,15 @@ class CompressedListStorage(ListStorage):
             rows = decoder.decode(np.frombuffer(joined, np.uint8), np.cumsum(lengths) - lengths, lengths)
         if rows.size != len(blobs) * about.row_bytes:
             raise DamagedDatasetError(f"a record's {'/'.join(about.path)} has {rows.size} bytes")
-        shape = (len(blobs), *about.shape)
-        out = torch.empty(shape, dtype=about.dtype, device="cpu")
+        out = torch.empty((len(blobs), *about.shape), dtype=about.dtype, device="cpu")
         if rows.size:
-            out = torch.from_numpy(rows.reshape(-1)).view(about.dtype).reshape(shape)
+            out = torch.from_numpy(rows.reshape(-1)).view(about.dtype).reshape(out.shape)
         return out if self._device is None else out.to(self._device)
 
     def bytes(self) -> int:
         """Bytes of the compressed records, without the list itself."""
-        return sum(
-            blob.nbytes if isinstance(blob, torch.Tensor) else len(blob)
-            for packed in self._records
-            for blob in packed.blobs
-        )
+        blobs = (blob for packed in self._records for blob in packed.blobs)
+        return sum(blob.nbytes if isinstance(blob, torch.Tensor) else len(blob) for blob in blobs)
 
     def empty(self) -> None:
         super().empty()
@@ -256,9 +241,8 @@ class CompressedListStorage(ListStorage):
     def state_dict(self) -> dict[str, Any]:
         """The compressed records as numbers and tensors. Raises UsageError for values that only pickle could write."""
         if self.compression_fn is not None:
-            raise UsageError(
-                "records compressed by functions of one's own cannot be saved", hint="use the storage's own codec"
-            )
+            message = "records compressed by functions of one's own cannot be saved"
+            raise UsageError(message, hint="use the storage's own codec")
         kinds: dict[RecordKind, int] = {}
         for number, packed in enumerate(self._records):
             if packed.kind is None or packed.kind.kind is not None:
@@ -278,10 +262,8 @@ class CompressedListStorage(ListStorage):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from `state_dict`, or from TorchRL's storage (with its codec zlib)."""
         if "_metadata" in state:
-            records = [
-                _torchrl_record(*pair) for pair in zip(state["_storage"], state["_metadata"]) if pair[1] is not None
-            ]
-            super().load_state_dict({"_storage": records})
+            pairs = zip(state["_storage"], state["_metadata"])
+            super().load_state_dict({"_storage": [_torchrl_record(*pair) for pair in pairs if pair[1] is not None]})
             return
         kinds = [_kind(about) for about in state["kinds"]]
         numbers, lengths, others = state["kind"].tolist(), state["lengths"].tolist(), iter(state["rest"])
@@ -290,9 +272,8 @@ class CompressedListStorage(ListStorage):
             raise SchemaError(f"{len(numbers)} records do not fit into a storage of {self.capacity}")
         if min([0, *numbers, *lengths]) < 0 or sum(lengths) != len(data):
             raise DamagedDatasetError("the lengths of the compressed records do not belong to their data")
-        if not -1 <= state["newest"] < max(1, len(numbers)) or sum(len(kinds[n].leaves) for n in numbers) != len(
-            lengths
-        ):
+        leaves = sum(len(kinds[number].leaves) for number in numbers)
+        if not -1 <= state["newest"] < max(1, len(numbers)) or leaves != len(lengths):
             raise DamagedDatasetError("the compressed leaves do not belong to the records")
         ends = np.cumsum([0, *lengths]).tolist()
         records, leaf = [], 0
@@ -324,9 +305,8 @@ class CompressedLeaf:
     """A leaf of all records of one kind; rows are records. See `storage.codecs.codec.Rows`."""
 
     def __init__(self, storage: CompressedListStorage, about: LeafKind, number: int) -> None:
-        self.leaf = TensorLeaf(
-            "/".join(about.path), about.shape, about.row_bytes, codec=PLAIN if about.small else DEFAULT
-        )
+        codec = PLAIN if about.small else DEFAULT
+        self.leaf = TensorLeaf("/".join(about.path), about.shape, about.row_bytes, codec=codec)
         self._storage, self._about, self._number = storage, about, number
 
     @property
@@ -334,10 +314,10 @@ class CompressedLeaf:
         return len(self._storage._records)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._storage.decode(self._about, self._number, index.tolist())
+        records, number = self._storage._records, self._number
+        return self._storage._decode(self._about, [records[place].blobs[number] for place in index.tolist()])
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return take_windows(self, first, length)
+    windows = take_windows
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.take(torch.arange(start, stop, device="cpu"))

@@ -113,9 +113,8 @@ class DatasetStorage(Storage):
                 self._watch = not self.source.complete
             except RbdataError as error:
                 self._watch = False
-                warnings.warn(
-                    f"no more of {self.source.id} will be shown: {error.message}", StoppedWarning, stacklevel=6
-                )
+                message = f"no more of {self.source.id} will be shown: {error.message}"
+                warnings.warn(message, StoppedWarning, stacklevel=6)
             self._looked = time.monotonic()
         return len(self.source) if len(self.source) > len(self.dataset) else None
 

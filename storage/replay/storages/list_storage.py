@@ -102,8 +102,7 @@ class ListStorage(Storage):
             return list(range(*rows.indices(self.capacity)))
         if rows.ndim != 1:
             raise RowIndexError(f"an index of shape {list(rows.shape)} does not fit a list of records")
-        numbers: list[int] = rows.tolist()
-        return numbers
+        return list(rows.tolist())
 
     def _to_records(self, data: Any) -> Iterable[Any]:
         """The records of a batch in the form in which the list keeps them."""
@@ -156,9 +155,8 @@ class ListStorage(Storage):
             raise SchemaError(f"{len(records)} records do not fit into a storage of {self.capacity}")
         newest = state.get("newest", len(records) - 1)
         in_range = type(newest) is int and -1 <= newest < self.capacity
-        if not in_range or (newest + 1) % self.capacity > len(
-            records
-        ):  # the next place: an existing record, or the end
+        # The next place is that of an existing record, or the end.
+        if not in_range or (newest + 1) % self.capacity > len(records):
             raise SchemaError(f"the record written last is {newest!r:.50}, of {len(records)}")
         ordered = self._ordered_here(len(records), newest, state.get("ordered"))
         self._accept()
@@ -179,9 +177,7 @@ class ListStorage(Storage):
                 state["records"] = [_record(number, kind, state) for number, kind in enumerate(state["kinds"])]
             if "records" not in state:
                 raise UsageError(f"{path} holds no list of records")
-            self.load_state_dict(
-                {"_storage": state["records"], "newest": state["newest"], "ordered": state.get("ordered")}
-            )
+            self.load_state_dict({**state, "newest": state["newest"]})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.max_size} records)"

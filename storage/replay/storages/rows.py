@@ -1,13 +1,13 @@
 """Rows of trees by index: the rows that an index names, and rows of tensors read like rows of a dataset folder.
 
-`TensorRows` reads whole rows of a tensor in memory. `TimelineRows` reads rows by their
-position in time, so that consecutive steps are one window, wherever the ring begins. Both have the operations of
-`storage.codecs.codec.Rows`.
+`TensorRows` reads whole rows of a tensor in memory. `TimelineRows` reads rows by their position in time, so that consecutive
+steps are one window, wherever the ring begins. Both have the operations of `storage.codecs.codec.Rows`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +30,6 @@ class TensorLeaf:
     row_bytes: int
     kind: str = "step"
     codec: str = PLAIN
-    constant: Any = None
 
 
 class Readable(Protocol):
@@ -48,15 +47,18 @@ class Readable(Protocol):
     def block(self, start: int, stop: int) -> torch.Tensor: ...
 
 
+def take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
+    """``windows`` for rows, by means of their ``take``."""
+    index = first[:, None] + torch.arange(length, device="cpu")
+    return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
+
+
 class TensorRows:
     """A contiguous tensor ``[rows, *shape]``; rows are storage rows."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        shape = tuple(tensor.shape[1:])
-        size = tensor.element_size()
-        for part in shape:
-            size *= part
-        self.leaf = TensorLeaf(name, shape, size)
+        size = tensor.element_size() * prod(tensor.shape[1:])
+        self.leaf = TensorLeaf(name, tuple(tensor.shape[1:]), size)
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
         self._in_numpy = in_numpy(tensor)
@@ -75,8 +77,7 @@ class TensorRows:
             return self.tensor.index_select(0, index)
         return self._wide.index_select(0, index).view(self.tensor.dtype).view(len(index), *self.leaf.shape)
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return take_windows(self, first, length)
+    windows = take_windows
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.tensor[start:stop]
@@ -92,10 +93,7 @@ class TimelineRows:
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return self._rows.take(self._timeline.rows(index))
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        if length == 1:
-            return self.take(first).unsqueeze(1)
-        return take_windows(self, first, length)
+    windows = take_windows
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         return self.take(torch.arange(start, stop, device="cpu")) if stop > start else self._rows.block(0, 0)
@@ -105,21 +103,13 @@ class DistinctRows:
     """Rows of which each is read once per call, even if requested several times: for rows that must be decoded."""
 
     def __init__(self, rows: Readable) -> None:
-        self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
-        self.block = rows.block
+        self.leaf, self.count, self.block, self._rows = rows.leaf, rows.count, rows.block, rows
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         wanted, place = torch.unique(index, return_inverse=True)
         return self._rows.take(wanted).index_select(0, place)
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return take_windows(self, first, length)
-
-
-def take_windows(rows: Readable, first: torch.Tensor, length: int) -> torch.Tensor:
-    """``windows`` for rows, by means of their ``take``."""
-    index = first[:, None] + torch.arange(length, device="cpu")
-    return rows.take(index.reshape(-1)).view(len(first), length, *rows.leaf.shape)
+    windows = take_windows
 
 
 def by_position(rows: Readable, timeline: Timeline) -> Readable:
@@ -135,17 +125,13 @@ def readable_fields(data: Any, ndim: int) -> dict[str, Readable] | None:
     for key, leaf in data.items(include_nested=True):
         if isinstance(leaf, torch.Tensor):
             path = path_of(key)
-            if path.count("/") != len(as_key(key)) - 1 or not _is_plain_memory(leaf):
+            is_dense = leaf.layout == torch.strided and leaf.is_contiguous()
+            if path.count("/") != len(as_key(key)) - 1 or not is_dense or leaf.is_neg() or leaf.is_conj():
                 return None
             fields[path] = TensorRows(path, plain(leaf).flatten(0, ndim - 1))
         elif type(leaf) is not TensorDict or leaf.batch_size != data.batch_size or not len(leaf.keys()):
             return None
     return fields or None
-
-
-def _is_plain_memory(leaf: torch.Tensor) -> bool:
-    """Whether the elements lie in memory as they are, in order: dense, contiguous, not negated or conjugated when read."""
-    return leaf.layout == torch.strided and leaf.is_contiguous() and not leaf.is_neg() and not leaf.is_conj()
 
 
 # -- indices -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from inspect import signature
 from multiprocessing.context import get_spawning_popen
 from operator import attrgetter
@@ -32,16 +33,7 @@ from ..devices import check_device
 from ..locks import ProcessLock
 from ..saving import read_contents, reading, write_contents, write_files, write_metadata
 from ..timeline import Key, entry_at, path_of
-from .rows import (
-    Readable,
-    check_no_gap,
-    is_number,
-    numbers_of,
-    plain,
-    readable_fields,
-    take_rows,
-    written_rows,
-)
+from .rows import Readable, check_no_gap, is_number, numbers_of, plain, readable_fields, take_rows, written_rows
 from .storage import Result, Storage
 from .trees import (
     VALUES_HINT,
@@ -52,7 +44,6 @@ from .trees import (
     batch_shape,
     copy_of,
     expand_record,
-    first_leaf,
     from_state,
     leaves_of,
     listed_values,
@@ -87,13 +78,7 @@ class TensorStorage(Storage):
     """An existing batch, ``[max_size, ...]``: a TensorDict, a tensorclass, a tensor, or a tree of tensors."""
 
     def __init__(
-        self,
-        storage: Any,
-        max_size: int | None = None,
-        *,
-        device: Any = "cpu",
-        ndim: int = 1,
-        compilable: bool = False,
+        self, storage: Any, max_size: int | None = None, *, device: Any = "cpu", ndim: int = 1, compilable: bool = False
     ) -> None:
         self._data: Any = None
         self._device = None if device is None or device == "auto" else check_device(device)
@@ -263,9 +248,7 @@ class TensorStorage(Storage):
 
     def contents(self) -> Any:
         """The filled rows, as views."""
-        if self.is_full:
-            return self._data
-        return tree_map(lambda leaf: leaf[: self.filled], self._data)
+        return self._data if self.is_full else tree_map(lambda leaf: leaf[: self.filled], self._data)
 
     def column(self, key: Key) -> torch.Tensor | None:
         if not is_tensor_collection(self._data):
@@ -289,7 +272,6 @@ class TensorStorage(Storage):
     def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
         if self.ndim == 1 and isinstance(cursor, tuple):
             cursor = of_one_dimension(cursor, "record")
-        single = is_number(cursor)
         data = as_list(data)
         if isinstance(data, list):
             if not data:
@@ -299,11 +281,11 @@ class TensorStorage(Storage):
         if not is_tensor_collection(data):
             data = as_tensors(data)
         else:
-            if partial := partial_keys(data):
-                names = ", ".join(sorted(map(path_of, partial)))
+            if unlike := partial_keys(data):
+                names = ", ".join(sorted(map(path_of, unlike)))
                 self._warn_once(f"only some of the records have {names}, which is not stored")
             data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
-        if single:
+        if is_number(cursor):
             row = int(cursor) if cursor >= 0 else int(written_rows(cursor, self.filled, 1))
             cursor, data = slice(row, row + 1), tree_map(lambda leaf: leaf[None], data)
         elif not isinstance(cursor, tuple) and not batch_shape(data, 1)[0]:
@@ -356,7 +338,10 @@ class TensorStorage(Storage):
         if in_order:
             cursor = written_rows(cursor, self.filled, given)
             if self.ndim == 1 and isinstance(cursor, torch.Tensor) and cursor.ndim > 1:
-                cursor, data = self._in_one_dimension(cursor, data)
+                shape = cursor.shape
+                if cursor.dtype == torch.bool or batch_shape(data, len(shape)) != shape:
+                    raise RowIndexError(f"an index of shape {list(shape)} does not fit the records")
+                cursor, data = cursor.flatten(), tree_map(lambda leaf: leaf.flatten(0, len(shape) - 1), data)
         rows = numbers_of(cursor, self.capacity)
         if in_order:
             if not len(rows):
@@ -367,13 +352,6 @@ class TensorStorage(Storage):
             beyond = cursor.start if isinstance(cursor, slice) else end - 1
             raise RowIndexError(f"row {beyond} is beyond a storage of {self.capacity}")
         return cursor, data, rows, end
-
-    def _in_one_dimension(self, cursor: torch.Tensor, data: Any) -> tuple[torch.Tensor, Any]:
-        """Rows of several dimensions, and their records, flattened to one. Raises RowIndexError if their shapes differ."""
-        shape = cursor.shape
-        if cursor.dtype == torch.bool or batch_shape(data, len(shape)) != shape:
-            raise RowIndexError(f"an index of shape {list(shape)} does not fit the records")
-        return cursor.flatten(), tree_map(lambda leaf: leaf.flatten(0, len(shape) - 1), data)
 
     def _check_other_values(self, data: Any, new: list[Any], missing: list[Any]) -> None:
         """Raise SchemaError for values that are not tensors and that some records lack."""
@@ -469,7 +447,7 @@ class TensorStorage(Storage):
             return
         data = self._as_stored(from_state(state["_storage"]))
         filled = -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel()))
-        self._restore(data, filled, state.get("newest", filled - 1), state.get("ordered"))
+        self.restore(data, filled, state.get("newest", filled - 1), state.get("ordered"))
 
     def _as_stored(self, data: Any) -> Any:
         """A TensorDict as the stored tensorclass, if one is stored."""
@@ -518,10 +496,9 @@ class TensorStorage(Storage):
             shape = batch_shape(data, self.ndim)
             filled = rows // int(shape[1:].numel())
             # `extend` would refuse a next row after a gap, but only later, when the buffer is in use.
-            if cursor is not None and not 0 <= cursor <= (shape[0] if filled >= shape[0] else filled):
-                raise DamagedDatasetError(
-                    f"{folder}: row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
-                )
+            if cursor is not None and not 0 <= cursor <= min(filled, shape[0]):
+                what = f"row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
+                raise DamagedDatasetError(f"{folder}: {what}")
             if newest is None:
                 newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
             if filled > shape[0] or not -1 <= newest < shape[0]:
@@ -530,14 +507,10 @@ class TensorStorage(Storage):
 
     def _take_files(self, folder: Path, data: Any, filled: int, newest: int, ordered: int | None) -> None:
         """Take over the contents of a folder."""
-        self._restore(data, filled, newest, ordered)
+        self.restore(data, filled, newest, ordered)
 
-    def _restore(self, data: Any, filled: int, newest: int, ordered: int | None) -> None:
-        self.restore(data, filled, newest)
-        self.ordered = self._ordered_here(filled, newest, ordered)
-
-    def restore(self, data: Any, filled: int, newest: int) -> None:
-        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
+    def restore(self, data: Any, filled: int, newest: int, ordered: int | None = None) -> None:
+        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more; ``ordered`` is None if unknown.
 
         Raises SchemaError, before anything is written, if they do not fit.
         """
@@ -559,7 +532,7 @@ class TensorStorage(Storage):
             pairs = [(target, leaf[:filled]) for target, leaf in pairs]
             self._write(slice(0, filled), pairs, tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
-        self.ordered = self._ordered_here(filled, newest, None)
+        self.ordered = self._ordered_here(filled, newest, ordered)
         self._count[VERSION] += 2
 
     # -- sharing -----------------------------------------------------------------------------------------------------
@@ -648,16 +621,14 @@ class LazyTensorStorage(TensorStorage):
 
     def _allocate(self, example: Any) -> None:
         if self._auto:
-            self._device = first_leaf(example).device
+            self._device = leaves_of(example)[0].device
         beside = batch_shape(example, self.ndim - 1)
-        rows = -(-self.max_size // int(beside.numel()))
-        self._set_data(self._allocate_rows(example, rows))
+        self._set_data(self._allocate_rows(example, -(-self.max_size // int(beside.numel()))))
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         if is_tensor_collection(example):
             data: Any = torch.empty_like(expand_record(example.to(self._device), rows))
         else:
-            data = tree_map(
-                lambda leaf: torch.empty((rows, *leaf.shape), dtype=leaf.dtype, device=self._device), example
-            )
+            empty = partial(torch.empty, device=self._device)
+            data = tree_map(lambda leaf: empty((rows, *leaf.shape), dtype=leaf.dtype), example)
         return share_memory(data) if self.is_shared else data

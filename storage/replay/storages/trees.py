@@ -60,10 +60,8 @@ def share_memory(data: Any) -> Any:
         if found is None or not is_full(found):
             raise
         message = "the shared memory of this machine (/dev/shm) is too small for the rows of the storage"
-        hint = (
-            "use a LazyMemmapStorage, whose rows are in files, or give the container more: `docker run --shm-size 8g`"
-        )
-        raise DiskSpaceError(message, hint=hint) from error
+        hint = "use a LazyMemmapStorage, whose rows are in files, or give the container more:"
+        raise DiskSpaceError(message, hint=f"{hint} `docker run --shm-size 8g`") from error
 
 
 def copy_of(data: Any) -> Any:
@@ -74,12 +72,10 @@ def copy_of(data: Any) -> Any:
 def _clone(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
-    if is_dataclass(leaf) and not isinstance(leaf, type) and not is_tensor_collection(leaf):
-        return _with_fields_copied(leaf, [field.name for field in fields(leaf)])
-    if type(leaf) is SimpleNamespace:
-        return _with_fields_copied(leaf, list(vars(leaf)))
     if not isinstance(leaf, torch.Tensor) and not is_tensor_collection(leaf):
-        return leaf
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            return _with_fields_copied(leaf, [field.name for field in fields(leaf)])
+        return _with_fields_copied(leaf, list(vars(leaf))) if type(leaf) is SimpleNamespace else leaf
     try:
         return leaf.clone()
     except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)
@@ -121,12 +117,11 @@ def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
         if data.layout == torch.strided and data.device.type != "meta":
             yield data
     elif is_tensor_collection(data):
+        parts: Any = ()
         if isinstance(data, LazyStackedTensorDict):
-            parts: Any = data.tensordicts
-        else:
-            parts = (
-                () if is_non_tensor(data) else (data if isinstance(data, TensorDictBase) else data._tensordict).values()
-            )
+            parts = data.tensordicts
+        elif not is_non_tensor(data):
+            parts = (data if isinstance(data, TensorDictBase) else data._tensordict).values()
         for part in parts:
             yield from _dense_leaves(part)
     elif isinstance(data, np.ndarray):
@@ -215,22 +210,18 @@ def stack_records(records: Any) -> Any:
         return records
     if not all(map(is_tensor_collection, records)):
         return stack(records)
-    # Compare all leaves: a value that is not a tensor in only some records is a different layout too.
-    leaves = [record.items(True, True, is_leaf=is_leaf_nontensor) for record in records]
-    shapes = {
-        (
-            record.batch_size,
-            tuple(
-                sorted((str(key), getattr(leaf, "shape", ()), isinstance(leaf, torch.Tensor)) for key, leaf in items)
-            ),
-        )
-        for record, items in zip(records, leaves)
-    }
-    if len(shapes) == 1:
+    if len({_layout(record) for record in records}) == 1:
         return stack(records)
     _check_kinds(records)
     # Stack copies: writes to a lazy stack reach the stacked TensorDicts.
     return TensorDict.lazy_stack([copy_of(record) for record in records])
+
+
+def _layout(record: Any) -> Any:
+    """What records must share to be stacked. A value that is not a tensor in only some records is a different layout too."""
+    leaves = record.items(True, True, is_leaf=is_leaf_nontensor)
+    found = ((key, getattr(leaf, "shape", ()), isinstance(leaf, torch.Tensor)) for key, leaf in leaves)
+    return record.batch_size, frozenset(found)
 
 
 def _check_kinds(records: list[Any]) -> None:
@@ -240,9 +231,8 @@ def _check_kinds(records: list[Any]) -> None:
         for key, value in record.items(True):
             kind = "tensor" if isinstance(value, torch.Tensor) else "value" if is_non_tensor(value) else "TensorDict"
             if kinds.setdefault(key, kind) != kind:
-                raise SchemaError(
-                    f"the records of a list are not alike: {key!r} is a {kinds[key]} in one, and a {kind} in another"
-                )
+                what = f"{key!r} is a {kinds[key]} in one, and a {kind} in another"
+                raise SchemaError(f"the records of a list are not alike: {what}")
 
 
 def as_dense(batch: Any) -> Any:
@@ -260,11 +250,6 @@ def as_tensors(data: Any) -> Any:
         return pytree.tree_map(torch.as_tensor, data)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"a tensor storage takes tensors and numbers: {error}") from error
-
-
-def first_leaf(data: Any) -> torch.Tensor:
-    first: torch.Tensor = leaves_of(data)[0]
-    return first
 
 
 def batch_shape(data: Any, ndim: int) -> torch.Size:
@@ -345,10 +330,8 @@ def pair_leaves(
             added, missing = (sorted(keys, key=path_of) for keys in (given - there, there - given))
             if same_keys or (there and not common):
                 both = (("without", missing), ("with", added))
-                words = [f"{what} {', '.join(map(path_of, keys))}" for what, keys in both if keys]
-                raise SchemaError(
-                    f"the data come {' and '.join(words)}", hint="every write needs the keys of the first one"
-                )
+                words = " and ".join(f"{what} {', '.join(map(path_of, keys))}" for what, keys in both if keys)
+                raise SchemaError(f"the data come {words}", hint="every write needs the keys of the first one")
         pairs = [(path_of(key), (_leaf(stored, key), _leaf(data, key))) for key in common]
     for name, (old, new) in pairs:
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
