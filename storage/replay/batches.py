@@ -144,9 +144,8 @@ class StateRows:
     def split(self, sizes: list[int]) -> list[StateRows]:
         """The rows of several joined draws as one object per draw; ``sizes``: the number of pieces of each."""
         windows = [None] * len(sizes) if self.windows is None else self.windows.split(sizes)
-        return [
-            StateRows(row, windows[number], self.sliced) for number, row in enumerate(self.row.split_with_sizes(sizes))
-        ]
+        rows = self.row.split_with_sizes(sizes)
+        return [StateRows(*parts, self.sliced) for parts in zip(rows, windows)]
 
 
 @dataclass
@@ -239,9 +238,8 @@ class BatchReader:
         if fields is None:
             kind = type(storage).__name__
             message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
-            raise UsageError(
-                message, hint="tensor storages have leaves, and CompressedListStorage if its records are alike"
-            )
+            hint = "tensor storages have leaves, and CompressedListStorage if its records are alike"
+            raise UsageError(message, hint=hint)
         self.storage, self.stack, self.n_step, self._with_info = storage, spec.frame_stack, spec.n_step, with_info
         self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows
         self._fields = fields
@@ -273,10 +271,9 @@ class BatchReader:
         self._large = [rows for rows in steps if rows.leaf.row_bytes >= LARGE_ROW]
         extra = sum(fields[name].leaf.row_bytes for name in self._stacked) * (2 * (self.stack or 0))
         self._stack_early = bool(self._stacked) and extra < 4 * LARGE_ROW
+        late = self._large or states or (self._stacked and not self._stack_early) or self._key_windows
         #: Whether the reads of each single batch need the places of its steps.
-        self._places_late = bool(
-            self._large or states or (self._stacked and not self._stack_early) or self._key_windows
-        )
+        self._places_late = bool(late)
         self.small_bytes = sum(rows.leaf.row_bytes for rows in self._small) + 8 + (extra if self._stack_early else 0)
 
     def _check_windows(self, windows: KeyWindows) -> None:
@@ -398,9 +395,8 @@ class BatchReader:
             name = rows.leaf.name
             # A row of fixed size costs one copy per use; other rows are decoded.
             decoded = draw.overlapping and not load_codec(rows.leaf.codec).fixed_rows
-            columns[name], columns["next/" + name] = self._read_states(
-                DistinctRows(rows) if decoded else rows, prepared
-            )
+            read = DistinctRows(rows) if decoded else rows
+            columns[name], columns["next/" + name] = self._read_states(read, prepared)
         if places is not None and self._stacked and not self._stack_early:
             self._read_stacks(places, columns)
         if places is not None and self._key_windows is not None:
@@ -433,16 +429,14 @@ class BatchReader:
             return _lazy_copy(cut)[:, :-1], cut[:, 1:]
         if ahead is not None:
             # Interleave rows and successors: if rows are decoded, one call decodes both.
-            both = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1]))
-            return both.chunk(2)[0], both.chunk(2)[1]
+            here, after = rows.take(torch.cat([state_rows.row, state_rows.row + ahead + 1])).chunk(2)
+            return here, after
         if not state_rows.sliced:
             pair = rows.windows(state_rows.row, 2)
             return pair[:, 0], pair[:, 1]
         if load_codec(rows.leaf.codec).fixed_rows:
-            return (
-                rows.windows(state_rows.row, draw.length).flatten(0, 1),
-                rows.windows(state_rows.row + 1, draw.length).flatten(0, 1),
-            )
+            here, after = (rows.windows(first, draw.length) for first in (state_rows.row, state_rows.row + 1))
+            return here.flatten(0, 1), after.flatten(0, 1)
         # Decoding costs more than copying: each row is decoded once, then both views of the rows are flattened, which copies
         # (except for a single slice, hence the first case); by NumPy, for the reason given in `row_index.lookup`.
         read, shape = rows.windows(state_rows.row, draw.length + 1).numpy(), (len(prepared.index), *rows.leaf.shape)
@@ -566,19 +560,14 @@ def _copy(rows: torch.Tensor) -> torch.Tensor:
 def _split(draws: Sequence[Draw], together: Prepared) -> list[Prepared]:
     """The batches that were read together, one by one."""
     sizes = [draw.steps for draw in draws]
-    names = list(together.columns)
     # `split` would go through Python in torch: this is done for every leaf of small batches.
-    pieces = (
-        zip(*(together.columns[name].split_with_sizes(sizes) for name in names)) if names else iter([()] * len(draws))
-    )
-    indices = together.index.split_with_sizes(sizes)
+    pieces = zip(*(column.split_with_sizes(sizes) for column in (together.index, *together.columns.values())))
     places: Sequence[Places | None] = [None] * len(draws) if together.places is None else together.places.split(sizes)
     state_rows: Sequence[StateRows | None] = [None] * len(draws)
     if together.state_rows is not None:
-        state_rows = together.state_rows.split(
-            [len(draw.start) for draw in draws] if together.state_rows.sliced else sizes
-        )
+        starts = [len(draw.start) for draw in draws]
+        state_rows = together.state_rows.split(starts if together.state_rows.sliced else sizes)
     return [
-        Prepared(draw, indices[number], dict(zip(names, piece)), places[number], state_rows[number])
-        for number, (draw, piece) in enumerate(zip(draws, pieces))
+        Prepared(draw, index, dict(zip(together.columns, columns)), place, states)
+        for draw, (index, *columns), place, states in zip(draws, pieces, places, state_rows)
     ]

@@ -267,9 +267,8 @@ class ReplayBuffer:
             check_part(part)
         spec = self._spec
         if spec.key_windows is not None and (spec.frame_stack or spec.n_step or spec.expand is not None):
-            raise UsageError(
-                "windows are read instead of frame_stack, n_step and sample_unit", hint="give windows alone"
-            )
+            message = "windows are read instead of frame_stack, n_step and sample_unit"
+            raise UsageError(message, hint="give windows alone")
         check_parts(sampler, storage, writer, Use(spec.prefetch, spec.has_windows, world_size=self._world))
 
     # -- parts -------------------------------------------------------------------------------------------------------
@@ -284,10 +283,6 @@ class ReplayBuffer:
         else:
             _ = self.initialized or self._storage  # which makes the parts
             instead(self, value)
-
-    @property
-    def _transform(self) -> Transforms:
-        return self._transforms
 
     @property
     def _collate_fn(self) -> Callable[[Any], Any]:
@@ -322,6 +317,8 @@ class ReplayBuffer:
     @property
     def transform(self) -> Transforms:
         return self._transforms
+
+    _transform = transform
 
     @property
     def dim_extend(self) -> int:
@@ -526,15 +523,13 @@ class ReplayBuffer:
     def _size(self, batch_size: int | None) -> int:
         if batch_size is None:
             if self.batch_size is None:
-                message = "no batch size"
-                raise UsageError(message, hint="give batch_size to the buffer (or to load()), or to sample()")
+                raise UsageError("no batch size", hint="give batch_size to the buffer (or to load()), or to sample()")
             return self.batch_size
         size = check_batch_size(batch_size)
         if self.batch_size is not None and size != self.batch_size and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins", stacklevel=3
-            )
+            message = f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins"
+            warnings.warn(message, stacklevel=3)
         return size
 
     def __iter__(self) -> Iterator[Any]:
@@ -560,12 +555,9 @@ class ReplayBuffer:
     def _warn_of_restart(self, before: int) -> None:
         if self._restarts > before and not self._warned_of_restart:
             self._warned_of_restart = True
-            message = (
-                "a write during an iteration without replacement has started the pass again, from its first batch: "
-            )
-            warnings.warn(
-                message + "write after the loop, or sample with replacement", PassRestartedWarning, stacklevel=3
-            )
+            what = "a write during an iteration without replacement has started the pass again, from its first batch"
+            message = f"{what}: write after the loop, or sample with replacement"
+            warnings.warn(message, PassRestartedWarning, stacklevel=3)
 
     def __next__(self) -> Any:
         return self.next()
@@ -699,11 +691,10 @@ class ReplayBuffer:
         """
         if not self._warned_of_add and is_tensor_collection(data) and data.ndim:
             self._warned_of_add = True
-            warnings.warn(
-                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record; "
-                "extend() writes a record for each of its rows",
-                stacklevel=3,
+            what = (
+                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record"
             )
+            warnings.warn(f"{what}; extend() writes a record for each of its rows", stacklevel=3)
         if len(self._transforms):
             # Transforms are written for batches with a time dimension.
             nested = is_tensor_collection(data)
@@ -834,18 +825,10 @@ class ReplayBuffer:
         UsageError for arguments that contradict each other.
         """
         with self._writing():
-            return update_records(
-                self._storage,
-                self._writer,
-                index=index,
-                generation=generation,
-                patch=patch,
-                version_key=version_key,
-                version=version,
-                require_newer=require_newer,
-            )
+            parts = self._storage, self._writer
+            return update_records(*parts, index, generation, patch, version_key, version, require_newer)
 
-    # -- copies, shares, states ----------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------------------------
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Pass the stored data through ``hook(data, path=...)`` before `dumps` writes them (see `ted_hooks`)."""
@@ -854,8 +837,6 @@ class ReplayBuffer:
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
         """Pass the data that `loads` reads through ``hook(data, out=...)``."""
         self._load_hooks.append(hook)
-
-    # -- saving ------------------------------------------------------------------------------------------------------
 
     def dumps(self, path: Any) -> None:
         """Write everything to a folder; see `checkpoint`."""

@@ -68,43 +68,37 @@ class CheckpointWriter:
     def __init__(self, path: Any, *, in_place: bool = False) -> None:
         self.target = Path(path).absolute()
         self._in_place = in_place
-        self._working = self.target if in_place else self.target.with_name(f".{self.target.name}.writing")
-        self.path = self._working
-        self._parts: list[CheckpointWriter] = []
+        self.path = self.target if in_place else self.target.with_name(f".{self.target.name}.writing")
 
     def __enter__(self) -> CheckpointWriter:
-        if (
-            self.target.is_dir()
-            and any(self.target.iterdir())
-            and not self._in_place
-            and not _is_checkpoint(self.target)
-        ):
-            message = f"{self.target} is in the way: it is not a checkpoint"
-            raise DatasetExistsError(message, hint="name another folder")
         if self._in_place:
             check_plain(self.target)
         else:
-            remove_tree(self._working)
-        self._working.mkdir(parents=True, exist_ok=True)
+            is_checkpoint = (self.target / FILENAME).exists() or (self.target / FOREIGN).exists()
+            if self.target.is_dir() and any(self.target.iterdir()) and not is_checkpoint:
+                message = f"{self.target} is in the way: it is not a checkpoint"
+                raise DatasetExistsError(message, hint="name another folder")
+            remove_tree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
         if kind is not None:
             if not self._in_place:
-                remove_tree(self._working)
+                remove_tree(self.path)
             found = system_error(error)
             if found is not None and is_full(found):
                 message = f"the disk is full: the checkpoint {self.target} was not written"
                 raise DiskSpaceError(message, hint="make room, or name a folder on another disk") from error
             return
-        _sync(self._working)
+        _sync(self.path)
         if self._in_place:
             return
         old = aside(self.target)
         if os.path.lexists(self.target):
             remove_tree(old)
             self.target.rename(old)
-        self._working.rename(self.target)
+        self.path.rename(self.target)
         sync_folder(self.target.parent)
         remove_tree(old)
 
@@ -180,11 +174,8 @@ class Checkpoint:
         with reading(self.path / FILENAME):
             record = read_json(self.path / FILENAME)
             checksum = record.pop("checksum")
-            if (
-                record["format"] != FORMAT
-                or not isinstance(record["files"], dict)
-                or not isinstance(record["about"], dict)
-            ):
+            are_dicts = isinstance(record["files"], dict) and isinstance(record["about"], dict)
+            if record["format"] != FORMAT or not are_dicts:
                 raise ValueError("it is something else")
             if record["format_version"] > FORMAT_VERSION:
                 raise UsageError(f"{self.path} was written by a newer rbdata")
@@ -214,15 +205,8 @@ class Checkpoint:
         """A checkpoint inside this one."""
         return Checkpoint(self.inside(name), kind)
 
-    def json(self, name: str) -> dict[str, Any]:
-        return read_json(self.inside(name))
-
     def tensors(self, name: str) -> dict[str, Any]:
         return read_state(self.inside(name))
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return (path / FILENAME).exists() or (path / FOREIGN).exists()
 
 
 def _sync(folder: Path) -> None:
@@ -287,17 +271,11 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
     folder.tensors("transforms", buffer._pipeline.transforms_state())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
-    folder.json("buffer_metadata.json", metadata)
-    folder.describe(
-        type(buffer).__name__,
-        {
-            "storage": type(storage).__name__,
-            "sampler": type(buffer.sampler).__name__,
-            "writer": type(writer).__name__,
-            "newest": newest,
-            "hooks": [type(hook).__name__ for hook in buffer._save_hooks],
-        },
-    )
+    folder.json(FOREIGN, metadata)
+    parts = {"storage": storage, "sampler": buffer.sampler, "writer": writer}
+    kinds = {name: type(part).__name__ for name, part in parts.items()}
+    hooks = [type(hook).__name__ for hook in buffer._save_hooks]
+    folder.describe(type(buffer).__name__, {**kinds, "newest": newest, "hooks": hooks})
 
 
 @contextmanager
@@ -328,12 +306,15 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     own = "sampler" in about  # checkpoints from TorchRL have only writer and storage
     loading = [name for name in ("sampler", "writer") if own and is_overridden(getattr(buffer, name), "loads")]
     names = [name for name in ("sampler", "position", "transforms") if own and name not in loading]
-    states = {name: read_state(checkpoint.inside(name)) for name in names}
-    writer = {} if "writer" in loading else _writer_state(buffer, checkpoint)
+    states = {name: checkpoint.tensors(name) for name in names}
     if "writer" not in loading:
-        states["writer"] = writer
-    batch_size = _batch_size(checkpoint, buffer.storage.max_size)
-    if not own and checkpoint.json("buffer_metadata.json").get("consume_after_n_samples") is not None:
+        states["writer"] = _writer_state(buffer, checkpoint)
+    metadata = read_json(checkpoint.inside(FOREIGN))
+    batch_size = metadata.get("batch_size")
+    largest = max(buffer.storage.max_size, _LARGEST_BATCH)
+    if batch_size is not None and (type(batch_size) is not int or not 1 <= batch_size <= largest):
+        raise DamagedDatasetError(f"{checkpoint.path / FOREIGN}: batch_size is {batch_size!r}")
+    if not own and metadata.get("consume_after_n_samples") is not None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
     with reading(checkpoint.path):
@@ -343,20 +324,13 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
             epochs = check_count(position.get("loader_epochs", 0))
             generator, batches = position["generator"], check_count(position.get("batches", 0))
             order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
-        _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, writer))
+        _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, states.get("writer", {})))
     for name in loading:  # by a user's method, which reads what the user's ``dumps`` wrote
         getattr(buffer, name).loads(checkpoint.path / name)
     if not own:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
     buffer.batch_size, buffer._loader_epochs = batch_size, epochs
-
-
-def _batch_size(checkpoint: Checkpoint, rows: int) -> int | None:
-    size = checkpoint.json("buffer_metadata.json").get("batch_size")
-    if size is not None and (type(size) is not int or not 1 <= size <= max(rows, _LARGEST_BATCH)):
-        raise DamagedDatasetError(f"{checkpoint.path / 'buffer_metadata.json'}: batch_size is {size!r}")
-    return size
 
 
 def _alike(there: Any, have: str) -> bool:
@@ -443,9 +417,8 @@ def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_st
     try:
         for name, part in parts.items():
             part.load_state_dict(states[name])
-        pipeline.go_to(
-            replace(pipeline.state(), **order)
-        )  # the sampler's state may be that of draws made ahead of time
+        # The sampler's state may be that of draws made ahead of time.
+        pipeline.go_to(replace(pipeline.state(), **order))
         load_storage()
         if "writer" in states:  # its cursor counts where the storage's state has none
             buffer.writer.load_state_dict(states["writer"])

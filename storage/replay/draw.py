@@ -135,11 +135,8 @@ def expand_to_records(value: torch.Tensor, tail: tuple[int, ...]) -> torch.Tenso
     """A value for each record, ``[n, *shape]``, for all steps of records with batch dimensions: ``[n, *tail, *shape]``."""
     if not tail:
         return value
-    return (
-        value.view(len(value), *[1] * len(tail), *value.shape[1:])
-        .expand(len(value), *tail, *value.shape[1:])
-        .contiguous()
-    )
+    size, shape = len(value), value.shape[1:]
+    return value.view(size, *[1] * len(tail), *shape).expand(size, *tail, *shape).contiguous()
 
 
 def mark_slices(draw: Draw, columns: dict[str, torch.Tensor], tail: tuple[int, ...] = ()) -> None:

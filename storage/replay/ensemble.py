@@ -84,9 +84,10 @@ class _EnsemblePart:
         return {str(member): part.state_dict() for member, part in enumerate(self.parts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != {str(member) for member in range(len(self.parts))}:
+        names = [str(member) for member in range(len(self.parts))]
+        if set(state) != set(names):
             raise UsageError(f"the state has {len(state)} members, the ensemble {len(self.parts)}")
-        self._load([state[str(member)] for member in range(len(self.parts))])
+        self._load([state[name] for name in names])
 
     def _load(self, states: list[Any]) -> None:
         """Load the state of each part, or none of them."""
@@ -267,13 +268,11 @@ def _check_members(buffers: Sequence[Any]) -> None:
 def _check_called(part: Any, names: Sequence[str], instead: str) -> None:
     for name in names:
         if is_overridden(part, name):
-            message = (
-                f"{type(part).__name__}.{name}() would never be called: an ensemble draws from the parts of its members"
-            )
-            raise UsageError(message, hint=instead)
+            what = f"{type(part).__name__}.{name}() would never be called"
+            raise UsageError(f"{what}: an ensemble draws from the parts of its members", hint=instead)
 
 
-def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = False) -> tuple[Any, dict[Any, Any]]:
+def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool) -> tuple[Any, dict[Any, Any]]:
     """``size`` records of a member, and their info; if a pass of its sampler ends, records of the next pass follow.
 
     ``ahead``: parts of this size may be prefetched. ``copied``: copy data from the user's code, which then makes another part.
@@ -295,16 +294,16 @@ def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool = F
     if len(pieces) == 1:
         return pieces[0]
     joined = {key: torch.cat([info[key] for _, info in pieces]) for key in pieces[0][1]}
-    return _concatenate([data for data, _ in pieces]), joined
+    batches = [data for data, _ in pieces]
+    if is_tensor_collection(batches[0]):
+        return torch.cat(batches), joined
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches), joined
 
 
 def _are_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether columns have the same names, dtypes, and shapes of a record."""
-    pairs = ((leaf, other.get(key)) for key, leaf in one.items())
-    return len(one) == len(other) and all(
-        theirs is not None and leaf.dtype == theirs.dtype and leaf.shape[1:] == theirs.shape[1:]
-        for leaf, theirs in pairs
-    )
+    kinds, others = ({key: (leaf.dtype, leaf.shape[1:]) for key, leaf in part.items()} for part in (one, other))
+    return kinds == others
 
 
 def _stack_parts(parts: list[Any]) -> Any:
@@ -314,13 +313,6 @@ def _stack_parts(parts: list[Any]) -> Any:
     if {part.device for part in parts} == {None, torch.device("cpu")}:  # no device (lists) means the CPU
         parts = [part.to("cpu") for part in parts]
     return LazyStackedTensorDict.maybe_dense_stack(parts)
-
-
-def _concatenate(batches: list[Any]) -> Any:
-    """The concatenation of batches of one kind: TensorDicts, or trees of tensors."""
-    if is_tensor_collection(batches[0]):
-        return torch.cat(batches)
-    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches)
 
 
 def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
@@ -352,13 +344,12 @@ def _named_rows(ids: list[int], rows: torch.Tensor, dims: int = 1) -> TensorDict
 def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
     """``index`` of all parts, and info whose shape all samplers share: ``[parts, records, ...]``, batch ``[parts]``."""
     index = _index_of(ids, [info.pop("index") for info in infos])
-    alike = [key for key, value in infos[0].items() if all(_alike(value, info.get(key)) for info in infos)]
-    stacked = {key: torch.stack([info[key] for info in infos]) for key in alike}
+    stacked = {}
+    for key in infos[0]:
+        values = [info[key] for info in infos if isinstance(info.get(key), torch.Tensor)]
+        if len(values) == len(infos) and len({value.shape for value in values}) == 1:
+            stacked[key] = torch.stack(values)
     return TensorDict({**stacked, "index": index}, [len(ids)])
-
-
-def _alike(value: Any, other: Any) -> bool:
-    return isinstance(other, torch.Tensor) and other.shape == value.shape
 
 
 def _members_of(data: Any, count: int, key: Key | None, dim: int | None) -> torch.Tensor:
@@ -467,8 +458,7 @@ class ReplayBufferEnsemble:
         if routing_dim is not None and type(routing_dim) is not int:
             raise UsageError(f"routing_dim is the number of a dimension, not {routing_dim!r}")
         self._routing_key, self._routing_dim = None if routing_key is None else as_key(routing_key), routing_dim
-        transform = transform_factory() if transform_factory is not None else transform
-        self._transforms = as_transforms(transform)
+        self._transforms = as_transforms(transform if transform_factory is None else transform_factory())
         self._collate = collate_fn
         self._prefetch = check_prefetch(prefetch, self.batch_size)
         for buffer in buffers:
@@ -495,27 +485,16 @@ class ReplayBufferEnsemble:
         if not count or {len(samplers), len(writers), len(collate_fns)} != {count}:
             raise UsageError(f"an ensemble of {count} storages needs as many samplers, writers and collate_fns")
         part = None if self.batch_size is None else samplers.part_size(self.batch_size)
-        return tuple(
-            ReplayBuffer(
-                storage=storage,
-                sampler=sampler,
-                writer=writer,
-                transform=transform,
-                collate_fn=collate,
-                batch_size=part,
-            )
-            for storage, sampler, writer, transform, collate in zip(
-                storages, samplers, writers, transforms, collate_fns, strict=True
-            )
-        )
+        names = ("storage", "sampler", "writer", "transform", "collate_fn")
+        members = zip(storages, samplers, writers, transforms, collate_fns, strict=True)
+        return tuple(ReplayBuffer(**dict(zip(names, parts)), batch_size=part) for parts in members)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
     @property
     def storage(self) -> StorageEnsemble:
-        return StorageEnsemble(
-            *(buffer.storage for buffer in self.buffers), transforms=[buffer.transform for buffer in self.buffers]
-        )
+        transforms = [buffer.transform for buffer in self.buffers]
+        return StorageEnsemble(*(buffer.storage for buffer in self.buffers), transforms=transforms)
 
     @property
     def sampler(self) -> SamplerEnsemble:
@@ -565,19 +544,16 @@ class ReplayBufferEnsemble:
         if as_read and all(self.buffers[member]._gives_columns for member in set(ids)):
             parts, batch = [], self._sample_columns(ids, part)
         else:
-            parts = [
-                _draw_part(self.buffers[member], part, ahead=self._prefetch > 0, copied=len(ids) > 1) for member in ids
-            ]
+            draw = partial(_draw_part, ahead=self._prefetch > 0, copied=len(ids) > 1)
+            parts = [draw(self.buffers[member], part) for member in ids]
             batch = self._join(ids, parts)
         if len(self._transforms):
-            batch = self._transforms.apply_beside(batch, self._info_keys(parts))
+            # Flags, whose keys are tuples, are leaves of the data too.
+            keys = {"index"} | {key for _, info in parts for key in info if isinstance(key, str)}
+            batch = self._transforms.apply_beside(batch, keys)
         if self._pin or self._device is not None:
             batch = to_device(batch, self._device, self._pin)
         return (batch, _info_of(ids, [info for _, info in parts])) if return_info else batch
-
-    def _info_keys(self, parts: list[tuple[Any, dict[Any, Any]]]) -> set[Any]:
-        """The keys of the samplers' info about records, without flags, which are also leaves of the data."""
-        return {"index"} | {key for _, info in parts for key in info if isinstance(key, str)}
 
     def _join(self, ids: list[int], parts: list[tuple[Any, dict[Any, Any]]]) -> Any:
         batches = [data for data, _ in parts]
@@ -672,9 +648,8 @@ class ReplayBufferEnsemble:
         anything is written.
         """
         if self._routing_key is None and self._routing_dim is None:
-            raise ReadOnlyError(
-                "an ensemble doesn't allow writing", hint="write to its members: ensemble[0].extend(...)"
-            )
+            hint = "write to its members: ensemble[0].extend(...)"
+            raise ReadOnlyError("an ensemble doesn't allow writing", hint=hint)
         data = self._transforms.inv(data) if len(self._transforms) else data
         ids = _members_of(data, len(self.buffers), self._routing_key, self._routing_dim)
         flat = data.reshape(-1)

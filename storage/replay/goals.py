@@ -70,9 +70,8 @@ class Goals:
         if abs(sum(shares) - 1) > 1e-6:
             raise UsageError(f"current, trajectory and random are {shares}: they must sum to 1")
         if self.geometric is not None and not 0 < self.geometric < 1:
-            raise UsageError(
-                f"geometric must lie between 0 and 1, and is {self.geometric!r}", hint="None draws uniformly"
-            )
+            message = f"geometric must lie between 0 and 1, and is {self.geometric!r}"
+            raise UsageError(message, hint="None draws uniformly")
         if self.actor is not None:
             if not isinstance(self.actor, Goals):
                 raise UsageError(f"actor must be Goals, and is a {type(self.actor).__name__}")
@@ -108,9 +107,8 @@ class GoalRelabeling:
 
     @property
     def _mixtures(self) -> dict[str, Goals]:
-        return (
-            {"goal": self.goals} if self.goals.actor is None else {"goal": self.goals, "actor_goal": self.goals.actor}
-        )
+        actor = self.goals.actor
+        return {"goal": self.goals} if actor is None else {"goal": self.goals, "actor_goal": actor}
 
     def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
         """Set ``draw.goals``, int64 ``[1 + mixtures, n]``: the drawn steps, and the steps of their goals."""

@@ -96,9 +96,8 @@ def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -
 
 def _members(dataset: Dataset) -> tuple[Dataset, ...]:
     if not isinstance(dataset, DatasetView):
-        raise UsageError(
-            "weights go with several datasets", hint='for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
-        )
+        hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
+        raise UsageError("weights go with several datasets", hint=hint)
     return dataset.members
 
 

@@ -115,13 +115,7 @@ class BatchOrder:
     """Draws in order from one sampler with one generator; the look-ahead grows while batches of one size are taken."""
 
     def __init__(
-        self,
-        sampler: Sampler,
-        storage: Storage,
-        generator: torch.Generator,
-        spec: BatchSpec,
-        *,
-        watched: bool = False,
+        self, sampler: Sampler, storage: Storage, generator: torch.Generator, spec: BatchSpec, *, watched: bool
     ) -> None:
         self.sampler, self.storage, self.generator, self.spec = sampler, storage, generator, spec
         #: Whether other code may set the generator: batches then follow from its new state, and draws made ahead are dropped.
@@ -281,7 +275,7 @@ class Pipeline:
         spec: BatchSpec,
         lock: threading.RLock,
         *,
-        watched: bool = False,
+        watched: bool,
     ) -> None:
         self.storage, self.spec, self.transforms = storage, spec, transforms
         self.order = BatchOrder(sampler, storage, generator, spec, watched=watched)
@@ -313,17 +307,12 @@ class Pipeline:
     def gives_columns(self) -> bool:
         """Whether batches consist only of rows that are read leaf by leaf, as `sample_columns` requires."""
         spec, storage = self.spec, self.storage
-        as_read = (
-            spec.collate is None and spec.relabeling is None and spec.expand is None and is_known(self.order.sampler)
-        )
-        if not as_read or spec.device is not None or spec.pin_memory or spec.prefetch or len(self.transforms):
+        own = (spec.collate, spec.relabeling, spec.expand, spec.device)
+        if any(one is not None for one in own) or spec.pin_memory or spec.prefetch or len(self.transforms):
             return False
         plain = storage.ndim == 1 and not storage.batch_tail and not storage.is_shared and not storage.may_grow
-        return (
-            plain
-            and (storage.device is None or storage.device.type == "cpu")
-            and isinstance(self._reader(), BatchReader)
-        )
+        on_cpu = storage.device is None or storage.device.type == "cpu"
+        return plain and on_cpu and is_known(self.order.sampler) and isinstance(self._reader(), BatchReader)
 
     def sample_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
         """The next ``count`` batches, concatenated in columns by path ``[steps, ...]``, and the number of steps of each.
@@ -511,9 +500,9 @@ class Pipeline:
         if reads_by_get(self.storage):
             read = partial(self._read_alone, read)
         collate: Callable[[Any], Any] | None = partial(self._collate, prepared)
-        finish: Callable[[Any], Any] = partial(self._finish_ahead, prepared, copied=self.runs_own_code)
+        finish = partial(self._finish_ahead, prepared, None, copied=self.runs_own_code)
         if self._collates_by_own_code:
-            collate, finish = None, partial(self._collate_and_finish, prepared)
+            collate, finish = None, partial(self._finish_ahead, prepared, collate, copied=True)
         queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
         return prepared
 
@@ -522,10 +511,9 @@ class Pipeline:
         with self._own_get:
             return copy_of(read(prepared))
 
-    def _collate_and_finish(self, prepared: Prepared, rows: Any) -> tuple[Any, Info]:
-        return self._finish_ahead(prepared, self._collate(prepared, rows), copied=True)
-
-    def _finish_ahead(self, prepared: Prepared, batch: Any, *, copied: bool) -> tuple[Any, Info]:
+    def _finish_ahead(self, prepared: Prepared, collate: Any, batch: Any, *, copied: bool) -> tuple[Any, Info]:
+        """`_finish`, after ``collate`` if the user's own function does that."""
+        batch = batch if collate is None else collate(batch)
         with suppress(Exception):  # of a state that cannot be copied, which a checkpoint will say
             prepared.transforms = self.transforms.changed_by_use()
         return self._finish(prepared, batch, copied=copied, ahead=True)

@@ -129,25 +129,21 @@ class BatchJob(Generic[Item]):
         finish: Callable[[Any], Any],
         finishing: threading.Lock,
         previous: BatchJob[Item] | None,
-        in_thread: bool = True,
+        in_thread: bool,
     ) -> None:
         self.item, self.in_thread = item, in_thread
         self._read, self._collate, self._finish = read, collate, finish
         self._finishing, self._previous = finishing, previous
         self._reading, self._begun = threading.Lock(), threading.Lock()
-        self._ending, self._has_ended = threading.Lock(), False
+        self._ending, self.has_ended = threading.Lock(), False
         self._ending.acquire()  # until the end; an Event takes ten times as long to make
         self.is_read = self.withdrawn = False
         self._value: Any = None
         self._error: BaseException | None = None
 
     @property
-    def has_ended(self) -> bool:
-        return self._has_ended
-
-    @property
     def is_running(self) -> bool:
-        return self._begun.locked() and not self._has_ended
+        return self._begun.locked() and not self.has_ended
 
     def complete_read(self) -> None:
         """Read, unless that is done; wait while another thread reads."""
@@ -194,15 +190,15 @@ class BatchJob(Generic[Item]):
             self._end()
 
     def _end(self) -> None:
-        # The functions hold the pipeline, which holds this job.
+        # The functions hold the pipeline, which holds this job; no step begins any more.
         self._previous = None
-        self._read = self._collate = self._finish = _nothing
-        self._has_ended = True
+        del self._read, self._collate, self._finish
+        self.has_ended = True
         self._ending.release()
 
     def wait(self) -> None:
         """Wait until the job is done."""
-        if not self._has_ended:
+        if not self.has_ended:
             with self._ending:
                 pass
 
@@ -227,7 +223,7 @@ class Prefetcher(Generic[Item]):
         self._last: BatchJob[Item] | None = None
         self.popped: BatchJob[Item] | None = None  # the job delivered last
         self._finishing = threading.Lock()
-        self._finalizer = weakref.finalize(self, _shut_down, self._pool)
+        self._finalizer = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -294,16 +290,8 @@ class Prefetcher(Generic[Item]):
         self._finalizer()
 
 
-def _nothing(*_: Any) -> None:
-    """Replaces functions that are no longer needed."""
-
-
 def wait_for(jobs: Iterable[BatchJob[Any]]) -> None:
     """Wait for jobs without holding any lock; from inside a job, return at once."""
     if not _thread.running:
         for job in jobs:
             job.wait()
-
-
-def _shut_down(pool: ThreadPoolExecutor) -> None:
-    pool.shutdown(wait=False, cancel_futures=True)

@@ -126,14 +126,11 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a state. Raises UsageError, naming the place, for values of types not listed above."""
     folder.mkdir(parents=True, exist_ok=True)
     writer, top = _StateWriter(folder), (folder.name,)
-    named = all(type(name) is str for name in state)
-    tensors = {
-        name: writer.tensor(value, (*top, name))
-        for name, value in state.items()
-        if named and isinstance(value, torch.Tensor)
-    }
-    rest = {name: value for name, value in state.items() if name not in tensors}
-    values = writer.encode(rest, top)
+    # Keys that are not text are written with their types.
+    is_named = all(type(name) is str for name in state)
+    alone = {name: value for name, value in state.items() if is_named and isinstance(value, torch.Tensor)}
+    tensors = {name: writer.tensor(value, (*top, name)) for name, value in alone.items()}
+    values = writer.encode({name: value for name, value in state.items() if name not in tensors}, top)
     version = FORMAT_VERSION_OF_TYPES if writer.has_types else FORMAT_VERSION
     text = json.dumps({"format_version": version, "values": values, "tensors": tensors})
     try:
@@ -184,9 +181,8 @@ class _StateWriter:
         found = self._collection(value, place) or self._value(value)
         if found is None:
             message = f"{_path(place)} is a {kind.__module__}.{kind.__qualname__}, which only pickle could write"
-            raise UsageError(
-                message, hint="states hold tensors, TensorDicts, numbers, text, bytes, lists, tuples and dicts"
-            )
+            hint = "states hold tensors, TensorDicts, numbers, text, bytes, lists, tuples and dicts"
+            raise UsageError(message, hint=hint)
         return found
 
     def _each(self, values: Any, place: tuple[Any, ...]) -> list[Any]:
@@ -364,9 +360,8 @@ def write_files(folder: Path, data: Any, rows: Any = ...) -> Any:
     else:
         leaves = list(zip(pytree.tree_leaves(mapped), pytree.tree_leaves(data)))
     for target, leaf in leaves:
-        if isinstance(
-            target, MemoryMappedTensor
-        ):  # values that are not tensors are written, empty tensors have no file
+        # Values that are not tensors are written already, and empty tensors have no file.
+        if isinstance(target, MemoryMappedTensor):
             written = leaf[rows]
             allocate(Path(target.filename), written.nbytes)
             target[rows].copy_(written)
@@ -382,15 +377,13 @@ def _leaf_paths(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, to
         yield "/".join(path) or _SINGLE, tree
         return
     if type(tree) not in (dict, list, tuple) or len(path) > DEPTH:
-        raise SchemaError(
-            f"a tree in files is made of tensors in tuples, lists and dicts, not of {type(tree).__name__}"
-        )
-    names = (
-        [_file_name(key) for key in tree] if isinstance(tree, dict) else [str(number) for number in range(len(tree))]
-    )
+        what = f"made of tensors in tuples, lists and dicts, not of {type(tree).__name__}"
+        raise SchemaError(f"a tree in files is {what}")
+    parts = tree if isinstance(tree, dict) else dict(enumerate(tree))
+    names = [_file_name(key) for key in parts]
     if len(set(names)) < len(names):
         raise SchemaError(f"keys that differ by type only cannot be told apart in files: {list(tree)}")
-    for name, part in zip(names, tree.values() if isinstance(tree, dict) else tree):
+    for name, part in zip(names, parts.values()):
         yield from _leaf_paths(part, (*path, name))
 
 
@@ -448,11 +441,9 @@ def write_metadata(folder: Path, data: Any, counts: dict[str, int]) -> None:
     record: dict[str, Any] = {"metadata": {}, "is_pytree": False, **counts}
     tree = describe_tree(data)
     if tree is not None:
-        leaves = {
-            path.replace("/", "."): {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
-            for path, leaf in _leaf_paths(data)
-        }
-        record |= {"metadata": leaves, "is_pytree": True, "tree": tree}
+        for path, leaf in _leaf_paths(data):
+            record["metadata"][path.replace("/", ".")] = {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+        record |= {"is_pytree": True, "tree": tree}
     (folder / METADATA).write_text(json.dumps(record))
 
 
@@ -492,9 +483,6 @@ def _torchrl_tree(folder: Path, stored: Any, leaves: Any) -> Any:
     paths = [path.replace("/", ".") for path, _ in _leaf_paths(stored)]
     if not isinstance(leaves, dict) or set(leaves) != set(paths):
         raise UsageError(f"{folder} holds the leaves {', '.join(leaves or ())}, the storage {', '.join(paths)}")
-    spec = pytree.tree_structure(stored)
-    shapes = [
-        torch.empty(leaves[path]["shape"], dtype=dtype_named(leaves[path]["dtype"], folder), device="meta")
-        for path in paths
-    ]
-    return describe_tree(pytree.tree_unflatten(shapes, spec))
+    about = [(leaves[path]["shape"], dtype_named(leaves[path]["dtype"], folder)) for path in paths]
+    shapes = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in about]
+    return describe_tree(pytree.tree_unflatten(shapes, pytree.tree_structure(stored)))

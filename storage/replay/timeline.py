@@ -110,10 +110,8 @@ class Edges:
                 continue
             named = keys == ((self.traj_key,) if not flags else self.end_keys)
             if not named and (self.end_keys or self.traj_key not in (None, *TRAJECTORY_KEYS)):
-                warnings.warn(
-                    f"the storage has no {_names(self._named())}: episodes are told apart by {_names(keys)}",
-                    stacklevel=2,
-                )
+                message = f"the storage has no {_names(self._named())}: episodes are told apart by {_names(keys)}"
+                warnings.warn(message, stacklevel=2)
             if flags:
                 return from_ends(torch.stack([flag.bool() for flag in found]).any(0), length, width, oldest)
             return replace(from_ids(found[0], length, width, oldest), traj_key=keys[0])

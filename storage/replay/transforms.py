@@ -113,19 +113,14 @@ class Transforms:
         if not isinstance(batch, TensorDictBase) or batch.batch_size != size:
             return batch
         now = {key: batch.get(key, None) for key in said}
-        changed = {
-            key for key, (value, _, version) in said.items() if now[key] is not value or _version(value) != version
-        }
-        if "index" in changed:
-            copies = {key: copy for key, (_, copy, _) in said.items()}
-            if _chosen(copies, now, in_place=now["index"] is said["index"][0]):
-                return batch
-        lost: dict[Any, Any] = {}
-        for key in changed:
-            value, copy, version = said[key]
-            lost[key] = copy
-            if _version(value) != version:
-                value.copy_(copy)  # the info shares this tensor
+        copies = {key: copy for key, (_, copy, _) in said.items()}
+        in_place = {key for key, (value, _, version) in said.items() if _version(value) != version}
+        changed = in_place | {key for key, (value, _, _) in said.items() if now[key] is not value}
+        if "index" in changed and _chosen(copies, now, in_place=now["index"] is said["index"][0]):
+            return batch
+        for key in in_place:
+            said[key][0].copy_(copies[key])  # the info shares this tensor
+        lost = {key: copies[key] for key in changed}
         for key, value in (flags or {}).items():
             found_now = batch.get(key, None)
             if value is not None and (found_now is None or found_now.dtype != value.dtype):
@@ -258,11 +253,8 @@ def _rows(index: Any) -> torch.Tensor | None:
     """The numbers that identify each record of an index, ``[n, numbers]``; for an ensemble including the member."""
     if isinstance(index, TensorDictBase):
         ids, rows = index.get("buffer_ids", None), index.get("index", None)
-        if (
-            not isinstance(ids, torch.Tensor)
-            or not isinstance(rows, torch.Tensor)
-            or rows.numel() % max(1, ids.numel())
-        ):
+        are_tensors = isinstance(ids, torch.Tensor) and isinstance(rows, torch.Tensor)
+        if not are_tensors or rows.numel() % max(1, ids.numel()):
             return None
         return torch.cat([ids.reshape(-1, 1), rows.reshape(ids.numel(), -1)], 1)
     return index.reshape(len(index), -1) if isinstance(index, torch.Tensor) and index.ndim else None
@@ -270,10 +262,11 @@ def _rows(index: Any) -> torch.Tensor | None:
 
 def copied_state(state: Any) -> Any:
     """A state in new memory."""
-    copy: Any = pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf), state
-    )
-    return copy
+
+    def copied(leaf: Any) -> Any:
+        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf)
+
+    return pytree.tree_map(copied, state)
 
 
 def as_transforms(transform: Any) -> Transforms:
@@ -305,10 +298,9 @@ def share_state(transform: Any) -> None:
     elif callable(share):
         share()
     elif getattr(transform, "requires_shared_write_state", False):
-        message = (
-            f"a {type(transform).__name__} keeps write state that processes cannot share: it has no share_memory_()"
-        )
-        raise UsageError(message, hint="write in one process, or give the transform a share_memory_()")
+        what = f"a {type(transform).__name__} keeps write state that processes cannot share"
+        hint = "write in one process, or give the transform a share_memory_()"
+        raise UsageError(f"{what}: it has no share_memory_()", hint=hint)
 
 
 class RandomCropTensorDict(torch.nn.Module):
@@ -320,17 +312,11 @@ class RandomCropTensorDict(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        sub_seq_len: int,
-        sample_dim: int = -1,
-        mask_key: Any = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None, *, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         self.sub_seq_len = whole_number("sub_seq_len", sub_seq_len, 1)
-        self.sample_dim, self.mask_key = sample_dim, mask_key
-        self.generator = generator
+        self.sample_dim, self.mask_key, self.generator = sample_dim, mask_key, generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         shape = tensordict.batch_size
@@ -400,12 +386,8 @@ class MultiStep(torch.nn.Module):
         out.get("next").update(following)
         out.set("steps_to_next_obs", taken)
         out.set("gamma", (self.gamma ** taken.double()).float())
-        nonterminal = taken > 1
         mask = out.get(("collector", "mask"), None)
-        if mask is not None:
-            nonterminal &= mask.reshape(out.batch_size)
-        out.set("nonterminal", nonterminal)
-        return out
+        return out.set("nonterminal", taken > 1 if mask is None else (taken > 1) & mask.reshape(out.batch_size))
 
     def _of_groups(self, data: TensorDictBase, shape: torch.Size) -> TensorDictBase:
         """The same for a batch whose members each have their own done, ``[*batch, time, *group]``: so has every leaf."""

@@ -39,9 +39,8 @@ class SlotGenerations:
     """
 
     def __init__(self, stamps: torch.Tensor | None = None) -> None:
-        self.stamps = (
-            torch.zeros(0, dtype=torch.int64, device="cpu") if stamps is None else stamps.detach().cpu().long().clone()
-        )
+        given = torch.zeros(0, device="cpu") if stamps is None else stamps
+        self.stamps = given.detach().cpu().long().clone()
 
     @torch.inference_mode(False)
     def count(self, rows: torch.Tensor) -> None:
@@ -139,13 +138,9 @@ class Writer(Saved):
         storage = self._storage
         if storage.ndim == 1:
             return index
-        beside = torch.cartesian_prod(*(torch.arange(size, device="cpu") for size in storage.shape[1:])).view(
-            -1, storage.ndim - 1
-        )
-        return torch.cat(
-            [index.repeat_interleave(len(beside)).unsqueeze(1), beside.repeat(len(index), 1)],
-            1,
-        )
+        sizes = (torch.arange(size, device="cpu") for size in storage.shape[1:])
+        beside = torch.cartesian_prod(*sizes).view(-1, storage.ndim - 1)
+        return torch.cat([index.repeat_interleave(len(beside)).unsqueeze(1), beside.repeat(len(index), 1)], 1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -308,11 +303,10 @@ class RoundRobinWriter(Writer):
         if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
             raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")
         if record.get("generation_shape") is not None:
-            stamps = map_tensor(
-                folder / "generation.memmap", record.get("generation_dtype"), record["generation_shape"]
-            )
+            file = folder / "generation.memmap"
+            stamps = map_tensor(file, record.get("generation_dtype"), record["generation_shape"])
             if stamps.ndim != 1 or stamps.is_floating_point() or stamps.is_complex():
-                raise DamagedDatasetError(f"{folder / 'generation.memmap'} holds no stamps of rows")
+                raise DamagedDatasetError(f"{file} holds no stamps of rows")
             state["_generation"] = stamps.clone()
         return {**self._read_rest(folder), **state}
 
@@ -330,15 +324,12 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if isinstance(data, list):
             return [self._with_index(record, row) for record, row in zip(data, index)]
         if isinstance(data, TensorDictBase):
-            shape = data.batch_size
-            index = index.to(data.device) if data.device is not None else index
-            data = data.copy()
-            data.set(
-                "index", index.reshape([*index.shape, *[1] * (len(shape) - index.ndim)]).expand(shape).contiguous()
-            )
             fields = self._storage.fields()
             if fields is not None and "index" not in fields:  # existing memory without this leaf
                 return data.exclude("index")
+            index = index.to(data.device) if data.device is not None else index
+            index = index.reshape([*index.shape, *[1] * (data.ndim - index.ndim)])
+            return data.copy().set("index", index.expand(data.batch_size).contiguous())
         return data
 
 
@@ -359,9 +350,8 @@ def count_records(data: Any) -> int:
         return len(data)
     leaves = pytree.tree_leaves(data)
     if leaves and not hasattr(leaves[0], "__len__"):
-        raise SchemaError(
-            f"extend takes a batch or a sequence of records, not a {type(data).__name__} of single values"
-        )
+        what = f"a {type(data).__name__} of single values"
+        raise SchemaError(f"extend takes a batch or a sequence of records, not {what}")
     check_lengths(data, (leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim))
     return len(leaves[0]) if leaves else 0
 
@@ -372,24 +362,21 @@ def _part(data: Any, low: int, high: int) -> Any:
     return tree_map(lambda leaf: leaf[low:high], data)
 
 
-REDUCTIONS = ("sum", "max", "min", "mean", "median")
+#: How several values become one: the rows of a tensor ``[n, k]``, and a list of Python's numbers.
+_REDUCED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], Any]]] = {
+    "sum": (lambda rows: rows.sum(1), sum),
+    "max": (lambda rows: rows.amax(1), max),
+    "min": (lambda rows: rows.amin(1), min),
+    "mean": (lambda rows: rows.mean(1), fmean),
+    "median": (lambda rows: rows.median(1).values, median_low),
+}
+REDUCTIONS = tuple(_REDUCED)
 
 
 def reduce(values: torch.Tensor, how: str) -> torch.Tensor:
     """``[n, ...]`` to ``[n]``: sum, max, min, mean or median over all further dimensions."""
-    flat = values.reshape(len(values), -1)
-    if flat.shape[1] == 1:
-        return flat[:, 0]
-    if how == "max":
-        return flat.amax(1)
-    if how == "min":
-        return flat.amin(1)
-    if how == "median":
-        return flat.median(1).values
-    return flat.mean(1) if how == "mean" else flat.sum(1)
-
-
-_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {"sum": sum, "max": max, "min": min, "mean": fmean, "median": median_low}
+    rows = values.reshape(len(values), -1)
+    return rows[:, 0] if rows.shape[1] == 1 else _REDUCED[how][0](rows)
 
 
 def reduce_exactly(values: torch.Tensor, how: str) -> list[int | float]:
@@ -397,7 +384,7 @@ def reduce_exactly(values: torch.Tensor, how: str) -> list[int | float]:
     if values.is_floating_point():
         return reduce(values.double(), how).tolist()
     rows = values.reshape(len(values), -1).tolist()
-    return [_OF_NUMBERS[how](row) if len(row) != 1 else row[0] for row in rows]
+    return [_REDUCED[how][1](row) if len(row) != 1 else row[0] for row in rows]
 
 
 class TensorDictMaxValueWriter(Writer):

@@ -47,7 +47,6 @@ class ConditionalUpdateResult:
 def update_records(
     storage: Storage,
     writer: Writer,
-    *,
     index: Any,
     generation: Any,
     patch: Mapping[Any, Any] | TensorDictBase,
@@ -69,7 +68,9 @@ def update_records(
     generation = torch.as_tensor(generation, device="cpu").long().reshape(-1)
     if generation.numel() != count:
         raise UsageError(f"{count} rows, but {generation.numel()} generations")
-    values = _patch(patch)
+    leaves: Any = patch
+    items = leaves.items(True, True) if is_tensor_collection(patch) else leaves.items()
+    values = {as_key(key): torch.as_tensor(value).detach() for key, value in items}
     if (version_key is None) != (version is None):
         raise UsageError("give version_key and version together")
     if version_key is not None:
@@ -97,11 +98,6 @@ def update_records(
     return ConditionalUpdateResult(live, rejected)
 
 
-def _patch(patch: Any) -> dict[tuple[str, ...], torch.Tensor]:
-    items = patch.items(True, True) if is_tensor_collection(patch) else patch.items()
-    return {as_key(key): torch.as_tensor(value).detach() for key, value in items}
-
-
 def _version_key(key: Any, values: Mapping[tuple[str, ...], Any]) -> tuple[str, ...]:
     if isinstance(key, str) and "." in key:
         hint = f"name it {tuple(key.split('.'))}"
@@ -115,9 +111,8 @@ def _version_key(key: Any, values: Mapping[tuple[str, ...], Any]) -> tuple[str, 
 def _versions(version: Any, count: int) -> torch.Tensor:
     given = torch.as_tensor(version, device="cpu")
     if given.numel() not in (1, count) or (given.ndim and given.shape[0] != count):
-        raise UsageError(
-            f"a version of shape {list(given.shape)} for {count} records", hint="one number, or one a record"
-        )
+        message = f"a version of shape {list(given.shape)} for {count} records"
+        raise UsageError(message, hint="one number, or one a record")
     return given.reshape(-1).expand(count)
 
 
@@ -134,10 +129,8 @@ def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: i
     row = [size for size in leaf.shape[ndim:] if size != 1]
     last = [size for size in value.shape if size != 1][-len(row) :] if row else []
     if value.dtype != leaf.dtype or value.numel() != torch.Size(shape).numel() or last != row:
-        message = (
-            f"key {'/'.join(key)}: got {value.dtype} {list(value.shape)}, the records need {leaf.dtype} {list(shape)}"
-        )
-        raise SchemaError(message)
+        need = f"the records need {leaf.dtype} {list(shape)}"
+        raise SchemaError(f"key {'/'.join(key)}: got {value.dtype} {list(value.shape)}, {need}")
     return value.reshape(shape)
 
 

@@ -63,22 +63,17 @@ class ConsumingSampler(Sampler):
 
     def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
         if not callable(getattr(writer, "write_at", None)):
-            message = (
-                f"a ConsumingSampler requires a writer with a callable write_at, which a {type(writer).__name__} lacks"
-            )
-            raise ArgumentTypeError(message, hint="for example RoundRobinWriter()")
+            what = f"a writer with a callable write_at, which a {type(writer).__name__} lacks"
+            raise ArgumentTypeError(f"a ConsumingSampler requires {what}", hint="for example RoundRobinWriter()")
         if not isinstance(storage, (ListStorage, TensorStorage)):
-            raise ArgumentTypeError(
-                f"a ConsumingSampler needs a storage of lists or tensors, not a {type(storage).__name__}"
-            )
+            what = f"a storage of lists or tensors, not a {type(storage).__name__}"
+            raise ArgumentTypeError(f"a ConsumingSampler needs {what}")
         if storage.ndim != 1:
-            raise UsageError(
-                f"a ConsumingSampler is for 1-dimensional storages, and this one has {storage.ndim} dimensions"
-            )
+            what = f"1-dimensional storages, and this one has {storage.ndim} dimensions"
+            raise UsageError(f"a ConsumingSampler is for {what}")
         if use.prefetch:
-            raise UsageError(
-                "Prefetching is not supported with a ConsumingSampler: every draw consumes", hint="prefetch=0"
-            )
+            message = "Prefetching is not supported with a ConsumingSampler: every draw consumes"
+            raise UsageError(message, hint="prefetch=0")
         if use.windows:
             raise UsageError("consumed rows are written out of time order: leave out frame_stack and n_step")
         if use.shared or use.world_size > 1:
@@ -104,14 +99,6 @@ class ConsumingSampler(Sampler):
         if len(storage) != self._size:  # written before this sampler existed, or by other code
             self._resize(len(storage))
         return self._size - len(self._free_indices)
-
-    def consumed_rows(self, storage: Storage) -> torch.Tensor:
-        """The rows that may be overwritten, int64 ``[n]``, in the order of consumption."""
-        self.live(storage)
-        return self._free_indices
-
-    def _append_free_indices(self, rows: torch.Tensor) -> None:
-        self._free_indices = torch.cat([self._free_indices, rows])
 
     def extend(self, index: Any) -> None:
         rows = torch.as_tensor(index, device="cpu").reshape(-1).long()
@@ -144,7 +131,8 @@ class ConsumingSampler(Sampler):
         rows = self._live_mask.nonzero().squeeze(1)
         drawn = rows[torch.randperm(len(rows), generator=generator, device="cpu")[:batch_size]]
         self._sample_count[drawn] += 1
-        self._append_free_indices(drawn[self._sample_count[drawn] >= self.max_sample_count])
+        consumed = drawn[self._sample_count[drawn] >= self.max_sample_count]
+        self._free_indices = torch.cat([self._free_indices, consumed])
         self.ran_out = len(self._free_indices) == self._size
         return Draw(drawn)
 
@@ -182,11 +170,8 @@ class ConsumingSampler(Sampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a copy of a state from ``state_dict``, of this package or of TorchRL."""
         try:
-            most, size, ran_out = (
-                _check_count(state["max_sample_count"]),
-                int(state["_known_storage_len"]),
-                state["_ran_out"],
-            )
+            most, size = _check_count(state["max_sample_count"]), int(state["_known_storage_len"])
+            ran_out = bool(state["_ran_out"])
             counts, free = _rows(state["_sample_count"]), _rows(state.get("_free_indices"))
             if not 0 <= size <= len(counts):
                 raise ValueError(f"{len(counts)} counts for {size} rows")
@@ -196,7 +181,7 @@ class ConsumingSampler(Sampler):
             raise UsageError(message) from error
         before, self.__dict__["max_sample_count"] = self.max_sample_count, most
         try:
-            self._take_over(counts[:size], free, bool(ran_out))
+            self._take_over(counts[:size], free, ran_out)
         except UsageError:
             self.__dict__["max_sample_count"] = before
             raise
@@ -238,7 +223,8 @@ class ReusingWriter:
     """Writes to consumed rows first, then from the cursor of ``writer`` on, which needs ``write_at`` and ``cursor``."""
 
     def __init__(self, writer: Any, sampler: ConsumingSampler, storage: Storage) -> None:
-        self.writer, self.storage, self.free = writer, storage, sampler.consumed_rows(storage)
+        sampler.live(storage)  # which also looks at rows that other code has written
+        self.writer, self.storage, self.free = writer, storage, sampler._free_indices
 
     def add(self, data: Any) -> Any:
         return self.writer.write_at(int(self.free[0]), data) if len(self.free) else self.writer.add(data)

@@ -89,14 +89,10 @@ class Sequence(SampleUnit):
         bootstrap: int = 0,
         dilation: int = 1,
     ) -> None:
-        least = {"length": 1, "burn_in": 0, "bootstrap": 0, "dilation": 1}
-        length, burn_in, bootstrap, dilation = (
-            whole_number(name, value, lowest)
-            for (name, lowest), value in zip(least.items(), (length, burn_in, bootstrap, dilation))
-        )
+        self.length, self.dilation = whole_number("length", length, 1), whole_number("dilation", dilation, 1)
+        self.burn_in, self.bootstrap = whole_number("burn_in", burn_in, 0), whole_number("bootstrap", bootstrap, 0)
         if episode_boundary not in ("pad", "stop", "include_reset"):
             raise UsageError(f"episode_boundary is {episode_boundary!r}, not 'pad', 'stop' or 'include_reset'")
-        self.length, self.burn_in, self.bootstrap, self.dilation = length, burn_in, bootstrap, dilation
         self.episode_boundary = episode_boundary
         self.done_key = None if done_key is None else as_key(done_key)
         self._edges = Edges(end_keys=() if self.done_key is None else (self.done_key,))
@@ -230,10 +226,9 @@ def _expand(unit: SampleUnit, draw: Draw, storage: Storage) -> Draw:
 
 def _to_draw(rows: torch.Tensor, info: dict[str, Any]) -> Draw:
     """A draw of single rows; info that has no value for each row becomes notes."""
-    each = {
-        name: value
-        for name, value in info.items()
-        if name != "index" and isinstance(value, torch.Tensor) and value.shape[:1] == rows.shape
-    }
-    notes = {name: value for name, value in info.items() if name != "index" and name not in each}
-    return Draw(rows, info=each, notes=notes, overlapping=True)
+    draw = Draw(rows, overlapping=True)
+    for name, value in info.items():
+        is_each = isinstance(value, torch.Tensor) and value.shape[:1] == rows.shape
+        if name != "index":
+            (draw.info if is_each else draw.notes)[name] = value
+    return draw

@@ -13,6 +13,7 @@ import torch
 
 from ....errors import UsageError
 from ..samplers.sampler import Sampler
+from ..storages.trees import copy_of
 
 
 class ParameterScheduler:
@@ -30,8 +31,7 @@ class ParameterScheduler:
             raise UsageError(f"a {type(sampler).__name__} has no parameter {param_name!r}")
         self.sampler, self.param_name = sampler, param_name
         self.min_value, self.max_value = min_value, max_value
-        initial = getattr(sampler, param_name)
-        self.initial_val = initial.clone() if isinstance(initial, torch.Tensor) else initial
+        self.initial_val = copy_of(getattr(sampler, param_name))
         self.steps = 0
 
     def step(self) -> None:
@@ -56,17 +56,14 @@ class ParameterScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """All attributes except the sampler and functions, by name; tensors are copies."""
-        return {
-            name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in self.__dict__.items()
-            if name != "sampler" and not callable(value)
-        }
+        kept = {name: value for name, value in self.__dict__.items() if name != "sampler" and not callable(value)}
+        return copy_of(kept)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``. Raises UsageError for the state of another parameter."""
         if state.get("param_name") != self.param_name or set(state) != set(self.state_dict()):
             raise UsageError(f"the state is not that of a {type(self).__name__} of {self.param_name!r}")
-        self.__dict__.update({name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in state.items()})
+        self.__dict__.update(copy_of(state))
 
 
 class LambdaScheduler(ParameterScheduler):

@@ -59,16 +59,14 @@ class StalenessAwareSampler(Sampler):
         if self.max_staleness >= 0:
             rows = (staleness <= self.max_staleness).nonzero().squeeze(1)
             if not len(rows):
-                message = (
-                    f"all {size} records exceed max_staleness={self.max_staleness} at version {self.consumer_version}"
-                )
-                raise SamplingError(message, hint="allow older ones, or collect with newer policies")
+                what = f"max_staleness={self.max_staleness} at version {self.consumer_version}"
+                hint = "allow older ones, or collect with newer policies"
+                raise SamplingError(f"all {size} records exceed {what}", hint=hint)
         weights = torch.as_tensor(self.staleness_weight_fn(staleness[rows]), device="cpu").double()
         if weights.shape != rows.shape:
             message = f"staleness_weight_fn gave weights of shape {list(weights.shape)} for {len(rows)} records"
-            raise UsageError(
-                message, hint="return one weight for each staleness, 0 for records that are not to be drawn"
-            )
+            hint = "return one weight for each staleness, 0 for records that are not to be drawn"
+            raise UsageError(message, hint=hint)
         drawn = rows[_weighted(weights, batch_size, generator)]
         return Draw(drawn, info={"staleness": staleness[drawn]})
 

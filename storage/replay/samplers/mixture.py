@@ -43,11 +43,8 @@ class MixtureSampler(Sampler):
         empty = [number for number, size in enumerate(sizes) if not size and numbers[number]]
         if empty:
             raise UsageError(f"dataset {empty[0]} has no steps, and a weight of {numbers[empty[0]]:g}")
-        self.sizes, self.weights, self.shares = (
-            tuple(map(int, sizes)),
-            tuple((numbers / numbers.sum()).tolist()),
-            shares,
-        )
+        self.sizes, self.shares = tuple(map(int, sizes)), shares
+        self.weights = tuple((numbers / numbers.sum()).tolist())
         upto = np.cumsum(self.weights)
         upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
         self._edges = upto[:-1]

@@ -273,14 +273,11 @@ class PrioritizedSampler(Sampler):
         known = isinstance(priorities, torch.Tensor) and priorities.dtype == torch.float64 and priorities.ndim == 1
         if not known or capacity not in (self.max_capacity, self.room) or len(priorities) < self.max_capacity:
             raise UsageError(f"the state has {len(priorities)} priorities, the sampler {self.max_capacity}")
-        sound = all(
-            isinstance(value, (int, float)) and 0 <= value < float("inf")
-            for value in (numbers if numbers[3] is not None else numbers[:3])  # no priority was set yet
-        )
+        given = numbers if numbers[3] is not None else numbers[:3]  # no priority was set yet
+        sound = all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in given)
         if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
-            raise UsageError(
-                f"the state's alpha, beta, eps and largest priority are {numbers}: not all are numbers from 0 on"
-            )
+            what = f"{numbers}: not all are numbers from 0 on"
+            raise UsageError(f"the state's alpha, beta, eps and largest priority are {what}")
         self._alpha, self.beta, self.eps, self._largest = numbers
         self._checked_rows = 0
         self._priorities, self.tree = priorities.clone(), SumTree(len(priorities))
@@ -387,9 +384,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     ) -> None:
         SliceSampler.__init__(self, **slices)
         self._starts: SumTree | None = None
-        PrioritizedSampler.__init__(
-            self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, device
-        )
+        own = (max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
+        PrioritizedSampler.__init__(self, *own)
         self._configure()
         self._eligible = torch.zeros(max_capacity, dtype=torch.bool, device="cpu")
         self._known: tuple[Timeline, int] | None = None
@@ -416,9 +412,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             self.__dict__["span"] = (False, self.span)
         SliceSampler._configure(self)
         if self.span[0]:
-            warnings.warn(
-                "a priority belongs to the step a slice begins with: the left span is turned off", stacklevel=3
-            )
+            message = "a priority belongs to the step a slice begins with: the left span is turned off"
+            warnings.warn(message, stacklevel=3)
             self.__dict__["span"] = (False, self.span[1])
         self._starts = self._known = None
 

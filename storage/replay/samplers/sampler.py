@@ -45,9 +45,8 @@ class Use:
 class _Replacement(ABCMeta):
     """``replacement=False`` gives the variant of a sampler that draws without replacement."""
 
-    if (
-        not TYPE_CHECKING
-    ):  # type checkers would treat every sampler as Any, with any arguments, instead of reading ``__init__``
+    # Type checkers would treat every sampler as Any, with any arguments, instead of reading ``__init__``.
+    if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
             variant = cls if replacement else vars(cls).get("without_replacement")
@@ -391,9 +390,8 @@ def _to_draw(sampler: Sampler, storage: Storage, found: Any) -> Draw:
         try:
             values = torch.as_tensor(value, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SamplingError(
-                f"info[{key!r}] that {name} returned is not a tensor but a {type(value).__name__}"
-            ) from error
+            message = f"info[{key!r}] that {name} returned is not a tensor but a {type(value).__name__}"
+            raise SamplingError(message) from error
         if not values.ndim:
             values = values.expand(len(rows))
         if values.shape[0] != len(rows):

@@ -148,12 +148,8 @@ class SliceSampler(Sampler):
             if value is not None:
                 self.__dict__[name] = whole_number(name, value, least)
         end_key, end_keys, traj_key = self.end_key, self.end_keys, self._given_traj_key
-        ways = [
-            end_key is not None or bool(end_keys) or traj_key is not None,
-            self.ends is not None,
-            self.trajectories is not None,
-        ]
-        if sum(ways) > 1 or (end_key is not None and end_keys):
+        by_key = end_key is not None or bool(end_keys) or traj_key is not None
+        if by_key + (self.ends is not None) + (self.trajectories is not None) > 1 or (end_key is not None and end_keys):
             raise UsageError("end_key, end_keys and traj_key, ends, and trajectories are exclusive: give one of them")
         if self.pad_output and self.strict_length:
             raise UsageError("pad_output=True is incompatible with strict_length=True: it fills up short slices")
@@ -162,28 +158,20 @@ class SliceSampler(Sampler):
         span = _both_sides(self.span)
         if any(span) and (self.uniform_over == "transitions" or self.stride > 1):
             message = "span goes with uniform_over='trajectories' and a stride of 1"
-            windows = f"sample_unit=rbdata.Sequence({self.slice_len or 32})"
-            hint = (
-                f"windows that begin at every step alike and may reach over the end of an episode: {windows}, no slices"
-            )
-            raise UsageError(message, hint=hint)
+            hint = "windows that begin at every step alike and may reach over the end of an episode:"
+            raise UsageError(message, hint=f"{hint} sample_unit=rbdata.Sequence({self.slice_len or 32}), no slices")
         for name in ("ends", "trajectories"):  # copied: edges are computed again after a write
             value = getattr(self, name)
             if value is not None:
                 is_tensor = isinstance(value, torch.Tensor)
                 self.__dict__[name] = value.clone() if is_tensor else torch.as_tensor(np.array(value))
-        edges = Edges(
-            None if traj_key is None else as_key(traj_key),
-            tuple(as_key(key) for key in end_keys or ()) or (() if end_key is None else (as_key(end_key),)),
-            as_key(self.step_key) if self.fragmented else None,
-            self.ends,
-            self.trajectories,
+        end_keys = tuple(map(as_key, end_keys or (() if end_key is None else (end_key,))))
+        step_key = as_key(self.step_key) if self.fragmented else None
+        traj_key, truncated, init = (
+            None if key is None else as_key(key) for key in (traj_key, self.truncated_key, self.init_key)
         )
-        marks = SliceMarks(
-            None if self.truncated_key is None else as_key(self.truncated_key),
-            None if self.init_key is None else as_key(self.init_key),
-        )
-        self.__dict__.update(span=span, edges=edges, marks=marks)
+        edges = Edges(traj_key, end_keys, step_key, self.ends, self.trajectories)
+        self.__dict__.update(span=span, edges=edges, marks=SliceMarks(truncated, init))
         self._pools.clear()
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
@@ -212,9 +200,8 @@ class SliceSampler(Sampler):
         timeline = storage.timeline(self.edges)
         pool = self._pools.get(length)
         if pool is None or pool.timeline is not timeline:
-            pool = self._pools[length] = EpisodePool(
-                timeline, length, self.strict_length, self.span, self.stride, self._cut_short
-            )
+            how = (self.strict_length, self.span, self.stride, self._cut_short)
+            pool = self._pools[length] = EpisodePool(timeline, length, *how)
             if self.traj_key is None and timeline.traj_key is not None:
                 found = timeline.traj_key if len(timeline.traj_key) > 1 else timeline.traj_key[0]
                 self.__dict__["traj_key"] = found
@@ -293,8 +280,8 @@ class EpisodePool:
         length: int,
         strict: bool,
         span: tuple[bool | int, bool | int],
-        stride: int = 1,
-        cut_short: bool = False,
+        stride: int,
+        cut_short: bool,
     ) -> None:
         self.timeline, self.length, self.stride = timeline, length, stride
         self.lengths, self.first = timeline.lengths, timeline.starts[:-1]
@@ -318,9 +305,8 @@ class EpisodePool:
     def draw(self, chosen: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A start in each of the chosen episodes, and the lengths if some are short."""
         # One float64 a slice instead of one bounded integer each: the bias is below 2^-53 times the episode length.
-        offset = (
-            torch.rand(len(chosen), dtype=torch.float64, generator=generator, device="cpu") * self.places[chosen]
-        ).long()
+        share = torch.rand(len(chosen), dtype=torch.float64, generator=generator, device="cpu")
+        offset = (share * self.places[chosen]).long()
         if self.stride > 1:
             offset *= self.stride
         if not self.lead:

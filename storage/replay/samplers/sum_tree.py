@@ -156,9 +156,8 @@ class SumTree:
         total = self.total
         if total == np.inf:
             raise SamplingError("the sum of all priorities is larger than a float64 can be")
-        found, values, least = self._find(
-            torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy() * total
-        )
+        mass = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy() * total
+        found, values, least = self._find(mass)
         while least <= 0:  # rounding, once in very many draws
             bad = values <= 0
             again = torch.rand(int(bad.sum()), dtype=torch.float64, generator=generator, device="cpu").numpy()
