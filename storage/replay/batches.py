@@ -7,14 +7,12 @@ Small leaves such as rewards and flags take a few bytes per step: the cost of re
 batches are drawn ahead and their small leaves are read together (``prepare``); the large leaves are read batch by batch
 (``complete``). Batches do not share memory with each other or with the storage, nor do the leaves of a batch.
 
-`NStep`: n-step returns (Sutton, 1988), cut at the end of the episode.
+`NStep`: n-step returns (Sutton, 1988), cut at the end of the episode, not of the batch: rewards are read from the dataset.
 
     episode of 4, n = 3         steps   0    1    2    3 (done)
                                 reward  r0   r1   r2   r3
     from step 0                 r0 + g r1 + g^2 r2          next is that of step 2      3 steps
     from step 2                 r2 + g r3                   next is that of step 3      2 steps, done
-
-The end of the episode cuts the sum, not the end of the batch: rewards are read from the dataset, not from the batch.
 """
 
 from __future__ import annotations
@@ -278,7 +276,8 @@ class BatchReader:
 
     def _check_windows(self, windows: KeyWindows) -> None:
         """Raise UsageError for missing keys, and for records that are trajectories."""
-        unknown = [key for key in windows.offsets if key not in self._fields and not _is_successor(key, self._fields)]
+        successors = [f"next/{name}" for name, rows in self._fields.items() if rows.leaf.kind == "state"]
+        unknown = [key for key in windows.offsets if key not in self._fields and key not in successors]
         if unknown:
             message = f"unknown keys of windows: {', '.join(unknown)}"
             raise UsageError(message, hint=f"there are {', '.join(self._fields)}")
@@ -514,12 +513,6 @@ class BatchReader:
             found = rows.take(flat - is_final.long())
             found[is_final] = successors.take(flat[is_final] - 1)
         return found.view(*within.shape, *rows.leaf.shape)
-
-
-def _is_successor(key: str, fields: Mapping[str, Readable]) -> bool:
-    """Whether a key names the successors of a state leaf."""
-    root = fields.get(key.removeprefix("next/"))
-    return key.startswith("next/") and root is not None and root.leaf.kind == "state"
 
 
 def _either(name: str, drawn: torch.Tensor, window: torch.Tensor) -> torch.Tensor:

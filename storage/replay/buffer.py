@@ -107,6 +107,7 @@ class ReplayBuffer:
     """
 
     _info_in_batch = False
+    _ring_writer: type[Writer] = RoundRobinWriter
     _warned_of_add = _warned_of_restart = False
     _storage: Storage
     _sampler: Sampler
@@ -208,39 +209,27 @@ class ReplayBuffer:
             "consume_after": consume_after_n_samples,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
-            self._make_parts(**self._unmade)
+            self._make_parts(self._unmade)
 
-    def _make_parts(
-        self,
-        *,
-        storage: Part,
-        sampler: Part,
-        writer: Part,
-        transform: Any,
-        transform_factory: Callable[[], Any] | None,
-        dim_extend: int | None,
-        generator: torch.Generator | None,
-        seed: int | None,
-        one_ahead: bool,
-        consume_after: int | None,
-    ) -> None:
+    def _make_parts(self, given: dict[str, Any]) -> None:
         """Make the parts from the arguments of the constructor; ``one_ahead``: prefetch a batch if the sampler can."""
         self._unmade = None
-        self._storage = resolve_storage(storage)
-        self._sampler = resolve(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
-        if consume_after is not None:
-            self._sampler = consuming_sampler(self._sampler, consume_after)
+        self._storage = resolve_storage(given["storage"])
+        self._sampler = resolve(given["sampler"], Sampler, RandomSampler, "SliceSampler(slice_len=32)")
+        if given["consume_after"] is not None:
+            self._sampler = consuming_sampler(self._sampler, given["consume_after"])
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
-        self._writer = resolve(writer, Writer, self._default_writer, "RoundRobinWriter()")
+        self._writer = resolve(given["writer"], Writer, self._default_writer, "RoundRobinWriter()")
         self._check_parts(self._sampler, self._storage, self._writer)
         check_part(self)
         self._writer.register_storage(self._storage)
-        self._transforms = as_transforms(transform if transform_factory is None else transform_factory())
+        factory, dim_extend = given["transform_factory"], given["dim_extend"]
+        self._transforms = as_transforms(given["transform"] if factory is None else factory())
         self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
-        if one_ahead and self._sampler.ahead and self.batch_size:
+        if given["one_ahead"] and self._sampler.ahead and self.batch_size:
             self._spec = replace(self._spec, prefetch=1)
-        self._start_order(generator, seed)
+        self._start_order(given["generator"], given["seed"])
         if self.shared:
             self.share()
 
@@ -251,7 +240,7 @@ class ReplayBuffer:
             if not name.startswith("__") and "_lock" in self.__dict__:
                 with self._lock:  # another thread may be making them
                     if self.__dict__.get("_unmade") is not None:
-                        self._make_parts(**self._unmade)
+                        self._make_parts(self._unmade)
                     if name in self.__dict__:
                         return self.__dict__[name]
             raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}")
@@ -300,7 +289,7 @@ class ReplayBuffer:
             self.__dict__.update(batch_size=None if batch_size is None else check_batch_size(batch_size))
 
     def _default_writer(self) -> Writer:
-        return ImmutableDatasetWriter() if self._storage.immutable else RoundRobinWriter()
+        return ImmutableDatasetWriter() if self._storage.immutable else self._ring_writer()
 
     @property
     def storage(self) -> Storage:

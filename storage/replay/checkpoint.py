@@ -230,6 +230,8 @@ def _sync_file(path: Path) -> None:
 
 #: Rows of a batch from a storage that has fewer.
 _LARGEST_BATCH = 1 << 16
+#: Storages that can load each other's contents.
+_OF_TENSORS = ("TensorStorage", "LazyTensorStorage", "LazyMemmapStorage")
 
 
 def dump(buffer: Any, path: Any) -> None:
@@ -300,7 +302,8 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     about = checkpoint.about
     for part in ("storage", "sampler", "writer"):
         have = type(getattr(buffer, part)).__name__
-        if part in about and about[part] != have and not (part == "storage" and _alike(about[part], have)):
+        exchangeable = all(kind in _OF_TENSORS for kind in (about.get(part), have))
+        if part in about and about[part] != have and not exchangeable:
             message = f"the checkpoint's {part} is a {about[part]}, the buffer's a {have}"
             raise UsageError(message, hint="make the buffer of the same parts as the one that was saved")
     own = "sampler" in about  # checkpoints from TorchRL have only writer and storage
@@ -331,12 +334,6 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
     buffer.batch_size, buffer._loader_epochs = batch_size, epochs
-
-
-def _alike(there: Any, have: str) -> bool:
-    """Whether a storage can load the contents of another kind: all storages of tensors can exchange contents."""
-    kin = ("TensorStorage", "LazyTensorStorage", "LazyMemmapStorage")
-    return there in kin and have in kin
 
 
 def _writer_state(buffer: Any, checkpoint: Checkpoint) -> dict[str, Any]:

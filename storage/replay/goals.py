@@ -9,8 +9,7 @@ what is stored under ``goal_key`` at step
                    without: round(d min(t + 1, T - 1) + (1 - d) (T - 1)), with d uniform in [0, 1)
     random         any step of the dataset, uniformly
 
-with these probabilities. Goals are chosen with the batch, from the same generator, as in `hindsight`: a seed repeats them, with
-and without prefetching. The relabelled leaves are
+with these probabilities. Goals are chosen as in `hindsight`, so a seed repeats them. The relabelled leaves are
 
     goal, actor_goal       added, shaped as what ``goal_key`` names
     next/reward            success - 1, or success; success is whether the goal is the step's own state

@@ -113,9 +113,7 @@ class HindsightRelabeling:
         rewards = batch.get(reward, None)
         if rewards is None:
             raise UnknownKeyError(f"the records have no reward_key {reward}")
-        computed = torch.as_tensor(self.reward_fn(batch[:count]), device=rewards.device)
-        if computed.numel() == rewards[:count].numel():  # [n] or [n, 1]
-            computed = computed.reshape(rewards[:count].shape)
+        computed = _computed(self.reward_fn, batch, rewards[:count])
         batch.set(reward, _with_first(rewards, computed, count, "rewards of reward_fn"))
         if self.terminated_fn is not None:
             self._end_episodes(batch, count)
@@ -128,11 +126,9 @@ class HindsightRelabeling:
         before = batch.get(key, None)
         if before is None:
             raise UnknownKeyError(f"the records have no {'/'.join(key)} that terminated_fn could replace")
-        computed = torch.as_tensor(self.terminated_fn(batch[:count]), device=before.device)
+        computed = _computed(self.terminated_fn, batch, before[:count])
         if computed.dtype != torch.bool:
             raise SchemaError(f"terminated_fn returned {computed.dtype}, not bool")
-        if computed.numel() == before[:count].numel():
-            computed = computed.reshape(before[:count].shape)
         after = _with_first(before, computed, count, "flags of terminated_fn")
         batch.set(key, after)
         done = batch.get(self.done, None)
@@ -144,6 +140,12 @@ class HindsightRelabeling:
 
 
 _HINT = "in datasets of Gymnasium-Robotics it lies below the observation: ('observation', 'desired_goal')"
+
+
+def _computed(function: Callable[[TensorDictBase], torch.Tensor], batch: Any, like: torch.Tensor) -> torch.Tensor:
+    """What a user's function returns for the first records of a batch, ``[n]`` or ``[n, 1]``, in the stored shape."""
+    found = torch.as_tensor(function(batch[: len(like)]), device=like.device)
+    return found.reshape(like.shape) if found.numel() == like.numel() else found
 
 
 def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str) -> torch.Tensor:

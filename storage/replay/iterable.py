@@ -13,8 +13,7 @@ depend on the seed that it draws for its workers. Give it ``batch_size=None, col
 otherwise put each batch into a batch of 1, or without a batch size treat a TensorDict as a dictionary.
 
 A user's sampler is copied to each worker unchanged. If it draws from ``self._rng`` or torch's global generator, each worker
-draws different records; if it keeps its own counter, all workers draw the same records, unless it uses ``self.share``: its rank
-and the number of workers.
+draws different records; with a counter of its own all draw the same, unless it uses ``self.share`` (rank, number of workers).
 """
 
 from __future__ import annotations

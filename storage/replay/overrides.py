@@ -17,7 +17,6 @@ ROOT = __name__.partition(".")[0]
 #: Marks methods that `link` made from the one that a class defines.
 MADE = "_made_from"
 
-
 #: Results of `is_overridden` by class and name, with the attribute that was examined: classes may be changed later.
 _known: dict[tuple[type, str], tuple[Any, bool]] = {}
 _MOST_KNOWN = 1024

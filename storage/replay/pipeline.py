@@ -8,12 +8,10 @@ Without prefetching all steps run in `sample`; with it, reading and finishing ru
 (``get`` of a storage, collate_fn, reward_fn, transforms) may return views of memory that they reuse for the next batch: they
 are called for one batch at a time, and batches that wait for delivery are copies.
 
-`BatchOrder` is the order of batches, and the caller's position in it.
-
-Batches may be drawn ahead of time, to read the small leaves of several together or to prefetch. This does not change the
-batches: before every draw the state of the generator and the position of the sampler are kept, so that all draws that the
-caller has not received can be taken back. A seed gives the same batches with and without reading ahead, a write is
-visible in the next batch, and a checkpoint stores the state of the order instead of the queue.
+`BatchOrder` is the order of batches, and the caller's position in it. Batches may be drawn ahead of time, to read the small
+leaves of several together or to prefetch. The states of the generator and the sampler before every draw are kept, so that all
+draws that the caller has not received can be taken back: a seed gives the same batches with and without reading ahead, a write
+is visible in the next batch, and a checkpoint stores the state of the order instead of the queue.
 
     drawn         b0  b1  b2 | b3  b4  b5
     delivered     b0  b1  b2 |                   the state of the order is that before b3
@@ -133,7 +131,10 @@ class BatchOrder:
         if self._drawn and (self._drawn_from != self._source(batch_size) or self._was_set()):
             self.rewind()
         if not self._drawn:
-            self._draw(batch_size, prepare, min(limit, self._ahead) if self._may_look_ahead else 1)
+            # A method set on the sampler may return something else when called again.
+            has_own_method = not {"draw", "sample"}.isdisjoint(self.sampler.__dict__)
+            may_look_ahead = self.sampler.ahead and self.spec.expands_ahead and not has_own_method
+            self._draw(batch_size, prepare, min(limit, self._ahead) if may_look_ahead else 1)
             self._ahead = min(2 * self._ahead, limit)
         return self._drawn.popleft()
 
@@ -164,12 +165,6 @@ class BatchOrder:
         if self._watched:
             self._left_at = self.generator.get_state()
         return parts
-
-    @property
-    def _may_look_ahead(self) -> bool:
-        sampler = self.sampler  # a method set on it may return something else when called again
-        own_method = "sample" in sampler.__dict__ or "draw" in sampler.__dict__
-        return sampler.ahead and self.spec.expands_ahead and not own_method
 
     def _draw(self, batch_size: int, prepare: Prepare, count: int) -> None:
         self.version, self._drawn_from = self.storage.version, self._source(batch_size)

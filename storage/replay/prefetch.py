@@ -15,18 +15,15 @@ Locking: every buffer has one lock (``ReplayBuffer._lock``). A thread holds it t
   for the previous batch, never for a later one, and runs for one batch at a time.
 - If no thread has begun a batch, its caller makes it in its own thread. If that is quicker (see `Pace`), threads get no
   batches; equally many batches are drawn ahead, so that their rows do not depend on measured time.
-- Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): if the number
-  changes while a batch is read, the batch is dropped, and made in the caller's thread under the lock of the writers.
+- Rows that other processes write are guarded by a number that every write changes (see `tensor_storage`): if it changes while
+  a batch is read, the batch is dropped, and made in the caller's thread under the lock of the writers.
 - A thread that exchanges transforms or loads states first withdraws all unfinished batches, waits for running jobs without
   any lock (not from inside a transform), and then takes the lock (``ReplayBuffer._exclusive``).
 
-`Pace` decides by measurement whether batches are made ahead of time in threads, or on request in the caller's thread.
-
-Handing a batch to a thread and back costs time, and threads share the interpreter with the caller's Python code; reading in
-threads saves the caller's waiting time. The balance depends on the batch, the machine and the caller's work per batch. The
-draw happens at the same moment in both modes: only the work moves. `Pace` measures the time from one delivered batch to the
-next, including the caller's work, once in each mode, and chooses the faster one; it tries the other mode again at long
-intervals, because both times may change.
+`Pace` decides by measurement whether batches are made ahead of time in threads, or on request in the caller's thread: threads
+save the caller's waiting time, but share the interpreter with its Python code. The draw happens at the same moment in both
+modes: only the work moves. `Pace` measures the time from one delivered batch to the next, including the caller's work, once in
+each mode, and chooses the faster one; it tries the other mode again at long intervals, because both times may change.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ import math
 import sys
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ STATE_BYTES = 1 << 30
 TYPE = "rbdata:type"
 DEPTH = 32
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset, "torch.Size": torch.Size}
+_OF_ITEMS: dict[str, Callable[[Any], Any]] = {**_SEQUENCES, "dict": dict, "OrderedDict": OrderedDict}
 _STACKS = {"LazyStackedTensorDict": LazyStackedTensorDict, "NonTensorStack": NonTensorStack}
 _NUMPY_KINDS = "biufcSUmM"
 
@@ -202,9 +203,8 @@ class _StateWriter:
             return {TYPE: "TensorDict", **about, "items": items}
         if kind is NonTensorData:
             return {TYPE: "NonTensorData", "batch": list(value.batch_size), "value": self.encode(value.data, place)}
-        for name, stack in _STACKS.items():
-            if kind is stack:
-                return {TYPE: name, "dim": value.stack_dim, "items": self._each(value.tensordicts, place)}
+        if kind in _STACKS.values():
+            return {TYPE: kind.__name__, "dim": value.stack_dim, "items": self._each(value.tensordicts, place)}
         return None
 
     def _value(self, value: Any) -> dict[str, Any] | None:
@@ -260,10 +260,8 @@ def _decode(folder: Path, value: Any) -> Any:
     items = [_decode(folder, part) for part in value.get("items", ())]
     if kind == "tensor":
         return _tensor(folder, value)
-    if kind in ("dict", "OrderedDict"):
-        return {"dict": dict, "OrderedDict": OrderedDict}[kind](items)
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind](items)
+    if kind in _OF_ITEMS:
+        return _OF_ITEMS[kind](items)
     if kind == "TensorDict":
         device, leaves = "cpu" if value["cpu"] else None, dict(items)
         if not all(isinstance(leaf, torch.Tensor) or is_tensor_collection(leaf) for leaf in leaves.values()):

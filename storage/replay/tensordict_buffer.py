@@ -18,7 +18,7 @@ from .samplers.prioritized import PrioritizedSampler
 from .storages.storage import is_key, read_records, rows_as_index
 from .storages.trees import as_list, stack, stack_records
 from .timeline import as_key, entry_at
-from .writers import ImmutableDatasetWriter, TensorDictRoundRobinWriter, Writer, reduce
+from .writers import TensorDictRoundRobinWriter, reduce
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -28,14 +28,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _info_in_batch = True
+    _ring_writer = TensorDictRoundRobinWriter
 
     @with_options(BufferOptions, ReplayBuffer.__init__)
     def __init__(self, *, priority_key: Any = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
-
-    def _default_writer(self) -> Writer:
-        return ImmutableDatasetWriter() if self._storage.immutable else TensorDictRoundRobinWriter()
 
     def add(self, data: Any) -> Any:
         priority = self._priority(self._tensordict(data), self._storage.ndim - 1)

@@ -7,12 +7,8 @@ A transform is any callable that takes a batch and returns one (or changes it in
     sampling     storage -> a -> b -> batch
     writing      storage <- a.inv <- b.inv <- data
 
-`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``, from
-collectors or slice samplers.
-
-With the option `n_step`, n-step returns are read from the storage and end with the episode. Here only the batch is known:
-returns also end with the batch, where the last state replaces the n-th.
-
+`RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``. Unlike those
+of the option `n_step`, which are read from the storage, they also end with the batch, where the last state replaces the n-th.
 `split_trajectories` turns a flat batch of trajectories into a batch with one row per trajectory.
 
 flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T

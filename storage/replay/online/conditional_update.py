@@ -76,7 +76,10 @@ def update_records(
     if version_key is not None:
         version_key = _version_key(version_key, values)
         values[version_key] = _versions(version, count)
-    targets = {key: _target(storage, key) for key in values}
+    targets: dict[Any, Any] = {key: storage.leaf(key) for key in values}
+    for key, leaf in targets.items():
+        if leaf is None:
+            raise UnknownKeyError(f"the storage has no {'/'.join(key)} to update")
     checked = {key: _fit(key, value, targets[key], count, len(places)) for key, value in values.items()}
     live = (generation >= 0) & (stamps.of(places[0]) == generation)
     rejected = None
@@ -116,13 +119,6 @@ def _versions(version: Any, count: int) -> torch.Tensor:
     return given.reshape(-1).expand(count)
 
 
-def _target(storage: TensorStorage, key: tuple[str, ...]) -> torch.Tensor:
-    leaf = storage.leaf(key)
-    if leaf is None:
-        raise UnknownKeyError(f"the storage has no {'/'.join(key)} to update")
-    return leaf
-
-
 def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: int, ndim: int) -> torch.Tensor:
     """``value`` as ``[count, ...]``. Records may come in any shape, as `extend` takes them; each has the shape of a row."""
     shape = (count, *leaf.shape[ndim:])
@@ -136,12 +132,10 @@ def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: i
 
 def _winners(index: torch.Tensor, version: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     """For each row, the live handle with the newest version, or the last one of equal versions."""
-    _, slot = torch.unique(index, dim=0, return_inverse=True)
-    order = torch.arange(len(slot), device="cpu")
-    best: dict[int, tuple[Any, int]] = {}
-    for row in order[live].tolist():
-        place, own = int(slot[row]), (version[row].item(), row)
-        best[place] = max(best.get(place, own), own)
-    won = torch.zeros(len(slot), dtype=torch.bool, device="cpu")
-    won[[row for _, row in best.values()]] = True
+    best: dict[tuple[int, ...], tuple[Any, int]] = {}
+    for place in live.nonzero()[:, 0].tolist():
+        row, own = tuple(index[place].tolist()), (version[place].item(), place)
+        best[row] = max(best.get(row, own), own)
+    won = torch.zeros_like(live)
+    won[[place for _, place in best.values()]] = True
     return won

@@ -7,12 +7,10 @@
     traj.reward.sum()       a number of the trajectory
     ... > 100               a predicate (of a field: one for each step, until any() or all() makes one of them)
 
-Each says which keys it reads, so that nothing else has to be read to answer it.
-
-`query` finds the trajectories of a buffer for which something holds.
-Predicates written with `traj` say which keys they read: only those are read, and only the transforms that make them are
-applied, until a trajectory is found. Over a dataset episodes are asked one at a time, each leaf is read when it is asked for,
-and lengths and returns come from the episode table, so that ``traj.length > 100`` reads nothing at all.
+`query` finds the trajectories of a buffer for which something holds. Predicates written with `traj` say which keys they read:
+only those are read, and only the transforms that make them are applied, until a trajectory is found. Over a dataset episodes
+are asked one at a time, each leaf is read when it is asked for, and lengths and returns come from the episode table, so that
+``traj.length > 100`` reads nothing at all.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class MixtureSampler(Sampler):
         self.sizes, self.shares = tuple(map(int, sizes)), shares
         self.weights = tuple((numbers / numbers.sum()).tolist())
         upto = np.cumsum(self.weights)
-        upto[self._last_drawn :] = 1.0  # rounding may have made the sum smaller or larger
+        # From the last dataset with a weight on: rounding may have made the sum smaller or larger.
+        upto[np.flatnonzero(self.weights)[-1] :] = 1.0
         self._edges = upto[:-1]
         self._from = np.append(0.0, self._edges)
         self._size = np.array(self.sizes, np.float64)
@@ -54,11 +55,6 @@ class MixtureSampler(Sampler):
         self._rows_per_share = np.divide(self._size, width, out=np.zeros(len(width)), where=width > 0)
         end = np.cumsum(self.sizes)
         self._rows, self._first, self._last = int(end[-1]), end - self.sizes, end - 1
-
-    @property
-    def _last_drawn(self) -> int:
-        """The last dataset with a weight."""
-        return max(number for number, weight in enumerate(self.weights) if weight)
 
     def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
         if len(storage) != self._rows:

@@ -4,10 +4,9 @@ A record with priority p is drawn with probability P = (p + eps)^alpha / sum, an
 (N P)^-beta, divided by the largest weight: ((p + eps)^alpha / min (p + eps)^alpha)^-beta. The minimum is over the whole
 buffer, not the batch. New records get the largest priority seen so far, so that each is drawn soon.
 
-`PrioritizedSliceSampler` draws the starts of slices by priority.
-
-A slice must fit into its episode, so none begins at the last steps of an episode. These steps keep their priority in the tree
-of all records (weights are relative to its minimum), but are zero in a second tree from which starts are drawn:
+`PrioritizedSliceSampler` draws the starts of slices by priority. A slice must fit into its episode, so none begins at the last
+steps of an episode. These steps keep their priority in the tree of all records (weights are relative to its minimum), but are
+zero in a second tree from which starts are drawn:
 
     priorities   3 1 2 4 | 2 5        slices of 3
     starts       3 1 0 0 | 0 0        of an episode of 4 two starts, of one of 2 none

@@ -1,7 +1,7 @@
 """The base class of samplers, and its two methods that draw a batch.
 
 Ours is ``draw``, TorchRL's is ``sample(storage, batch_size) -> (index, info)``. A sampler class defines one of them, and
-`_link_calls` derives the other one from it, separately in each class:
+`_other` makes the other one from it, separately in each class:
 
     class A(RandomSampler): sample        A.draw calls A.sample, in which super().sample() calls RandomSampler.draw
     class B(A): draw                      B.sample calls B.draw, in which super().draw() calls A.sample
@@ -108,7 +108,7 @@ class Sampler(metaclass=_Replacement):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _link_calls(cls)
+        link(cls, "draw", "sample", _other)
         link(cls, "empty", "_empty")
         link(cls, "sampleable", "_sampleable_count")
         own = vars(cls)
@@ -267,11 +267,6 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
 
 
 # -- the two calls ----------------------------------------------------------------------------------------------------
-
-
-def _link_calls(cls: type) -> None:
-    """Add to a sampler class whichever of the two methods it does not define."""
-    link(cls, "draw", "sample", _other)
 
 
 def _relink(cls: type, name: str, value: Any) -> None:

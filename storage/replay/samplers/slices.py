@@ -81,13 +81,7 @@ class SliceSampler(Sampler):
     storage is written, and a draw takes microseconds on the CPU.
     """
 
-    arguments = frozenset(
-        (
-            *("slice_len", "num_slices", "end_key", "end_keys", "traj_key", "ends", "trajectories", "truncated_key"),
-            *("init_key", "strict_length", "pad_output", "span", "uniform_over", "stride", "burn_in", "fragmented"),
-            "step_key",
-        )
-    )
+    arguments = frozenset(SliceOptions.__annotations__) - {"cache_values", "compile", "use_gpu", "trajectory_key"}
     #: Attributes computed from the arguments, see `_configure`.
     edges: Edges
     marks: SliceMarks

@@ -11,16 +11,15 @@ tree has twenty steps).
     draw m in [0, total):  at each level take the first child whose running sum exceeds m, go down with the rest of m
 
 Sums are kept in float64: a row is summed again, from left to right, when one of its children changes, so errors do not
-build up and the sums do not depend on the order of the changes. The smallest
-positive value is remembered with its place; it is searched for again only if that place gets a larger value.
+build up and the sums do not depend on the order of the changes. The smallest positive value is remembered with its place; it
+is searched for again only if that place gets a larger value.
 
-Where numba is installed (the extra ``fast``), a process that draws often compiles these steps. The compiled loops do the
-same operations on the same numbers in the same order as the NumPy code: draws, sums and the smallest value are equal to the
-last bit, so that a tree may switch between any two calls. (Powers stay with NumPy, whose last bit depends on the
-processor.) Importing numba and compiling take 2 s, once in a process, in the draw after which it pays off: a draw and an
-update of a million priorities are about 0.1 ms faster with the loops. numba's cache of compiled code in files is not used:
-the files are pickles in a folder that environment variables choose, and if two kinds of processors compile at the same time,
-one might load the code of the other.
+Where numba is installed (the extra ``fast``), a process that draws often compiles these steps: a draw and an update of a
+million priorities are then about 0.1 ms faster. The loops do the same operations on the same numbers in the same order as the
+NumPy code: all results are equal to the last bit, so that a tree may switch between any two calls. (Powers stay with NumPy,
+whose last bit depends on the processor.) Importing numba and compiling take 2 s, once in a process, in the draw after which it
+pays off. numba's cache of compiled code in files is not used: these are pickles in a folder that environment variables choose,
+and of two kinds of processors that compile at the same time one might load the code of the other.
 """
 
 from __future__ import annotations
@@ -325,9 +324,8 @@ _draws = 0
 _loaded: list[Loops | None] = []  # one entry, once it is known
 _loading = threading.RLock()
 
-if hasattr(os, "register_at_fork"):
-    # A fork waits for the compiler: in the child its locks, including numba's, would never be released.
-    os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
+# A fork waits for the compiler: in the child its locks, including numba's, would never be released.
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 def _count_draw() -> Loops | None:

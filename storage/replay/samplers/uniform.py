@@ -1,18 +1,13 @@
 """Uniform samplers: with replacement, in passes without replacement, and in passes whose order suits data being fetched.
 
 A sampler uses the length of a storage and its episodes, never its data, so the cost of a draw does not depend on the size
-of the data. It draws only from the given generator: the same seed gives the same batches. Draws made ahead of time can be
-taken back (`Sampler.position`), so that reading ahead does not change the batches.
+of the data. It draws only from the given generator: the same seed gives the same batches.
 
-`Permutation` is a random permutation of 0..n-1 that is computed, not stored.
-
-Sampling without replacement from 50 M steps with a shuffled index array costs 400 MB and seconds for every pass. A small
-Feistel network on the bits of the position is a permutation of [0, 2^2b); positions that fall outside [0, n) are sent
-through again until they land inside ("cycle walking"), which keeps it one to one. Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", CT-RSA 2002.
-
-On a few bits such a network is far from random: for 5 elements, some orders are twice as frequent as others. Up to
-``SMALL`` elements are sorted by random numbers instead.
+`Permutation` is a random permutation of 0..n-1 that is computed, not stored: a shuffled index array of 50 M steps costs 400 MB
+and seconds for every pass. A small Feistel network on the bits of the position is a permutation of [0, 2^2b); positions that
+fall outside [0, n) are sent through again until they land inside ("cycle walking"), which keeps it one to one. Black and
+Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. On a few bits such a network is far from random: for 5 elements,
+some orders are twice as frequent as others. Up to ``SMALL`` elements are sorted by random numbers instead.
 
 `BlockOrder` is a random order that reads a few groups of consecutive steps at a time.
 
@@ -20,9 +15,8 @@ On a few bits such a network is far from random: for 5 elements, some orders are
     pools     a few groups at a time, in an order by the seed                        {4..7, 12..15} {0..3, 8..9} ...
     order     all steps of a pool, shuffled, then all of the next one                13 5 4 14 7 ... | 2 8 0 ...
 
-Every step comes once. Inside a pool the order is uniformly random. The drawback compared with a full shuffle: a batch has
-steps of one pool only, so batches near each other in time share their groups. If all groups fit into one pool, there is no
-difference. The order is computed, as in `Permutation`: nothing is stored, and a walk can begin at any place.
+Every step comes once. Inside a pool the order is uniformly random. Unlike in a full shuffle a batch has steps of one pool only
+(unless all groups fit into one), so batches near each other in time share their groups. The order is computed, not stored.
 
 `Passes` walks such an order, pass after pass, and holds the position of a sampler without replacement.
 """
@@ -210,11 +204,6 @@ class Passes:
         """The order of the current (or next) pass, and the number of places that this process has taken."""
         return self._current_order() if self._size else None, self._next
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a pass has begun and not ended."""
-        return self._next > 0
-
     def rest(self) -> torch.Tensor | None:
         """The rest of the current pass, in order, int64 ``[n]``; None before the first draw."""
         if not self._size or (self.shuffle and self._seed is None and self._given is None):
@@ -312,7 +301,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def keeps_of_records(self) -> bool:
-        return self.passes.under_way
+        return self.passes.position()[2] > 0  # a pass is under way
 
     def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
         return Draw(self.passes.take(require_records(storage), batch_size, generator, self.share))

@@ -57,13 +57,6 @@ from .trees import (
     tree_map,
 )
 
-
-def _detached(data: Any) -> Any:
-    """Data detached from their autograd graph, in the same memory."""
-    with_graph = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves_of(data))
-    return tree_map(lambda leaf: leaf.detach(), data) if with_graph else data
-
-
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, a number that every write increases, and how many of the last rows are in order of time. The third is odd while rows
 # that are shared are written: who reads looks at it before and after (a sequence lock), and takes the lock of the writers
@@ -100,7 +93,8 @@ class TensorStorage(Storage):
         self._listed: tuple[Any, ...] = ()
         self._warned: set[str] = set()
         if storage is not None:
-            storage = _detached(storage)
+            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves_of(storage)):
+                storage = tree_map(lambda leaf: leaf.detach(), storage)  # in the same memory
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda leaf: leaf.to(self._device), storage)
             self._set_data(storage)

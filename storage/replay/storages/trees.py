@@ -2,9 +2,8 @@
 
 This module copies and stacks trees, and compares their layout: keys, shapes and dtypes. `rows` reads and writes their rows.
 
-Values that are not tensors (strings, objects) are kept once for all records: a storage of tensors has no column for them,
-so records whose values differ are refused. (A column of Python objects, as TorchRL's LazyTensorStorage makes, takes 4.5 s to
-allocate for 100,000 records, and 65 ms for every batch.)
+Values that are not tensors (strings, objects) are kept once for all records, and records whose values differ are refused. (A
+column of Python objects, as TorchRL's LazyTensorStorage makes, takes 4.5 s to allocate for 100,000 records, and 65 ms a batch.)
 """
 
 from __future__ import annotations
