@@ -444,10 +444,7 @@ class BatchReader:
     def _stacks_apart(
         self, rows: Readable, state_rows: StateRows, ahead: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks of a state leaf and of its successors, ``[B, k, *shape]`` each, from k + n rows.
-
-        ``ahead``: the distance from each drawn step to the step whose successor is returned.
-        """
+        """Stacks of a state leaf and of its successors, which lie ``ahead``, ``[B, k, *shape]`` each, from k + n rows."""
         assert self.stack and state_rows.windows is not None
         read = read_windows(rows, state_rows.windows)
         after = (ahead + 1)[:, None] + torch.arange(self.stack, device="cpu")
@@ -516,10 +513,7 @@ class BatchReader:
 
 
 def _either(name: str, drawn: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-    """A flag ``[B, *shape]`` that a user's sampler gave for the steps drawn, or that of the last steps of their windows.
-
-    ``drawn`` may have one value for each step, ``[B]`` or ``[B, 1]``. Raises SamplingError for other shapes.
-    """
+    """A sampler's flag of the steps drawn (one a step, or as ``window``), or that of their windows. Raises SamplingError."""
     if drawn.numel() == len(drawn):
         drawn = drawn.reshape(len(drawn), *[1] * (window.ndim - 1))
     elif drawn.shape != window.shape:
@@ -536,10 +530,7 @@ def _append(rows: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
 
 
 def _lazy_copy(rows: torch.Tensor) -> torch.Tensor:
-    """A copy on write: torch copies when either tensor is first written to, by any operation.
-
-    The copy is made at once with untested versions of torch, and for memory that torch did not allocate.
-    """
+    """A copy that torch makes when either tensor is first written to; made at once for memory that torch did not allocate."""
     if torch.__version__ >= "2.13":
         with suppress(AttributeError, RuntimeError):
             return torch._lazy_clone(rows)

@@ -244,10 +244,9 @@ def dump(buffer: Any, path: Any) -> None:
 
 
 def load(buffer: Any, path: Any) -> None:
-    """Read a checkpoint into a buffer made of the same parts.
+    """Read a checkpoint into a buffer made of the same parts; if it is refused, the buffer stays unchanged.
 
-    Raises NotADatasetError if there is none, DamagedDatasetError if it is incomplete, UsageError or SchemaError if it belongs
-    to another buffer; the buffer then stays unchanged.
+    Raises NotADatasetError, DamagedDatasetError, or UsageError and SchemaError if it belongs to another buffer.
     """
     load_from(buffer, Checkpoint(path, type(buffer).__name__))
 
@@ -402,10 +401,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
 
 def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:
     """Load the available states of the parts, go to the ``order`` (the known fields of an `OrderState`), and load the storage
-    last: it writes nothing if its state does not fit.
-
-    After an error the buffer is unchanged.
-    """
+    last: it writes nothing if its state does not fit. After an error the buffer is unchanged."""
     every: dict[str, Any] = {"sampler": buffer.sampler, "transforms": buffer.transform, "writer": buffer.writer}
     parts = {name: part for name, part in every.items() if name in states}
     pipeline = buffer._pipeline

@@ -325,10 +325,8 @@ def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
 
 
 def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
-    """Which member each record is from, and its row there: int64 ``buffer_ids`` and ``index``, batch ``[parts, records, ...]``.
-
-    ``dims`` dimensions of the rows count records; a lazy stack if the parts differ in shape.
-    """
+    """``buffer_ids`` and ``index`` of each record, int64, ``[parts, records, ...]``, a lazy stack if the parts differ in shape;
+    ``dims`` dimensions of the rows count records."""
     if len({row.shape for row in rows}) > 1:
         return LazyStackedTensorDict.lazy_stack([_index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
     return _named_rows(ids, torch.stack(rows), dims)
@@ -353,10 +351,7 @@ def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
 
 
 def _members_of(data: Any, count: int, key: Key | None, dim: int | None) -> torch.Tensor:
-    """The member (of ``count``) for each record, int64 ``[n]``: the number under ``key``, or the record's place along ``dim``.
-
-    Raises SchemaError for data that do not name members.
-    """
+    """The member of each record, int64 ``[n]``, by ``key`` or by its place along ``dim``. Raises SchemaError."""
     if not isinstance(data, TensorDictBase):
         raise SchemaError(f"only TensorDicts are shared out to members, not a {type(data).__name__}")
     if key is None:

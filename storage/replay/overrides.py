@@ -56,8 +56,7 @@ def is_overridden(part: Any, name: str) -> bool:
 def link(cls: type, ours: str, theirs: str, make: Callable[[str, Any], Any] | None = None) -> None:
     """Let both names of a method refer to the method that ``cls`` (or the first of its bases) defines.
 
-    ``make`` returns the method for the other name, from the name and the definition of the existing method; by default both
-    names have the same function.
+    ``make`` makes the other method from the name and the definition of the given one; by default both are the same function.
     """
     first, second = (_place(cls, name) for name in (ours, theirs))
     if first == second:

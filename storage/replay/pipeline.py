@@ -312,8 +312,7 @@ class Pipeline:
     def sample_columns(self, size: int, count: int) -> tuple[dict[str, torch.Tensor], list[int]]:
         """The next ``count`` batches, concatenated in columns by path ``[steps, ...]``, and the number of steps of each.
 
-        Requires `gives_columns`. Includes ``index`` and the sampler's information. A batch that ends a pass is filled up from
-        the next pass.
+        Requires `gives_columns`. Includes ``index`` and the sampler's info. The next pass fills up a batch that ends a pass.
         """
         reader = self._reader()
         assert isinstance(reader, BatchReader)

@@ -156,8 +156,7 @@ class BatchJob(Generic[Item]):
     def withdraw(self) -> None:
         """Cancel the steps of the job that have not begun; on return no thread reads for it.
 
-        A job that has not begun ends here: the next job then does not depend on this one leaving the pool's queue, which may be
-        emptied.
+        A job that has not begun ends here: the next one does not depend on the pool's queue, which may be emptied.
         """
         with self._reading:
             self.withdrawn = self.is_read = True
@@ -246,8 +245,7 @@ class Prefetcher(Generic[Item]):
     ) -> None:
         """Queue a job: ``read`` and ``collate``, then ``finish`` with what they returned, in order.
 
-        With ``in_thread`` a thread begins the job at once; otherwise the caller that needs the result does the job, or the
-        thread of the next job; a writer may do the reading.
+        With ``in_thread`` a thread begins at once; else the caller that needs the result, or the next job's thread, does it.
         """
         job = self._last = BatchJob(item, read, collate, finish, self._finishing, self._last, in_thread)
         self._queue.append(job)

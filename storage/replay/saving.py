@@ -336,10 +336,7 @@ def create_files(folder: Path, like: Any, taken: Iterable[str] = ()) -> Any:
 
 
 def open_files(folder: Path, tree: Any) -> Any:
-    """Map the files in a folder; ``tree`` is the description of the data by `describe_tree`.
-
-    Raises DamagedDatasetError for missing files or a malformed description.
-    """
+    """Map the files in a folder; ``tree`` describes the data, see `describe_tree`. Raises DamagedDatasetError."""
     if tree is None:
         return read_memmap(folder)
     with reading(f"the tree in {folder}"):
@@ -347,11 +344,7 @@ def open_files(folder: Path, tree: Any) -> Any:
 
 
 def write_files(folder: Path, data: Any, rows: Any = ...) -> Any:
-    """Create files for data and write these rows of them; returns the mapped data.
-
-    Disk space is reserved before rows are written through maps. Raises OSError if the disk is full, UsageError or SchemaError
-    for data that could not be reopened.
-    """
+    """As `create_files`, and write these rows of the data. Disk space is reserved first: raises OSError if it is full."""
     mapped = create_files(folder, data)
     if is_tensor_collection(data):
         leaves = [(mapped.get(key), leaf) for key, leaf in data.items(include_nested=True, leaves_only=True)]
@@ -446,11 +439,10 @@ def write_metadata(folder: Path, data: Any, counts: dict[str, int]) -> None:
 
 
 def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple[Any, int, int | None, int | None]:
-    """The data in a folder, mapped: ``(data, rows filled over all dimensions, newest row, rows in order)``.
+    """The data in a folder, mapped, None without any: ``(data, rows filled over all dimensions, newest row, rows in order)``.
 
-    Data are None where there are none. ``stored`` is the present content of the receiving storage: it determines the structure
-    of trees if the folder does not, and the class of tensorclasses. The newest row and the rows in order are None if the folder
-    does not state them. Raises DamagedDatasetError, UsageError.
+    ``stored`` is the present content of the receiving storage: it determines the structure of trees if the folder does not, and
+    the class of tensorclasses. Numbers that the folder does not state are None. Raises DamagedDatasetError, UsageError.
     """
     if not (folder / METADATA).exists():
         if read_state(folder).get("leaves") != 0:

@@ -94,10 +94,7 @@ class TED2Flat(_FlatHook):
 
 
 def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Where trajectories end, the flattened row of each root, and the number of rows; ``done`` is in order of time.
-
-    The newest step of each of ``width`` columns ends a trajectory.
-    """
+    """Where trajectories end (also at the newest step of a column), the flattened row of each root, the number of rows."""
     ends = done.clone()
     ends.view(width, -1)[:, newest] = True
     place = torch.arange(len(ends), device="cpu") + ends.cumsum(0) - ends.long()

@@ -241,10 +241,7 @@ def from_ids(ids: torch.Tensor, length: int, width: int = 1, oldest: int = 0) ->
 
 
 def from_pieces(ids: torch.Tensor, counters: torch.Tensor) -> Timeline:
-    """A timeline of interleaved pieces: steps ordered by trajectory id, then by step counter; ``[rows]`` each.
-
-    A gap in the counter ends an episode: the missing steps were overwritten.
-    """
+    """A timeline of steps by trajectory id, then by counter, ``[rows]`` each; a gap (overwritten steps) ends an episode."""
     ids, counters = ids.reshape(-1).cpu(), counters.reshape(-1).cpu()
     order = torch.argsort(counters, stable=True)
     order = order[torch.argsort(ids[order], stable=True)]

@@ -81,10 +81,7 @@ class Transforms:
         return batch
 
     def apply_to_stored(self, records: Any) -> Any:
-        """Apply to records that lie in the storage, without changing them there.
-
-        Transforms of this package only set keys; transforms of users may change tensors in place.
-        """
+        """Apply to records of the storage, without changing them there; of transforms only users' change tensors in place."""
         if not self._chain:
             return records
         if self.are_own_code:

@@ -334,10 +334,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 def check_newest(storage: Storage, index: Any) -> None:
-    """Note that rows are not in order of time, where a user's writer wrote these last and the storage knows of other ones.
-
-    ``storage[rows] = records`` changes records in place: the storage takes none of them for the newest.
-    """
+    """Note that rows are not in order of time, where a user's writer wrote these last and the storage does not know it: of
+    ``storage[rows] = records`` it takes none for the newest."""
     rows = storage.flat([index] if isinstance(index, int) else index)
     rows = rows[rows >= 0]
     if len(rows) and int(rows[-1]) // storage.width != storage.newest:

@@ -100,6 +100,11 @@ class ConsumingSampler(Sampler):
             self._resize(len(storage))
         return self._size - len(self._free_indices)
 
+    def consumed_rows(self, storage: Storage) -> torch.Tensor:
+        """The rows that may be overwritten, int64 ``[n]``, in the order of consumption."""
+        self.live(storage)
+        return self._free_indices
+
     def extend(self, index: Any) -> None:
         rows = torch.as_tensor(index, device="cpu").reshape(-1).long()
         if not len(rows):
@@ -203,10 +208,7 @@ class ConsumingSampler(Sampler):
 
 
 def consuming_sampler(sampler: Sampler, max_sample_count: int) -> ConsumingSampler:
-    """The sampler of a buffer with ``consume_after_n_samples``, for the sampler that was given or made without this option.
-
-    Raises UsageError for a sampler that does not consume records after this number of samples.
-    """
+    """The sampler of a buffer with ``consume_after_n_samples``, for the one that it would have without. Raises UsageError."""
     consuming = ConsumingSampler(max_sample_count)
     if type(sampler) is RandomSampler:
         return consuming
@@ -223,8 +225,7 @@ class ReusingWriter:
     """Writes to consumed rows first, then from the cursor of ``writer`` on, which needs ``write_at`` and ``cursor``."""
 
     def __init__(self, writer: Any, sampler: ConsumingSampler, storage: Storage) -> None:
-        sampler.live(storage)  # which also looks at rows that other code has written
-        self.writer, self.storage, self.free = writer, storage, sampler._free_indices
+        self.writer, self.storage, self.free = writer, storage, sampler.consumed_rows(storage)
 
     def add(self, data: Any) -> Any:
         return self.writer.write_at(int(self.free[0]), data) if len(self.free) else self.writer.add(data)

@@ -108,10 +108,7 @@ for _name, _method in (("__getattr__", _attribute), ("__getitem__", _part), ("__
 
 
 def find_edges(column: ColumnOf, trajectory_key: Any = None) -> Edges:
-    """Where data say that trajectories end: an id, or without one the flags, which a warning says.
-
-    Raises UnknownKeyError when they do not say it.
-    """
+    """Where data say that trajectories end: an id, else the flags, with a warning. Raises UnknownKeyError without them."""
     for key in _IDS if trajectory_key is None else (as_key(trajectory_key),):
         if column(key) is not None:
             return Edges(traj_key=key)

@@ -296,13 +296,11 @@ class PrioritizedSampler(Sampler):
 
 
 def _torchrl_priorities(state: dict[str, Any], capacity: int, *, within_buffer: bool) -> dict[str, Any]:
-    """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records.
+    """Our state of a prioritized sampler from TorchRL's, which has room for ``capacity`` records. Raises UsageError.
 
-    TorchRL keeps (p + eps)^alpha in a tree of sums instead of the priorities, which are computed from it:
-    p = tree^(1 / alpha) - eps.  With alpha = 0 every value in the tree is 1, and every record gets the largest priority.
-
-    States without ``_schema_version`` come from versions that stored the largest priority within the buffer as a value of the
-    tree; the largest of the computed priorities is used instead. Raises UsageError for any other state.
+    TorchRL keeps (p + eps)^alpha in a tree of sums: p = tree^(1 / alpha) - eps. With alpha = 0 every value in the tree is 1,
+    and every record gets the largest priority. States without ``_schema_version`` have the largest priority within the buffer
+    as a value of the tree; the largest of the computed priorities is used instead.
     """
     try:
         alpha, beta, eps = (float(state[name]) for name in ("_alpha", "_beta", "_eps"))

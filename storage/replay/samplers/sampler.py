@@ -246,10 +246,7 @@ _METADATA_BYTES = 1 << 20
 
 
 def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
-    """The state that a sampler of TorchRL wrote to a folder, in the form of its ``state_dict``; None if there is none.
-
-    Raises DamagedDatasetError when it is not whole, UsageError for a pickle, which is not read.
-    """
+    """The ``state_dict`` that a sampler of TorchRL wrote to a folder, if any. Raises DamagedDatasetError, UsageError."""
     if (folder / "consuming_sampler.pt").exists():
         raise UsageError(f"{folder} holds a pickle, which is not read", hint="pass the sampler's state_dict()")
     with reading(f"the state in {folder}"):
@@ -317,11 +314,8 @@ _BETWEEN_DRAWS = ("add", "extend", "update_priority", "mark_update")
 
 
 def own_state(sampler: Sampler) -> Any:
-    """A copy of the ``state_dict`` of a user's class, which drawing changes; None if there is nothing to go back to.
-
-    A class that defines ``position`` says itself what drawing changes. The state of one that is told of writes or priorities
-    is kept: an earlier state would not have them.
-    """
+    """A copy of the ``state_dict`` of a user's class, which drawing changes; None if there is nothing to go back to, if the
+    class has ``position``, or if it is told of writes or priorities, which an earlier state would not have."""
     if not is_overridden(sampler, "state_dict") or not is_overridden(sampler, "load_state_dict"):
         return None
     told = any(is_overridden(sampler, name) for name in _BETWEEN_DRAWS)
@@ -340,10 +334,7 @@ def _copied(draw: Draw) -> Draw:
 
 
 def fills_up(sampler: Sampler, ran_out: bool) -> bool:
-    """Whether a part of a batch that ``ran_out`` of its pass is filled up from the next pass.
-
-    With ``num_slices`` it is not filled up: the missing steps would be cut into shorter slices.
-    """
+    """Whether the next pass fills up a part that ``ran_out``; not with ``num_slices``: its slices would be shorter."""
     return ran_out and not getattr(sampler, "num_slices", None)
 
 

@@ -247,10 +247,7 @@ class Passes:
         return (seed, self._pass, self._next, self._size, self.ran_out, self._world)
 
     def set_position(self, position: Any, world: int = 1) -> None:
-        """Continue from a result of ``position``; ``world``: the number of processes, if the position does not state it.
-
-        Raises UsageError for anything else.
-        """
+        """Continue from a result of ``position``; ``world``: the processes, if it does not state them. Raises UsageError."""
         given = list(position) if isinstance(position, (list, tuple)) else []
         if len(given) == 5:  # from TorchRL, and from versions without this number
             given.append(world)

@@ -204,6 +204,10 @@ class CompressedListStorage(ListStorage):
             record.set_non_tensor(path, value)
         return record if kind.kind is None else kind.kind.from_tensordict(record)
 
+    def decode(self, about: LeafKind, number: int, places: list[int]) -> torch.Tensor:
+        """A leaf of the records at ``places``, ``[n, *shape]``."""
+        return self._decode(about, [self._records[place].blobs[number] for place in places])
+
     def _decode(self, about: LeafKind, blobs: list[Any]) -> torch.Tensor:
         """Rows ``[n, *shape]`` from their blobs."""
         if self.decompression_fn is not None:
@@ -314,8 +318,7 @@ class CompressedLeaf:
         return len(self._storage._records)
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        records, number = self._storage._records, self._number
-        return self._storage._decode(self._about, [records[place].blobs[number] for place in index.tolist()])
+        return self._storage.decode(self._about, self._number, index.tolist())
 
     windows = take_windows
 

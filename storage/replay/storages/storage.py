@@ -244,10 +244,7 @@ class Storage(Saved):
         return {} if self.in_order else {"ordered": self.ordered}
 
     def timeline(self, edges: Edges) -> Timeline:
-        """The steps in order of time with their episodes; computed once for every state of the contents.
-
-        Raises UsageError if the order cannot be told.
-        """
+        """The steps in order of time with their episodes, kept until a write. Raises UsageError if the order is unknown."""
         if edges.step_key is None:
             self._require_order()
         known = self._timelines.get(edges)
@@ -416,10 +413,7 @@ def read_column(storage: Storage, records: Any, key: Any) -> Any:
 
 
 def write_leaf(storage: Storage, key: Any, value: Any, index: Any = None, dim: int = 0) -> None:
-    """Change a leaf of the records at ``index``, or of all.
-
-    Raises UnknownKeyError, SchemaError for values that do not fit, ReadOnlyError, UsageError where records have no columns.
-    """
+    """Change a leaf of the records at ``index``, or of all. Raises UnknownKeyError, SchemaError, ReadOnlyError, UsageError."""
     if storage.immutable:
         storage.set(key, value)  # raises the error
     records = storage._records_to_change(slice(None) if index is None else index, key)

@@ -323,10 +323,7 @@ class TensorStorage(Storage):
             raise SchemaError(f"0 records for {len(rows)} places")
 
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any, Any, int]:
-        """Where records are written: matching cursor and data, the numbers of the rows, and the end of the filled rows then.
-
-        Raises RowIndexError for rows beyond the storage, or after a gap.
-        """
+        """Matching cursor and data, the rows' numbers, and the end of the filled rows then. Raises RowIndexError."""
         in_order = not isinstance(cursor, tuple)
         given = batch_shape(data, 1)[0] if in_order else 0
         if in_order:
@@ -441,7 +438,7 @@ class TensorStorage(Storage):
             return
         data = self._as_stored(from_state(state["_storage"]))
         filled = -(-int(state["_len"]) // int(batch_shape(data, self.ndim)[1:].numel()))
-        self.restore(data, filled, state.get("newest", filled - 1), state.get("ordered"))
+        self._restore(data, filled, state.get("newest", filled - 1), state.get("ordered"))
 
     def _as_stored(self, data: Any) -> Any:
         """A TensorDict as the stored tensorclass, if one is stored."""
@@ -501,10 +498,14 @@ class TensorStorage(Storage):
 
     def _take_files(self, folder: Path, data: Any, filled: int, newest: int, ordered: int | None) -> None:
         """Take over the contents of a folder."""
-        self.restore(data, filled, newest, ordered)
+        self._restore(data, filled, newest, ordered)
 
-    def restore(self, data: Any, filled: int, newest: int, ordered: int | None = None) -> None:
-        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more; ``ordered`` is None if unknown.
+    def _restore(self, data: Any, filled: int, newest: int, ordered: int | None) -> None:
+        self.restore(data, filled, newest)
+        self.ordered = self._ordered_here(filled, newest, ordered)
+
+    def restore(self, data: Any, filled: int, newest: int) -> None:
+        """Take over contents (copied): ``data`` holds the first ``filled`` rows, or more.
 
         Raises SchemaError, before anything is written, if they do not fit.
         """
@@ -526,7 +527,7 @@ class TensorStorage(Storage):
             pairs = [(target, leaf[:filled]) for target, leaf in pairs]
             self._write(slice(0, filled), pairs, tree_map(lambda leaf: leaf[:filled], data))
         self._count[FILLED], self._count[NEWEST] = filled, newest
-        self.ordered = self._ordered_here(filled, newest, ordered)
+        self.ordered = self._ordered_here(filled, newest, None)
         self._count[VERSION] += 2
 
     # -- sharing -----------------------------------------------------------------------------------------------------

@@ -139,10 +139,7 @@ def from_state(state: Any) -> Any:
 
 
 def as_list(data: Any) -> Any:
-    """An iterable of records (a deque, a set, the values of a dict, a generator) as a list; other data unchanged.
-
-    pytree would treat a deque like a tuple: as a tree of columns.
-    """
+    """An iterable of records (a deque, set, generator) as a list; other data unchanged. pytree takes a deque for a tuple."""
     one_by_one: Any = (deque, AbstractSet, MappingView, Iterator)
     return list(data) if isinstance(data, one_by_one) else data
 
@@ -189,10 +186,7 @@ def _is_column(leaf: Any) -> bool:
 
 
 def move_dim_first(data: Any, dim: int, ndim: int) -> Any:
-    """Data with the dimension along which they are written in front; ``ndim`` is the storage's.
-
-    Raises SchemaError if they have no such dimension.
-    """
+    """Data with the dimension ``dim``, along which they are written, first; ``ndim`` is the storage's. Raises SchemaError."""
     if not dim or isinstance(data, list):
         return data
     if is_tensor_collection(data):
@@ -280,9 +274,7 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def plain_pairs(stored: Any, data: Any) -> Pairs | None:
-    """Each stored leaf with the leaf of the data, if both are TensorDicts of tensors with the same keys, dtypes and shapes of
-    rows; None otherwise, and if the check would be slow: every write calls this.
-    """
+    """`pair_leaves` of two TensorDicts of tensors that fit; None otherwise, or if the check is slow: every write calls this."""
     if type(stored) is not TensorDict or type(data) is not TensorDict:
         return None
     there, given = stored._tensordict, data._tensordict
@@ -362,10 +354,7 @@ VALUES_HINT = (
 
 
 def shared_values(data: Any) -> dict[Any, Any]:
-    """The values that are not tensors and that all records of the data share, by key.
-
-    Raises SchemaError if records differ in them.
-    """
+    """The values that are not tensors and that all records share, by key. Raises SchemaError if records differ in them."""
     values = {}
     for key in _keys(data) if is_tensor_collection(data) else ():
         value = _leaf(data, key)
