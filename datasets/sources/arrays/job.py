@@ -100,27 +100,25 @@ class ArraysJob(RecordedJob):
         first = next(remaining, None)
         if first is None:
             raise UsageError(f"{name} has no arrays")
-        plain = join_columns(first, given)
+        self._first, self._given = first, given
+        plain = join_columns(first, given)  # which adds to the arrays
         self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
         known = tables if isinstance(tables, Sequence) else [first]
-        self._apart = stored_apart([(table, self._roles_of(table, first, given)) for table in known])
+        self._apart = stored_apart([(table, self._roles_of(table)) for table in known])
         try:
             super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
         except SchemaError as error:
             hint = "give one of the arrays another key in the map, ours to theirs, such as --map info/other=NAME"
             hint += f"; the arrays are {listed(first.arrays)}"
             raise UsageError(f"{first.name}: {error.message}", hint=hint) from error
-        self._first = first
-        self._tables: Iterable[Table] = (
-            [first, *remaining] if isinstance(tables, Sequence) else chain([first], remaining)
-        )
-        self._is_one = isinstance(tables, Sequence) and len(tables) == 1
+        self._tables = tables if isinstance(tables, Sequence) else chain([first], remaining)
         self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
-        self._given, self._made_from, self._environment = given, made_from, environment
+        self._made_from, self._environment = made_from, environment
         self.continues = content is not None
         self._content: Any = uuid.uuid4().hex if content is None else content
         self.begin, self.continues_recording = begin, begin is not None
-        self._left_out = {**self.roles.left_out, **first.unreadable}
+        #: The arrays that are not taken, and why.
+        self.left_out = {**self.roles.left_out, **first.unreadable}
         self._assumed: dict[str, None] = dict.fromkeys(self.roles.assumed)
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
@@ -156,24 +154,22 @@ class ArraysJob(RecordedJob):
         Raises UsageError for one that is unlike the first.
         """
         numbered = EpisodeNumbers()
+        one_episode = not (isinstance(self._tables, Sequence) and len(self._tables) == 1)
         for table in self.begin(first) if self.begin and first else self._tables:
-            roles = self._roles_of(table, self._first, self._given)
-            self._left_out = {**roles.left_out, **table.unreadable, **self._left_out}
+            roles = self._roles_of(table)
+            self.left_out = {**roles.left_out, **table.unreadable, **self.left_out}
             self._assumed |= dict.fromkeys(roles.assumed)
             columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
                 raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
             numbered.add(table, roles.episode)
-            yield (
-                table,
-                roles,
-                end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=not self._is_one),
-            )
+            ends = end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=one_episode)
+            yield table, roles, ends
 
-    def _roles_of(self, table: Table, first: Table, given: Mapping[str, Given]) -> Roles:
-        if table is first:
+    def _roles_of(self, table: Table) -> Roles:
+        if table is self._first:
             return self.roles
-        plain = join_columns(table, given)  # which adds to the arrays
+        plain = join_columns(table, self._given)
         return find_roles(table.arrays, plain, table.name, table.unreadable)
 
     @cached_property
@@ -250,11 +246,6 @@ class ArraysJob(RecordedJob):
             "left_out": self.left_out,
             **self._made_from,
         }
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """The arrays that are not taken, and why."""
-        return self._left_out
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         return self._notes(counts)

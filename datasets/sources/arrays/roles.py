@@ -42,55 +42,24 @@ PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 Given = str | Sequence[str] | float
 
 #: The names that libraries use, in lower case: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, robomimic, diffusion policies.
-NAMES: dict[str, tuple[str, ...]] = {
-    "observation": ("observation", "observations", "obs", "state", "states"),
-    "action": ("action", "actions", "act", "acts"),
-    "reward": ("next/reward", "next.reward", "reward", "rewards", "rew", "rews"),
-    "terminated": (
-        "next/terminated",
-        "next.terminated",
-        "terminated",
-        "terminateds",
-        "terminal",
-        "terminals",
-        "termination",
-        "terminations",
-    ),
-    "truncated": (
-        "next/truncated",
-        "next.truncated",
-        "truncated",
-        "truncateds",
-        "timeout",
-        "timeouts",
-        "truncation",
-        "truncations",
-    ),
-    "done": ("next/done", "next.done", "done", "dones", "episode_terminals"),
-    "next_observation": (
-        "next/observation",
-        "next_observation",
-        "next_observations",
-        "next_obs",
-        "new_obs",
-        "obs_next",
-        "obs2",
-        "next_state",
-        "next_states",
-    ),
-    "episode": (
-        "episode",
-        "episode_id",
-        "episode_ids",
-        "episode_index",
-        "traj_id",
-        "traj_ids",
-        "trajectory",
-        "trajectory_id",
-        "collector/traj_ids",
-    ),
-    "episode_lengths": ("episode_lengths", "episode_length", "traj_lengths", "lengths"),
-    "episode_ends": ("episode_ends", "meta/episode_ends"),
+NAMES: dict[str, list[str]] = {
+    role: names.split()
+    for role, names in {
+        "observation": "observation observations obs state states",
+        "action": "action actions act acts",
+        "reward": "next/reward next.reward reward rewards rew rews",
+        "terminated": "next/terminated next.terminated terminated terminateds terminal terminals termination terminations",
+        "truncated": "next/truncated next.truncated truncated truncateds timeout timeouts truncation truncations",
+        "done": "next/done next.done done dones episode_terminals",
+        "next_observation": (
+            "next/observation next_observation next_observations next_obs new_obs obs_next obs2 next_state next_states"
+        ),
+        "episode": (
+            "episode episode_id episode_ids episode_index traj_id traj_ids trajectory trajectory_id collector/traj_ids"
+        ),
+        "episode_lengths": "episode_lengths episode_length traj_lengths lengths",
+        "episode_ends": "episode_ends meta/episode_ends",
+    }.items()
 }
 #: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
 OTHER_FLAGS = {
@@ -176,18 +145,21 @@ def find_roles(
     found, extra = _given_roles(arrays, given, where, unreadable)
     taken = {name for names in found.values() for name in names.values()} | set(extra.values())
     ambiguous: dict[str, str] = {}
-    for role, names in NAMES.items():
+    for role in NAMES:
         if role in found or role in given or _is_superseded(role, found):
             continue
-        candidates = _named(role, names, arrays, taken)
+        candidates = _named(role, arrays, taken)
         if len(candidates) > 1:
-            tops = ", ".join(candidates)
-            ambiguous[role] = f"{tops} may each be the {role}"
+            ambiguous[role] = f"{', '.join(candidates)} may each be the {role}"
         elif candidates:
             found[role] = next(iter(candidates.values()))
             taken |= set(found[role].values())
-    problems = [*ambiguous.values(), *_missing({*found, *given, *ambiguous})]
-    problems += _unread({*found, *given, *ambiguous}, unreadable)
+    known = {*found, *given, *ambiguous}
+    problems = list(ambiguous.values())
+    problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
+    if "reward" not in known:
+        problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
+    problems += _unread(known, unreadable)
     hint = ""
     if not problems and not {"terminated", "done"} & {*found, *given}:
         single = [name for name in arrays if name not in taken and arrays[name].shape[1:] in ((), (1,))]
@@ -249,9 +221,8 @@ def _given_roles(
             raise UsageError(f"{where}: the map gives {key} as {value!r}, and {some}")
         names = _resolved(value, arrays, key, where)
         if role in _TREES:
-            leaves = found.setdefault(role, {})
             base = key.removeprefix("next_")
-            leaves |= {base + inner: name for inner, name in names.items()}
+            found.setdefault(role, {}).update({base + inner: name for inner, name in names.items()})
         elif len(names) > 1:
             raise UsageError(f"{where}: the map gives {key} as {len(names)} arrays, and it is one")
         elif role in NAMES and not rest:
@@ -292,7 +263,7 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
 # -- what names tell -----------------------------------------------------------------------------------------------------
 
 
-def _is_superseded(role: str, found: Mapping[str, Any]) -> bool:
+def _is_superseded(role: str, found: Collection[str]) -> bool:
     """Whether the roles found so far make a role unnecessary."""
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
 
@@ -303,22 +274,22 @@ def _more_ends(arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken:
     for role in ("episode_lengths", "episode_ends"):
         if role in found or not set(_BOUNDARIES) & set(found):
             continue
-        names = [name for leaves in _named(role, NAMES[role], arrays, taken).values() for name in leaves.values()]
-        counts = [name for name in names if len(arrays[name].shape) and arrays[name].shape[0] != rows]
+        names = [name for leaves in _named(role, arrays, taken).values() for name in leaves.values()]
+        counts = [name for name in names if arrays[name].shape and arrays[name].shape[0] != rows]
         if counts and arrays[counts[0]].dtype.kind in "iu":
             more[role] = counts[0]
     return more
 
 
-def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[str]) -> dict[str, dict[str, str]]:
+def _named(role: str, arrays: Iterable[str], taken: Collection[str] = ()) -> dict[str, dict[str, str]]:
     """The arrays or groups that have one of the names of a role: by that name, as written, their arrays by key."""
     candidates: dict[str, dict[str, str]] = {}
     for name in arrays:
         if name in taken:
             continue
         plain = name.lower().removeprefix(_OUTER)
-        top = next((one for one in names if plain == one or (role in _TREES and plain.startswith(one + "/"))), None)
-        if top is not None:
+        tops = (one for one in NAMES[role] if plain == one or (role in _TREES and plain.startswith(one + "/")))
+        if (top := next(tops, None)) is not None:
             end = len(name) - len(plain) + len(top)
             # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
             candidates.setdefault(name[:end], {})[role.removeprefix("next_") + name[end:]] = name
@@ -329,21 +300,13 @@ def _named(role: str, names: Sequence[str], arrays: Iterable[str], taken: set[st
     return ted or own or candidates
 
 
-def _missing(known: Collection[str]) -> list[str]:
-    problems = [f"no array is the {role}" for role in ("observation", "action") if role not in known]
-    if "reward" not in known:
-        problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
-    return problems
-
-
 def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
     """What unreadable arrays have the names of flags, ends or successors: without them the steps would mean something else."""
     problems = []
-    for role, names in NAMES.items():
-        if role in known or role in ("observation", "action", "reward") or _is_superseded(role, dict.fromkeys(known)):
-            continue
-        arrays = [name for leaves in _named(role, names, unreadable, set()).values() for name in leaves.values()]
-        problems += [f"{name} may be the {role}, and is not read" for name in arrays]
+    for role in NAMES:
+        if role not in known and role not in ("observation", "action", "reward") and not _is_superseded(role, known):
+            arrays = [name for leaves in _named(role, unreadable).values() for name in leaves.values()]
+            problems += [f"{name} may be the {role}, and is not read" for name in arrays]
     return problems
 
 
@@ -410,32 +373,21 @@ def _roles(
     extra: Mapping[str, str],
     left_out: Mapping[str, str],
 ) -> Roles:
-    one = {role: next(iter(found[role].values())) if role in found else None for role in NAMES if role not in _TREES}
-    reward = given["reward"] if isinstance(given.get("reward"), (int, float)) else one["reward"]
-    terminated, truncated, done = (one[flag] for flag in _FLAGS)
-    assumed = []
-    if done is not None and terminated is None and truncated is None:
-        assumed.append(
+    trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
+    single: dict[str, Any] = {
+        role: next(iter(found[role].values())) if role in found else None for role in NAMES if role not in _TREES
+    }
+    if isinstance(given.get("reward"), (int, float)):
+        single["reward"] = given["reward"]
+    assumed: tuple[str, ...] = ()
+    done = single["done"]
+    if done is not None and single["terminated"] is None and single["truncated"] is None:
+        assumed = (
             f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
-            f"(truncated=NAME); if it has nothing else, map truncated={done}."
+            f"(truncated=NAME); if it has nothing else, map truncated={done}.",
         )
-        terminated, done = done, None
-    return Roles(
-        observation=found["observation"],
-        action=found["action"],
-        reward=reward,  # type: ignore[arg-type]
-        next_observation=found.get("next_observation", {}),
-        terminated=terminated,
-        truncated=truncated,
-        done=done,
-        episode=one["episode"],
-        episode_lengths=one["episode_lengths"],
-        episode_ends=one["episode_ends"],
-        more_ends=more_ends,
-        extra=extra,
-        left_out=left_out,
-        assumed=tuple(assumed),
-    )
+        single |= {"terminated": done, "done": None}
+    return Roles(**trees, **single, more_ends=more_ends, extra=extra, left_out=left_out, assumed=assumed)
 
 
 def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:

@@ -41,13 +41,12 @@ def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo], apart: Collection[
     Observations that are ``apart`` are two columns per step, with the stated successors as they are.
     """
     columns = []
-    for key, name in roles.observation.items():
+    for key, name in {**roles.observation, **roles.action, **roles.extra}.items():
         if key in apart and key in roles.next_observation:
             columns += [_column(one, arrays[name], "step") for one in (key, "next/" + key)]
         else:
-            columns.append(_column(key, arrays[name], "state"))
-    steps = {**roles.action, **roles.extra}
-    return columns + [_column(key, arrays[name], "step") for key, name in steps.items()]
+            columns.append(_column(key, arrays[name], "state" if key in roles.observation else "step"))
+    return columns
 
 
 def stored_apart(tables: Sequence[tuple[Table, Roles]]) -> set[str]:
@@ -59,13 +58,12 @@ def stored_apart(tables: Sequence[tuple[Table, Roles]]) -> set[str]:
     if not all(roles.next_observation for _, roles in tables):
         return set()
     first, roles = tables[0]
-    columns = {key: _column(key, first.arrays[name], "state") for key, name in roles.observation.items()}
-    stated = [column for key, column in columns.items() if key in roles.next_observation]
-    fractions = [column for column in stated if np.dtype(column.dtype).kind == "f"]
+    columns = [_column(key, first.arrays[name], "state") for key, name in roles.observation.items()]
     return {
         column.key
-        for column in fractions
-        if column.row_bytes < LARGE_ROW or any(_has_rounded(*table, column) for table in tables)
+        for column in columns
+        if column.dtype.startswith("float")
+        and (column.row_bytes < LARGE_ROW or any(_has_rounded(*table, column) for table in tables))
     }
 
 
@@ -106,12 +104,9 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: 
     terminated = np.zeros(rows, bool) if terminated is None else terminated
     truncated = np.zeros(rows, bool) if truncated is None else truncated
     flagged = terminated | truncated
-    if bounds is None:
-        last = flagged.copy()
-    else:
-        last = bounds
-    last[-1:] = True
-    if bounds is not None and (flagged & ~last).any():
+    last = flagged.copy() if bounds is None else bounds
+    last[-1] = True
+    if (flagged & ~last).any():
         row = int((flagged & ~last).argmax())
         message = f"{table.name}: row {row} is flagged as the end of an episode, and its episode goes on"
         raise UsageError(message, hint="leave the flag, or what states the episodes, out of the map")
@@ -148,14 +143,16 @@ def _count_jumps(table: Table, roles: Roles, last: np.ndarray) -> int:
 def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
     """``terminated`` and ``truncated``, bool ``[rows]``, from ``done`` where only one of them is given."""
     terminated, truncated, done = (
-        _bools(table, name, rows) for name in (roles.terminated, roles.truncated, roles.done)
+        None if name is None else to_flags(table.read(name, 0, rows), f"{table.name}: {name}")
+        for name in (roles.terminated, roles.truncated, roles.done)
     )
     if done is None:
         return terminated, truncated
     if terminated is not None and truncated is not None:
-        if (done != (terminated | truncated)).any():
-            row = int((done != (terminated | truncated)).argmax())
-            message = f"{table.name}: row {row}: {roles.done} is not what {roles.terminated} and {roles.truncated} say"
+        differs = done != (terminated | truncated)
+        if differs.any():
+            message = f"{table.name}: row {int(differs.argmax())}: {roles.done} is not what {roles.terminated} and "
+            message += f"{roles.truncated} say"
             raise UsageError(message, hint=f"leave {roles.done} out of the map")
         return terminated, truncated
     other = terminated if terminated is not None else truncated
@@ -165,10 +162,6 @@ def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np
         message = f"{table.name}: row {row} is {roles.terminated or roles.truncated}, and not {roles.done}"
         raise UsageError(message, hint="leave one of the two out of the map")
     return (terminated, done & ~terminated) if terminated is not None else (done & ~other, truncated)
-
-
-def _bools(table: Table, name: str | None, rows: int) -> np.ndarray | None:
-    return None if name is None else to_flags(table.read(name, 0, rows), f"{table.name}: {name}")
 
 
 def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
@@ -201,17 +194,16 @@ def _last_rows(table: Table, role: str, name: str, rows: int) -> np.ndarray:
     if role == "episode":
         last = np.ones(rows, bool)
         last[:-1] = values[1:] != values[:-1]
-        begins = values[np.flatnonzero(np.concatenate([[True], last[:-1]]))] if rows else values
-        if len(np.unique(begins)) < len(begins):
-            several, counts = np.unique(begins, return_counts=True)
-            twice = several[counts > 1][0]
-            message = f"{table.name}: the rows of episode {twice} ({name}) are not next to each other"
+        several, counts = np.unique(values[np.concatenate([[True], last[:-1]])], return_counts=True)
+        if (counts > 1).any():
+            message = f"{table.name}: the rows of episode {several[counts > 1][0]} ({name}) are not next to each other"
             raise UsageError(message, hint=f"sort the rows by {name}, or state the ends by flags")
         return last
     values = values.astype(np.int64)
     ends = np.cumsum(values) if role == "episode_lengths" else values
-    if (np.diff(ends, prepend=0) < 1).any() or (ends[-1] if len(ends) else 0) != rows:
-        message = f"{table.name}: {name} accounts for {int(ends[-1]) if len(ends) else 0} of {rows} rows"
+    stated = int(ends[-1]) if len(ends) else 0
+    if (np.diff(ends, prepend=0) < 1).any() or stated != rows:
+        message = f"{table.name}: {name} accounts for {stated} of {rows} rows"
         raise UsageError(message, hint="each episode has one step or more, and the rows of all are those of the action")
     last = np.zeros(rows, bool)
     last[ends - 1] = True
@@ -227,9 +219,9 @@ class EpisodeNumbers:
 
     def add(self, table: Table, name: str | None) -> None:
         """The next file. Raises UsageError where an episode goes on in it: its steps would become two episodes."""
-        if name is None or not table.arrays[name].shape[0]:
+        rows = table.arrays[name].shape[0] if name is not None else 0
+        if name is None or not rows:
             return
-        rows = table.arrays[name].shape[0]
         first, last = (table.read(name, row, row + 1).reshape(-1)[0] for row in (0, rows - 1))
         self._are_global |= bool(first != last)
         if self._are_global and self._last == first:
@@ -246,9 +238,8 @@ def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> b
         message = (
             f"{table.name}: {name} has {there} rows, which is neither the {rows} of the steps nor {rows + episodes}"
         )
-        raise UsageError(
-            message, hint=f"observations have a row per step, or one more for each of the {episodes} episodes"
-        )
+        hint = f"observations have a row per step, or one more for each of the {episodes} episodes"
+        raise UsageError(message, hint=hint)
     return there != rows
 
 
@@ -291,10 +282,9 @@ def count_first_rows(counts: Counter[str], block: Block, actions: Sequence[np.nd
     first = np.concatenate([[begins], block.end[:-1] != 0])
     zero = block.rewards == 0
     still = zero & np.logical_and.reduce([(rows == 0).reshape(len(rows), -1).all(1) for rows in actions])
-    for name, rows in (("begun", first), ("begun_zero", first & zero), ("begun_still", first & still)):
-        counts[name] += int(rows.sum())
-    for name, rows in (("other", ~first), ("other_zero", ~first & zero), ("other_still", ~first & still)):
-        counts[name] += int(rows.sum())
+    for name, rows in (("begun", first), ("other", ~first)):
+        counts.update({name: int(rows.sum())})
+        counts.update({f"{name}_zero": int((rows & zero).sum()), f"{name}_still": int((rows & still).sum())})
 
 
 def take_other_order(counts: Counter[str]) -> None:
@@ -303,8 +293,9 @@ def take_other_order(counts: Counter[str]) -> None:
     Episodes of dm_env begin with a row without an action and a reward. In a vector environment that resets in the next step,
     all episodes but its first begin with a row whose reward is 0. That tells only where few other rows are so.
     """
-    begun, zero, still = (counts.pop(name, 0) for name in ("begun", "begun_zero", "begun_still"))
-    other, other_zero, other_still = (counts.pop(name, 0) for name in ("other", "other_zero", "other_still"))
+    (begun, zero, still), (other, other_zero, other_still) = (
+        [counts.pop(name + kind, 0) for kind in ("", "_zero", "_still")] for name in ("begun", "other")
+    )
     are_resets = zero >= begun - 1 and other_zero <= other / 100
     are_empty = still == begun and other_still <= other / 100
     if other >= begun >= 3 and (are_resets or are_empty):

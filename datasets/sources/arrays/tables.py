@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 import zipfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, DiskSpaceError, MissingExtraError, UsageError, reason
+from ....errors import CorruptSourceError, DiskSpaceError, UsageError, reason
 from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
-from ...formats.arrow import EXPORTED, ROW_OF_ONE, open_parquet
+from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
 from ...formats.hdf5 import check_not_open, damage_reported
 from ...ingest.spaces import as_array
 from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given
@@ -79,29 +80,27 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         hint = "where its last dimension is time: mark the last step of each trajectory as truncated, then reshape(-1)"
         raise UsageError(message, hint=hint)
     if not hasattr(arrays, "items"):
-        raise UsageError(
-            f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
-        )
-    values: dict[str, Any] = {}
-    unreadable: dict[str, str] = {}
+        message = f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
+        raise UsageError(message)
+    table = Table(name, {})
     for key, value in _flat(arrays):
-        if key in values or key in unreadable:
-            raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
+        found: Iterable[tuple[str, np.ndarray | str]]
         try:
-            array = as_array(value)
+            found = _fields(key, as_array(value))
         except (TypeError, ValueError, RuntimeError) as error:
-            unreadable[key] = reason(error)
-            continue
-        for inner, plain in _fields(key, array):
-            if inner in values or inner in unreadable:
+            found = [(key, reason(error))]
+        for inner, plain in found:
+            if inner in table.values or inner in table.unreadable:
                 raise UsageError(f"{name}: two arrays are named {inner}", hint="rename one of them")
-            if plain.dtype.hasobject:
-                unreadable[inner] = "its elements are Python objects"
+            if isinstance(plain, str):
+                table.unreadable[inner] = plain
+            elif plain.dtype.hasobject:
+                table.unreadable[inner] = "its elements are Python objects"
             else:
-                values[inner] = plain
-    return Table(name, values, unreadable)
+                table.values[inner] = plain
+    return table
 
 
 def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -133,19 +132,15 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
         if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
             message = f"{table.name}: the map gives {key} as {value!r}"
             raise UsageError(message, hint="an entry is the name of an array, several names, or a number (reward=0)")
-        names = (
-            []
-            if isinstance(value, (int, float)) or (isinstance(value, str) and value in table.values)
-            else _several(table, value)
-        )
+        names = [] if isinstance(value, (int, float)) else _several(table, value)
         columns = [table.values[name] for name in names if name in table.values]
         if names and len(columns) == len(names) and all(column.shape[1:] in ((), (1,)) for column in columns):
             if len({column.shape[:1] for column in columns}) > 1:
                 rows = ", ".join(f"{name} {column.shape[0]}" for name, column in zip(names, columns))
                 message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
                 raise UsageError(message, hint="give each its own key, such as observation/NAME")
-            plain[key] = ",".join(names)
-            table.values[",".join(names)] = _Joined(tuple(names), columns)
+            joined = plain[key] = ",".join(names)
+            table.values[joined] = _Joined(tuple(names), columns)
         else:
             plain[key] = value if isinstance(value, (str, int, float)) else ",".join(map(str, value))
     return plain
@@ -153,11 +148,8 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
 
 def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
     """Numbered columns that a map names, rather than the array that they were made into, become separate arrays."""
-    texts = [value for value in given.values() if isinstance(value, str)]
-    texts += [
-        one for value in given.values() if isinstance(value, (list, tuple)) for one in value if isinstance(one, str)
-    ]
-    names = {name.strip() for text in texts for name in text.split(",")}
+    entries = [value if isinstance(value, (list, tuple)) else [value] for value in given.values()]
+    names = {name.strip() for entry in entries for one in entry if isinstance(one, str) for name in one.split(",")}
 
     def is_named(array: str) -> bool:
         return any(array == name or ("*" in name and fnmatchcase(array, name)) for name in names)
@@ -177,6 +169,8 @@ def _several(table: Table, value: str | Sequence[str]) -> list[str]:
     """The names in an entry of a map, if it gives several."""
     if not isinstance(value, str):
         return list(value)
+    if value in table.values:
+        return []
     if "*" in value:
         every = (*table.values, *table.unreadable)  # where one cannot be read, they are not joined, and `roles` refuses
         return sorted((name for name in every if fnmatchcase(name, value)), key=natural)
@@ -266,16 +260,16 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     if (path / "storage" / "state.json").is_file():
         message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
         raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
-    found = sorted((one for one in path.rglob("*") if one.is_file() and one.suffix.lower() in SUFFIXES), key=_in_order)
+    found = [one for one in path.rglob("*") if one.is_file() and one.suffix.lower() in SUFFIXES]
+    found.sort(key=lambda one: natural(one.as_posix()))
     kinds = {one.suffix.lower() for one in found}
     if kinds == {".npy"}:
         values = {one.relative_to(path).with_suffix("").as_posix(): _map_npy(one) for one in found}
         return [memory_table(values, path.name)]
     if len(kinds) != 1:
         there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
-        raise UsageError(
-            f"{path} holds {there}: files of one kind are read as a dataset", hint="convert a part of them"
-        )
+        message = f"{path} holds {there}: files of one kind are read as a dataset"
+        raise UsageError(message, hint="convert a part of them")
     return [table for one in found for table in _open(one, scratch, files)]
 
 
@@ -320,10 +314,6 @@ class _Ring:
         return parts[0] if not len(parts[1]) else np.concatenate(parts)
 
 
-def _in_order(path: Path) -> list[Any]:
-    return natural(path.as_posix())
-
-
 def natural(name: str) -> list[Any]:
     """A key that sorts ``demo_2`` before ``demo_10``."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
@@ -356,7 +346,8 @@ def _open_npz(path: Path, scratch: Path) -> Table:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
     table = memory_table(values, path.name)
-    return Table(path.name, table.values, {**unreadable, **table.unreadable})
+    table.unreadable = {**unreadable, **table.unreadable}
+    return table
 
 
 def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
@@ -370,9 +361,8 @@ def _map_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, s
     if member.compress_type != zipfile.ZIP_STORED:
         scratch.mkdir(parents=True, exist_ok=True)
         handle, unpacked = mkstemp(".npy", dir=scratch)
-        with archive.open(member) as source, os.fdopen(handle, "wb") as target:  # compares the checksum
-            while piece := source.read(_COPY_BYTES):
-                target.write(piece)
+        with archive.open(member) as source, os.fdopen(handle, "wb") as target:
+            shutil.copyfileobj(source, target, _COPY_BYTES)  # compares the checksum
         return np.load(unpacked, mmap_mode="r", allow_pickle=False)
     with path.open("rb") as file:
         file.seek(member.header_offset)
@@ -407,17 +397,15 @@ def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
             group = inner
         episodes = _episodes(group)
         others: dict[str, str] = {}
-        if (
-            "data" in group and not episodes and isinstance(group["data"], h5py.Group)
-        ):  # robomimic: data/demo_0, mask/...
+        # robomimic: data/demo_0, mask/...
+        if "data" in group and not episodes and isinstance(group["data"], h5py.Group):
             episodes = _episodes(group["data"])
             if episodes:
                 others = _beside_data(group, path.name)
                 group = group["data"]
         if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
-            ordered = sorted(episodes, key=natural)
             others |= _other_groups(group, set(episodes), path.name)
-            tables = [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in ordered]
+            tables = [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in sorted(episodes, key=natural)]
             tables[0].unreadable.update(others)
             return tables
         return [Table(path.name, *_datasets(file))]
@@ -430,15 +418,12 @@ def _beside_data(group: Any, where: str) -> dict[str, str]:
     """
     import h5py
 
-    others: dict[str, str] = {}
-    for name, item in group.items():
-        if name == "data":
-            continue
+    others = {name: item for name, item in group.items() if name != "data"}
+    for name, item in others.items():
         if isinstance(item, h5py.Group) and _episodes(item):
             message = f"{where}: data and {name} both hold a group per episode"
             raise UsageError(message, hint="copy each of them to a file, and convert these one by one")
-        others[name] = "it lies beside the episodes, which are in data"
-    return others
+    return dict.fromkeys(others, "it lies beside the episodes, which are in data")
 
 
 def _other_groups(group: Any, episodes: Collection[str], where: str) -> dict[str, str]:
@@ -503,11 +488,9 @@ def _datasets(group: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _open_columns(path: Path, scratch: Path) -> Table:
     """A file of columns, written to a temporary folder batch by batch."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        message = f"reading {path.suffix} files needs pyarrow, which is not installed"
-        raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'") from error
+    require_pyarrow(f"reading {path.suffix} files needs pyarrow, which is not installed")
+    import pyarrow
+
     scratch.mkdir(parents=True, exist_ok=True)
     columns = _Columns(path.name, Path(mkdtemp(dir=scratch)))
     try:
@@ -561,8 +544,7 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
 
     while True:
         try:
-            for _ in opened():
-                pass
+            deque(opened(), 0)
             break
         except pyarrow.ArrowInvalid as error:
             wrong = re.search(r"In CSV column #(\d+)", str(error))
@@ -660,9 +642,8 @@ class _Columns:
 
         if column.null_count:
             row = self._rows + column.is_null().to_pylist().index(True)
-            raise CorruptSourceError(
-                f"{self._name}: {name} of row {row} is empty", hint="fill it, or leave the row out"
-            )
+            message = f"{self._name}: {name} of row {row} is empty"
+            raise CorruptSourceError(message, hint="fill it, or leave the row out")
         kind = column.type
         if pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
             inner = self._numbers(column.flatten(), name)
@@ -670,7 +651,7 @@ class _Columns:
             if not pyarrow.types.is_fixed_size_list(kind) and (np.diff(column.offsets.to_numpy()) != width).any():
                 raise CorruptSourceError(f"{self._name}: the lists of {name} differ in length, after row {self._rows}")
             return inner.reshape(len(column), width, *inner.shape[1:])
-        if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)):
+        if not is_number(pyarrow.types, kind):
             raise _NotNumbersError(f"its type is {kind}")
         return column.to_numpy(zero_copy_only=False)
 
