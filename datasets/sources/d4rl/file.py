@@ -74,6 +74,11 @@ class FileContents:
     #: Paths of arrays that are not taken, and why.
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_next(self) -> bool:
+        """Whether it states the successor of every row."""
+        return "next_observations" in self.arrays
+
 
 @contextmanager
 def open_file(path: Path, name: str) -> Iterator[h5py.File]:
@@ -117,12 +122,10 @@ def survey(file: h5py.File, name: str) -> FileContents:
             continue
         if path == "metadata" or path.startswith("metadata/"):
             contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset, name)
-            continue
-        why = _why_not(dataset, rows)
-        if why is None:
-            contents.infos.append(_array(dataset))
-        else:
+        elif why := _why_not(dataset, rows):
             contents.left_out[path] = why
+        else:
+            contents.infos.append(_array(dataset))
     check_row_bytes(sum(one.row_bytes for one in (*contents.arrays.values(), *contents.infos)), name)
     for key, value in attributes(file).items():
         contents.metadata[f"attributes/{key}"] = _plain(np.asarray(value))
@@ -135,11 +138,10 @@ def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
 
 
 def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
-    if len(dataset.shape or ()) < 1 or dataset.shape[0] != rows:
+    if not dataset.shape or dataset.shape[0] != rows:
         message = f"{name}: {key} has shape {dataset.shape}, the file has {rows} rows of observations"
         raise CorruptSourceError(message)
-    why = _why_not(dataset, rows)
-    if why is not None:
+    if why := _why_not(dataset, rows):
         raise CorruptSourceError(f"{name}: {key} cannot be used: {why}")
     array = _array(dataset)
     if key in SCALARS and array.shape not in ((), (1,)):
@@ -175,18 +177,15 @@ def _metadata(dataset: h5py.Dataset, name: str) -> Any:
     if dataset.dtype.hasobject and dataset.shape:  # texts one by one: each may be as long as the file
         texts = [_plain(np.asarray(dataset[place])) for place in np.ndindex(dataset.shape)]
         return np.array(texts, object).reshape(dataset.shape).tolist()
-    if not dataset.shape:
+    if not dataset.shape or not dataset.size:
         return _plain(np.asarray(dataset[()]))
-    return _plain(
-        ChunkedRows(dataset, None, 0, name).read(0, len(dataset)) if dataset.size else np.asarray(dataset[()])
-    )
+    return _plain(ChunkedRows(dataset, None, 0, name).read(0, len(dataset)))
 
 
 def _plain(value: np.ndarray) -> Any:
     """Metadata as JSON."""
     if value.size > _FEW:
-        data = np.ascontiguousarray(value).tobytes()
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "crc32c": crc32c(data)}
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "crc32c": crc32c(value.tobytes())}
     return _json(value.tolist())
 
 
@@ -227,8 +226,6 @@ class RowWriter:
     ) -> None:
         self._name, self._contents, self._transitions = name, contents, transitions
         self._keys, self._jump = keys, jump
-        self._has_next = "next_observations" in contents.arrays
-        self._rewards: list[np.ndarray] = []
         every = sum(array.row_bytes for array in (*contents.arrays.values(), *contents.infos))
         most = min(_BLOCK_BYTES // contents.arrays["observations"].row_bytes, _ALL_BYTES // every)
         self._block = max(1, min(_BLOCK_ROWS, most))
@@ -241,9 +238,10 @@ class RowWriter:
         ``observations``: whether they are among the columns. ``inner_key``: the column for terminals inside trajectories.
         """
         transitions = self._transitions
+        rewards = [np.zeros(0, np.float32)]
         for low in range(0, self._contents.rows, self._block):
             high = min(low + self._block, self._contents.rows)
-            if observations or self._has_next:
+            if observations or self._contents.has_next:
                 states, successors = self._states(low, high)
             kept: Any = transitions.keep[low:high]
             kept = slice(None) if kept.all() else kept
@@ -252,7 +250,7 @@ class RowWriter:
                 block["observation"], block["next/observation"] = states[kept], successors[kept]
             block["action"] = self._read("actions", low, high)[kept]
             reward = to_rewards(self._read("rewards", low, high), self._name, "row", low)[kept]
-            self._rewards.append(reward)
+            rewards.append(reward)
             flags = (transitions.terminated[low:high][kept], transitions.truncated[low:high][kept])
             block.update(reward_columns(reward, *flags))
             if inner_key is not None:
@@ -262,7 +260,7 @@ class RowWriter:
                 block[key] = self._read(path, low, high)[kept]
             if len(reward):
                 columns.append(block)
-        return np.concatenate(self._rewards) if self._rewards else np.zeros(0, np.float32)
+        return np.concatenate(rewards)
 
     def _read(self, path: str, low: int, high: int) -> np.ndarray:
         return self._arrays[path].read(low, high)
@@ -274,27 +272,21 @@ class RowWriter:
         states = self._read("observations", low, beyond).reshape(beyond - low, *shape)
         here, after = states[: high - low], states[1:]
         self._count_odd(here, after, low)
-        if self._has_next:
-            successors = self._read("next_observations", low, high).reshape(high - low, *shape)
-            self._resolve_seams(successors, after, low)
+        if not self._contents.has_next:
+            successors = np.zeros_like(here)
+            successors[: len(after)] = after
+            successors[self._transitions.blank[low:high]] = 0
             return here, successors
-        successors = np.zeros_like(here)
-        successors[: len(after)] = after
-        successors[self._transitions.blank[low:high]] = 0
-        return here, successors
-
-    def _resolve_seams(self, successors: np.ndarray, after: np.ndarray, low: int) -> None:
-        """Inside an episode the successor of a row is the next row's observation; where it is not, the episode ends.
-
-        Successors that differ by rounding alone become the observation that the next row states.
-        """
-        count = len(after)
-        inside = ~self._transitions.last[low : low + count]
-        other, rounded = (found & inside for found in compare_successors(after, successors[:count]))
-        successors[:count][rounded] = after[rounded]
+        successors = self._read("next_observations", low, high).reshape(high - low, *shape)
+        # Inside an episode the successor of a row is the next row's observation; where it is not, the episode ends.
+        # Successors that differ by rounding alone become the observation that the next row states.
+        inside = ~self._transitions.last[low : low + len(after)]
+        other, rounded = (found & inside for found in compare_successors(after, successors[: len(after)]))
+        successors[: len(after)][rounded] = after[rounded]
         self._transitions.cut_after(low + np.flatnonzero(other))
         self.counts["rounded_successors"] += int(rounded.sum())
         self.counts["seams"] += int(other.sum())
+        return here, successors
 
     def _count_odd(self, here: np.ndarray, after: np.ndarray, low: int) -> None:
         if here.dtype.kind == "f" and not np.isfinite(here).all():
@@ -310,13 +302,12 @@ class PixelSource(RowSource):
 
     path: Path
     name: str
-    file_rows: int
     transitions: TransitionRows
     has_next: bool
 
     @property
     def rows(self) -> int:
-        return self.file_rows
+        return len(self.transitions.keep)
 
     def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
         (leaf,) = leaves

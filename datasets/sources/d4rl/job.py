@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from ...ingest.raw_files import ACCEPT, WholeFileJob
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...workers.task import usable_cpus
-from .file import Array, FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
+from .file import FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
 
 LICENCE = "CC-BY-4.0"
@@ -111,10 +112,10 @@ class D4rlJob(WholeFileJob):
             terminals = read_flags(file, name, "terminals")
             timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
         flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
-        self._by, has_next = choose_ends(self._asked, flags, name), "next_observations" in contents.arrays
+        self._by = choose_ends(self._asked, flags, name)
         ends, by_clock = _ends(self._by, flags)
         self._transitions = resolve_transitions(
-            ends, terminals, by_clock, has_next=has_next, unknown_next=self.options.unknown_next
+            ends, terminals, by_clock, has_next=contents.has_next, unknown_next=self.options.unknown_next
         )
         if not self._transitions.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
@@ -124,11 +125,8 @@ class D4rlJob(WholeFileJob):
             self.bulk = ()  # no second pass: the plan writes observations of any size as two columns
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        from concurrent.futures import ThreadPoolExecutor
-
-        contents, transitions = self._contents, self._transitions
+        contents, transitions, name = self._contents, self._transitions, self.item.url
         columns.reserve(transitions.steps)
-        name = self.item.url
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
         try:
             hashed = pool.submit(self.hash_whole)
@@ -142,18 +140,13 @@ class D4rlJob(WholeFileJob):
         self._check_published()
         on_progress(1, 1)
         episodes = transitions.episodes(rewards)
-        counts = {
-            **transitions.counts,
-            **writer.counts,
-            **count_outcomes(episodes.outcome),
-            "longest_trajectory": longest(transitions.end),
-        }
-        states = transitions.steps + len(episodes)
-        part = PartSpec(self.item.name, states, "whole", self._object())
+        counts = {**transitions.counts, **writer.counts, **count_outcomes(episodes.outcome)}
+        counts["longest_trajectory"] = longest(transitions.end)
+        part = PartSpec(self.item.name, transitions.steps + len(episodes), "whole", self._object())
         return Plan(
             episodes,
             counts,
-            list(_notes(self.entry, contents, self._by, self.horizon, counts, self.sha256)),
+            list(self._notes(counts)),
             parts=[part] if self.bulk else [],
             spaces=self._spaces(),
             digest=f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}",
@@ -168,10 +161,8 @@ class D4rlJob(WholeFileJob):
         return sample(self.path, self.item.url, self._contents.rows)
 
     def row_sources(self) -> list[PixelSource]:
-        if not self.bulk:
-            return []
-        has_next = "next_observations" in self._contents.arrays
-        return [PixelSource(self.path, self.item.url, self._contents.rows, self._transitions, has_next)]
+        whole = PixelSource(self.path, self.item.url, self._transitions, self._contents.has_next)
+        return [whole] if self.bulk else []
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -212,12 +203,10 @@ class D4rlJob(WholeFileJob):
     # -- behind it -------------------------------------------------------------------------------------------------
 
     def _columns(self) -> list[Column]:
-        arrays = self._contents.arrays
-        infos = {array.path: array for array in self._contents.infos}
+        every = {**self._contents.arrays, **{array.path: array for array in self._contents.infos}}
         columns = [
-            _column("observation", arrays["observations"], "state"),
-            _column("action", arrays["actions"], "step"),
-            *(_column(key, infos[path], "step") for path, key in self._keys.items()),
+            Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
+            for path, key in {"observations": "observation", "actions": "action", **self._keys}.items()
         ]
         if (self._transitions.inner & self._transitions.keep).any():
             columns.append(Column(_INNER, "bool", (1,), "step"))
@@ -230,6 +219,29 @@ class D4rlJob(WholeFileJob):
             for key in ("observation", "action")
         }
 
+    def _notes(self, counts: Mapping[str, int]) -> Iterator[str]:
+        """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
+        entry, horizon = self.entry, self.horizon
+        if entry:
+            yield from self.family.notes
+            if entry.name in _ENTRY_NOTES:
+                yield _ENTRY_NOTES[entry.name]
+            if entry.path.startswith("ant_maze_new/"):
+                yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
+            if not entry.listed:
+                yield "D4RL registers this id but does not list it among its downloads."
+        yield _BY[self._by].format(horizon=horizon)
+        yield from count_notes(_COUNTED, counts)
+        if horizon and counts["longest_trajectory"] > horizon + 1:
+            yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
+        stored = self._contents.arrays["rewards"].dtype.name
+        if stored != "float32":
+            yield f"Rewards were {stored} and are float32; all other values are as in the file."
+        if entry and entry.sha256 and entry.sha256 != self.sha256:
+            yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
+        if self._contents.left_out:
+            yield f"Left out: {name_left_out(self._contents.left_out)}."
+
     def _check_published(self) -> None:
         """Raise ChecksumError for a file that is not the one published."""
         known = self.entry.sha256 if self.entry and self._published and not self._recorded else None
@@ -237,10 +249,6 @@ class D4rlJob(WholeFileJob):
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self.sha256}, not {known}"
         raise ChecksumError(message, hint=ACCEPT)
-
-
-def _column(key: str, array: Array, per: Literal["state", "step"]) -> Column:
-    return Column(key, array.dtype.name, array.shape, per)
 
 
 def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
@@ -262,36 +270,6 @@ def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
         taken.add(key)
         keys[array.path] = key
     return keys
-
-
-def _notes(
-    entry: RegistryEntry | None,
-    contents: FileContents,
-    by: str,
-    horizon: int | None,
-    counts: Mapping[str, int],
-    sha256: str,
-) -> Iterator[str]:
-    """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
-    if entry:
-        yield from family_of(entry).notes
-        if entry.name in _ENTRY_NOTES:
-            yield _ENTRY_NOTES[entry.name]
-        if entry.path.startswith("ant_maze_new/"):
-            yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
-        if not entry.listed:
-            yield "D4RL registers this id but does not list it among its downloads."
-    yield _BY[by].format(horizon=horizon)
-    yield from count_notes(_COUNTED, counts)
-    if horizon and counts["longest_trajectory"] > horizon + 1:
-        yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
-    stored = contents.arrays["rewards"].dtype.name
-    if stored != "float32":
-        yield f"Rewards were {stored} and are float32; all other values are as in the file."
-    if entry and entry.sha256 and entry.sha256 != sha256:
-        yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
-    if contents.left_out:
-        yield f"Left out: {name_left_out(contents.left_out)}."
 
 
 # -- what ends an episode ------------------------------------------------------------------------------------------------
@@ -347,17 +325,13 @@ def _ends(by: By, flags: EndFlags) -> tuple[np.ndarray, np.ndarray]:
     if by in ("timeouts", "both"):
         assert flags.timeouts is not None
         return (flags.terminals if by == "both" else never), flags.timeouts.copy()
-    ends = flags.terminals if by == "terminals" or flags.terminals_end else never
     if by == "terminals":
-        return ends, never
+        return flags.terminals, never
+    # Every horizon-th row, counted from 0 after each row that ends a trajectory.
     assert flags.horizon is not None
-    return ends, _every(flags.horizon, ends)
-
-
-def _every(horizon: int, resets: np.ndarray) -> np.ndarray:
-    """Every horizon-th row, counted from 0 after each row that resets the count."""
-    rows = np.arange(len(resets))
-    begins = np.zeros(len(resets), np.int64)
-    begins[1:] = np.where(resets[:-1], rows[1:], 0)
+    ends = flags.terminals if flags.terminals_end else never
+    rows = np.arange(len(ends))
+    begins = np.zeros(len(ends), np.int64)
+    begins[1:] = np.where(ends[:-1], rows[1:], 0)
     position = rows - np.maximum.accumulate(begins)
-    return position % horizon == horizon - 1
+    return ends, position % flags.horizon == flags.horizon - 1

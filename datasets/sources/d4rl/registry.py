@@ -91,11 +91,8 @@ class Family:
     jump: float | None = None
 
 
-#: For files of no known dataset.
-_UNKNOWN = Family()
-
+#: The families that are particular in something.
 _FAMILIES = {
-    "mujoco": Family(),
     "maze2d": Family(
         terminals_end=False,
         notes=(
@@ -113,15 +110,12 @@ _FAMILIES = {
         ),
         jump=2.0,
     ),
-    "adroit": Family(),
     "kitchen": Family(notes=("A terminal marks the end of a demonstration, whether or not all its tasks were done.",)),
     "flow": Family(notes=("The generator went on stepping after done, without a reset.",)),
-    "carla": Family(),
     "minigrid": Family(notes=("Everything was stored as float32, actions and pixels included.",)),
-    "bullet": Family(),
 }
 
 
 def family_of(entry: RegistryEntry | None) -> Family:
     """The family of a dataset; for an unknown dataset, a family that trusts the flags."""
-    return _FAMILIES[entry.family] if entry else _UNKNOWN
+    return _FAMILIES.get(entry.family if entry else "", Family())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
+from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, RbdataError
 from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.location import Pages
@@ -92,11 +92,8 @@ class Api:
         Returns it with the (version, id) pairs that the search brought up. Raises ObjectNotFoundError.
         """
         base = f"{ROOT}/list/data_name/{name.lower()}/limit/2"
-        if version is not None:
-            tries = [f"{base}/data_version/{version}", f"{base}/data_version/{version}/status/deactivated"]
-        else:
-            tries = [f"{base}/status/active", f"{base}/status/deactivated"]
-        for path in tries:
+        base += "" if version is None else f"/data_version/{version}"
+        for path in (f"{base}/status/active" if version is None else base, f"{base}/status/deactivated"):
             found = sorted((one.version, one.id) for one in self._list(path) if version in (None, one.version))
             if found:
                 return found[0][1], found
@@ -118,11 +115,11 @@ class Api:
     def _list(self, path: str) -> list[Listed]:
         """The datasets that one answer lists; empty after the last page."""
         try:
-            answer = self._ask(path)
+            return [listed(entry) for entry in _inside(self._ask(path), "data", "dataset")]
         except ObjectNotFoundError:
             return []
-        try:
-            return [listed(entry) for entry in _sequence(_mapping(answer.get("data")).get("dataset") or [])]
+        except RbdataError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptSourceError(f"{self.location.url}/{path} is not a list of datasets") from error
 
@@ -132,8 +129,7 @@ class Api:
             answer = self._ask(f"{ROOT}/features/{number}")
         except (ObjectNotFoundError, ApiError):
             return ()
-        listed = _sequence(_mapping(answer.get("data_features")).get("feature") or [])
-        return tuple(feature(entry) for entry in listed if isinstance(entry, dict))
+        return tuple(feature(entry) for entry in _inside(answer, "data_features", "feature") if isinstance(entry, dict))
 
     def _ask(self, path: str) -> dict[str, Any]:
         """One answer. Raises ObjectNotFoundError for 'no result' and 'unknown', ApiError for other refusals."""
@@ -212,9 +208,8 @@ def listed(content: Mapping[str, Any]) -> Listed:
     """An entry of a listing from the API's JSON."""
     qualities = {entry["name"]: entry["value"] for entry in _sequence(content.get("quality") or [])}
     rows = qualities.get("NumberOfInstances")
-    return Listed(
-        int(content["did"]), str(content["name"]), int(content["version"]), int(float(rows)) if rows else None
-    )
+    rows = int(float(rows)) if rows else None
+    return Listed(int(content["did"]), str(content["name"]), int(content["version"]), rows)
 
 
 def path_of(url: str) -> str:
@@ -266,8 +261,10 @@ def _flag(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _inside(answer: Mapping[str, Any], outer: str, inner: str) -> Sequence[Any]:
+    """The list in an answer; empty where there is none."""
+    found = answer.get(outer)
+    return _sequence(found.get(inner) or []) if isinstance(found, dict) else []
 
 
 def _sequence(value: Any) -> Sequence[Any]:

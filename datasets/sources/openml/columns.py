@@ -12,7 +12,7 @@ One-hot columns stay as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,11 @@ _MOST_SHOWN = 20
 
 @dataclass
 class ColumnRoles:
-    """Indices of the columns, and why others are left out."""
+    """Indices of the columns, and why others are left out, by name."""
 
     targets: list[int]
     features: list[int]
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str]
 
 
 def column_roles(attributes: Sequence[Attribute], about: Description, options: TableOptions, name: str) -> ColumnRoles:
@@ -50,23 +50,17 @@ def column_roles(attributes: Sequence[Attribute], about: Description, options: T
     unknown = [column for column in (*wanted, *options.exclude) if column not in index]
     if unknown:
         raise UsageError(f"{name} has no column {', '.join(unknown)}", hint=f"its columns: {shown}")
-    result = ColumnRoles([index[column] for column in wanted], [])
-    for at, attribute in enumerate(attributes):
-        why = _why_not(attribute, about, flagged, options)
-        if at in result.targets:
-            continue
-        if why is None:
-            result.features.append(at)
-        else:
-            result.left_out[attribute.name] = why
-    kinds = {attributes[at].kind for at in result.targets}
+    targets = [index[column] for column in wanted]
+    why_not = {at: _why_not(one, about, flagged, options) for at, one in enumerate(attributes) if at not in targets}
+    features = [at for at, why in why_not.items() if why is None]
+    kinds = {attributes[at].kind for at in targets}
     if "string" in kinds:
         raise UsageError(f"the label of {name} is text", hint=f"choose another with --target; its columns: {shown}")
     if len(kinds) > 1:
         raise UsageError(f"the labels of {name} are numbers and classes mixed", hint="choose some with --target")
-    if not result.features:
+    if not features:
         raise UsageError(f"{name} has no column that can be an observation", hint="all are text, ignored or excluded")
-    return result
+    return ColumnRoles(targets, features, {attributes[at].name: why for at, why in why_not.items() if why is not None})
 
 
 def _why_not(attribute: Attribute, about: Description, flagged: dict, options: TableOptions) -> str | None:
@@ -129,9 +123,7 @@ class Encoder:
         for index, attribute in columns:
             nominal = attribute.kind == "nominal"
             one_hot = options.one_hot and nominal
-            scaled = not one_hot and (
-                options.standardize == "all" or (options.standardize == "numeric" and not nominal)
-            )
+            scaled = not one_hot and options.standardize in (("all",) if nominal else ("all", "numeric"))
             codes = len(attribute.values) + self._missing_has_code if nominal else 0
             self.features.append(EncodedColumn(index, attribute, codes, one_hot, scaled))
 
@@ -153,11 +145,12 @@ class Encoder:
             for at, feature in enumerate(scaled):
                 values = self._values(block, feature)
                 values = values[~np.isnan(values)]
-                if not len(values):
+                more = len(values)
+                if not more:
                     continue
                 # Chan's update: exact enough whatever the size of the mean.
-                more, center = len(values), float(values.mean())
-                delta, total = center - mean[at], count[at] + len(values)
+                center = float(values.mean())
+                delta, total = center - mean[at], count[at] + more
                 squares[at] += float(((values - center) ** 2).sum()) + delta**2 * count[at] * more / total
                 mean[at] += delta * more / total
                 count[at] = total
@@ -167,10 +160,9 @@ class Encoder:
             feature.still = deviation <= 10 * np.finfo(float).eps * abs(mean[at])
             feature.statistics = (float(mean[at]), 1.0 if feature.still else deviation)
             if not np.isfinite(feature.statistics).all():
-                message = (
-                    f"the column {feature.attribute.name} has no finite mean and deviation to be standardised with"
-                )
-                raise UsageError(message, hint=f"leave it out: --exclude {feature.attribute.name}")
+                name = feature.attribute.name
+                message = f"the column {name} has no finite mean and deviation to be standardised with"
+                raise UsageError(message, hint=f"leave it out: --exclude {name}")
 
     def encode(self, block: Sequence[ColumnValues]) -> np.ndarray:
         """Observations, float32 ``[rows, width]``. Raises ColumnCastError for finite numbers that float32 does not hold."""
@@ -195,8 +187,7 @@ class Encoder:
 
     def missing_rows(self, block: Sequence[ColumnValues]) -> np.ndarray:
         """Which rows miss a value that the policy does not give a code to, bool ``[rows]``."""
-        masks = [np.isnan(self._values(block, feature)) for feature in self.features]
-        return np.logical_or.reduce(masks)
+        return np.logical_or.reduce([np.isnan(self._values(block, feature)) for feature in self.features])
 
     def columns(self) -> list[dict[str, Any]]:
         """What every feature becomes, for the manifest: ``at`` is its first position in the observation."""

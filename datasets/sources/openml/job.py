@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,12 @@ class OpenmlJob(WholeFileJob):
                 columns.append({"observation": observation, "action": labels})
         steps = columns.rows
         if not steps:
-            raise CorruptSourceError(
-                f"{self.title} holds no rows" + (" that miss nothing" if self.counts["rows"] else "")
-            )
+            which = " that miss nothing" if self.counts["rows"] else ""
+            raise CorruptSourceError(f"{self.title} holds no rows{which}")
         on_progress(1, 1)
-        same = [
-            np.broadcast_to(one, steps) for one in (np.int64(1), np.float64(1), np.uint8(TERMINATED), np.bool_(False))
-        ]
-        table = EpisodeTable(np.arange(steps), *same)
+        same = (np.int64(1), np.float64(1), np.uint8(TERMINATED), np.bool_(False))
         return Plan(
-            table,
+            EpisodeTable(np.arange(steps), *(np.broadcast_to(one, steps) for one in same)),
             dict(self.counts),
             self._sentences(),
             spaces=self._spaces(),
@@ -159,10 +156,8 @@ class OpenmlJob(WholeFileJob):
         self.counts["not_finite"] += int(np.isinf(observation).sum())
 
     def _labels(self, block: Sequence[ColumnValues]) -> np.ndarray:
-        names = self._label_names()
-        columns = [
-            to_stored(np.asarray(block[at]), self._label_dtype(), name) for at, name in zip(self._roles.targets, names)
-        ]
+        named, dtype = zip(self._roles.targets, self._label_names()), self._label_dtype()
+        columns = [to_stored(np.asarray(block[at]), dtype, name) for at, name in named]
         return columns[0] if len(columns) == 1 else np.stack(columns, 1)
 
     def _label_dtype(self) -> str:
@@ -185,19 +180,15 @@ class OpenmlJob(WholeFileJob):
         digests = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha256")}
         self._encoding = "utf-8-sig"
         with self.path.open("rb") as file:
-            while block := file.read(1 << 20):
+            for block in chain(iter(lambda: file.read(1 << 20), b""), [b""]):
                 for digest in digests.values():
                     digest.update(block)
                 lines += block.count(b"\n")
                 if self._encoding != "latin-1":
                     try:
-                        utf8.decode(block)
+                        utf8.decode(block, final=not block)
                     except UnicodeDecodeError:
                         self._encoding = "latin-1"
-        try:
-            utf8.decode(b"", final=True)
-        except UnicodeDecodeError:
-            self._encoding = "latin-1"
         self._digests = {name: digest.hexdigest() for name, digest in digests.items()}
         if self._md5 and self._digests["md5"] != self._md5:
             message = f"{self.item.url}: its md5 is {self._digests['md5']}, OpenML states {self._md5}"

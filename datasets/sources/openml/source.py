@@ -15,22 +15,13 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
-from ...fetch import FetchOptions, Location, RemoteObject, open_location
+from ...fetch import Location, RemoteObject, open_location
 from ...ingest.job import ConvertOptions, Job, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, only_file, only_object
 from .client import Api, Description, Listed, path_of
-from .table_options import (
-    PRESETS,
-    Format,
-    Missing,
-    Preset,
-    Standardize,
-    TableFile,
-    TableOptions,
-    table_options,
-)
+from .table_options import PRESETS, Format, Missing, Preset, Standardize, TableFile, TableOptions, table_options
 
 HOME = "https://www.openml.org"
 
@@ -73,8 +64,9 @@ class OpenmlSource(Source):
         number, notes = _number(api, name, preset)
         about = api.describe(number)
         file = self._file(about, location, table)
-        answers = [RawObject(path, _answer(location, path), location) for path in api.paths]
-        return OpenmlJob(about, file, table, notes, answers, options)
+        answers = [(path, RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])) for path in api.paths]
+        mirrored = [RawObject(path, item, location) for path, item in answers]
+        return OpenmlJob(about, file, table, notes, mirrored, options)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.arrow import is_exported  # imports numpy
@@ -98,36 +90,26 @@ class OpenmlSource(Source):
             tries = [entry for entry in tries if entry[1] == (table.format == "parquet")]
         elif find_spec("pyarrow") is None and about.url:
             tries = tries[:1]
-        failure: ObjectNotFoundError | None = None
+        failures = []
         for url, is_parquet in tries:
             if not url:
                 continue
+            path, place = path_of(url), location
+            if is_parquet and location.url.rstrip("/") == self.home:  # where Parquet files are on their own host
+                place = open_location(f"https://{urlsplit(url).hostname}", options=location.options)
             try:
-                return self._stat(url, location, is_parquet)
+                return TableFile(path, place, place.stat(path), is_parquet)
             except ObjectNotFoundError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise failures[0]
         message = f"OpenML states no {'file' if table.format == 'auto' else table.format} for {about.name}"
         raise ObjectNotFoundError(message, hint="try another version of it, or another --format")
-
-    def _stat(self, url: str, location: Location, is_parquet: bool) -> TableFile:
-        path = path_of(url)
-        if is_parquet and location.url.rstrip("/") == self.home:
-            location = _parquet_place(url, location.options)
-        return TableFile(path, location, location.stat(path), is_parquet)
-
-
-def _parquet_place(url: str, options: FetchOptions) -> Location:
-    """At home, Parquet files are on their own host."""
-    return open_location(f"https://{urlsplit(url).hostname}", options=options)
 
 
 def _named(found: Sequence[Listed]) -> Iterator[RemoteDataset]:
     """Under the names by which they are asked for: the oldest version by its name alone, others with their version."""
-    oldest: dict[str, int] = {}
-    for one in found:
-        oldest[one.name] = min(one.version, oldest.get(one.name, one.version))
+    oldest = {one.name: one.version for one in sorted(found, key=lambda one: -one.version)}
     for one in found:
         name = one.name if one.version == oldest[one.name] else f"{one.name}@{one.version}"
         yield RemoteDataset(name if _NAME.fullmatch(name) else str(one.id), one.rows, one.rows)
@@ -136,8 +118,8 @@ def _named(found: Sequence[Listed]) -> Iterator[RemoteDataset]:
 def _number(api: Api, name: str, preset: Preset | None) -> tuple[int, list[str]]:
     """The number of the dataset that is meant, and what to say about the choice."""
     if preset is not None:
-        settings = ", ".join(f"{key} {_said(value)}" for key, value in preset.options.items())
-        return preset.number, [f"Preset {name}: {settings}."]
+        said = {key: ", ".join(value) if isinstance(value, tuple) else value for key, value in preset.options.items()}
+        return preset.number, [f"Preset {name}: {', '.join(f'{key} {value}' for key, value in said.items())}."]
     match = _NAME.fullmatch(name)
     if match is None:
         raise UsageError(f"{name!r} is not the name of an OpenML dataset", hint="for example: 61, iris, adult@2")
@@ -147,12 +129,3 @@ def _number(api: Api, name: str, preset: Preset | None) -> tuple[int, list[str]]
     number, found = api.find(match["name"], version)
     others = [f"{version} (number {other})" for version, other in found if other != number]
     return number, [f"There are other versions of {name}: {', '.join(others)}, perhaps more."] if others else []
-
-
-def _said(value: object) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _answer(location: Location, path: str) -> RemoteObject:
-    """One of the API's answers, as an object at its place."""
-    return RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])

@@ -156,7 +156,7 @@ def test_keeping_raw_files_where_parquet_has_a_host_of_its_own(server, tmp_path,
     with openml_server() as store:
         store.put("datasets/0000/0007/dataset_7.pq", sink.getvalue().to_pybytes())
         monkeypatch.setattr(
-            openml_source, "_parquet_place", lambda url, options: open_location(store.url, options=options)
+            openml_source, "open_location", lambda place, options: open_location(store.url, options=options)
         )
         request = Request("openml/7", root=tmp_path, fetch=QUICK, options=ConvertOptions(), keep_raw=True)
         dataset = Dataset(download(request).path)
