@@ -21,8 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, MissingExtraError
-from ...formats.arrow import ArrowFile, ParquetRows, damage_reported, is_number, number_dtype, number_rows
+from ....errors import CorruptSourceError
+from ...formats.arrow import (
+    ArrowFile,
+    ParquetRows,
+    damage_reported,
+    is_number,
+    number_dtype,
+    number_rows,
+    require_pyarrow,
+)
 from ...formats.limits import REFETCH, check_rows
 from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
@@ -50,19 +58,15 @@ class ArrowReader:
     """A `MinariReader` of a folder of episodes; the episode asked for last is kept open."""
 
     def __init__(self, data: DataFiles) -> None:
-        try:
-            import pyarrow
-        except ImportError as error:
-            message = f"{data.name} is in {data.format} format, and pyarrow is not installed"
-            raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'") from error
-        self._pa: Any = pyarrow
-        self._name = data.name
-        self._format = data.format
+        require_pyarrow(f"{data.name} is in {data.format} format, and pyarrow is not installed")
+        import pyarrow
+
+        self._types: Any = pyarrow.types
+        self._name, self._format = data.name, data.format
         self._parts: dict[int, list[tuple[int, Path]]] = {}
         self._about: dict[int, Path] = {}
         for name, path in data.files.items():
-            match = _PART.fullmatch(name)
-            if match:
+            if match := _PART.fullmatch(name):
                 self._parts.setdefault(int(match[1]), []).append((int(match[2]), path))
             elif match := _ABOUT.fullmatch(name):
                 self._about[int(match[1])] = path
@@ -83,15 +87,13 @@ class ArrowReader:
         return stated
 
     def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:
-        kind = self._type(episode, place)
-        where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
+        kind, types = self._type(episode, place), self._types
         rows = self._open(episode).rows
         filled = rows if place[0] == "observations" else min(rows, self.steps(episode))
-        types = self._pa.types
         if types.is_binary(kind) or types.is_large_binary(kind):
             first = self._values(episode, place, 0, 1)[0] if rows else b""
-            if first and is_jpeg(first):
-                return Field(filled, "jpeg", np.dtype("uint8"), frame_shape(first, where))
+            if is_jpeg(first):
+                return Field(filled, "jpeg", np.dtype("uint8"), frame_shape(first, self._where(episode, place)))
             return Field(filled, "other", np.dtype("O"), (), "it holds bytes that are no JPEG")
         if types.is_string(kind) or types.is_large_string(kind):
             return Field(filled, "text", np.dtype("O"))
@@ -117,13 +119,11 @@ class ArrowReader:
     def read(self, episode: int, place: LeafPath, low: int, high: int, kind: Kind) -> Any:
         if kind in ("jpeg", "text"):
             return self._values(episode, place, low, high)
-        where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
-        kind_here = self._type(episode, place)
-        is_list = self._pa.types.is_fixed_size_list(kind_here)
-        shape = (kind_here.list_size,) if is_list else ()
+        here, shape = self._type(episode, place), tuple[int, ...]()
+        if self._types.is_fixed_size_list(here):
+            here, shape = here.value_type, (here.list_size,)
         with self._sound(episode):
-            arrays = self._read(episode, place, low, high)
-            return number_rows(arrays, kind_here.value_type if is_list else kind_here, shape, where)
+            return number_rows(self._read(episode, place, low, high), here, shape, self._where(episode, place))
 
     def space(self, place: LeafPath) -> Json:
         message = f"{self._name} does not say what its {place[0]} space is"
@@ -141,13 +141,13 @@ class ArrowReader:
 
     def _read(self, episode: int, place: LeafPath, low: int, high: int) -> Iterator[Any]:
         """Rows of a column as arrays, one after the other."""
-        opened, kind = self._open(episode), self._type(episode, place)
-        if self._pa.types.is_fixed_size_list(kind):
+        kind = self._type(episode, place)
+        if self._types.is_fixed_size_list(kind):
             at_once = max(1, _BYTES_AT_ONCE // max(1, kind.list_size * number_dtype(kind.value_type).itemsize))
         else:
-            at_once = _BYTES_AT_ONCE // 8 if is_number(self._pa.types, kind) else _AT_ONCE
+            at_once = _BYTES_AT_ONCE // 8 if is_number(self._types, kind) else _AT_ONCE
         with self._sound(episode):
-            yield from opened.read(tuple(map(str, place)), low, high, at_once)
+            yield from self._open(episode).read(tuple(map(str, place)), low, high, at_once)
 
     def _values(self, episode: int, place: LeafPath, low: int, high: int) -> list[bytes]:
         """Texts or pictures. Raises CorruptSourceError where the same long ones are listed again and again."""
@@ -159,9 +159,12 @@ class ArrowReader:
                 values += [value.encode() if isinstance(value, str) else value for value in read]
                 total += sum(map(len, values[-len(read) :]))
                 if total > max(_MOST_VALUES, self._open(episode).size):
-                    where = f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
+                    where = self._where(episode, place)
                     raise CorruptSourceError(f"{where} lists the same long values again and again")
         return values
+
+    def _where(self, episode: int, place: LeafPath) -> str:
+        return f"{self._name}: episode {episode}, {'/'.join(map(str, place))}"
 
     def _sound(self, episode: int) -> AbstractContextManager[None]:
         return damage_reported(f"{self._name}: the file of episode {episode}")
@@ -170,10 +173,10 @@ class ArrowReader:
         """The type of a column. Raises CorruptSourceError for a missing column."""
         schema = self._open(episode).schema
         name, *inner = map(str, place)
-        kind = schema.field(name).type if schema.names.count(name) == 1 else None
+        kind: Any = schema.field(name).type if schema.names.count(name) == 1 else None
         for step in inner:
-            index = kind.get_field_index(step) if kind is not None and self._pa.types.is_struct(kind) else -1
-            kind = kind.field(index).type if kind is not None and index >= 0 else None
+            index = kind.get_field_index(step) if kind is not None and self._types.is_struct(kind) else -1
+            kind = kind.field(index).type if index >= 0 else None
         if kind is None:
             message = f"{self._name}: episode {episode} has no {'/'.join(map(str, place))}"
             raise CorruptSourceError(message, hint="the files do not hold what their spaces say")
@@ -181,7 +184,7 @@ class ArrowReader:
 
     def _info_fields(self, field: Any, place: LeafPath, depth: int) -> list[tuple[LeafPath, Any]]:
         """The fields below a struct that hold values."""
-        if not self._pa.types.is_struct(field.type) or depth > _DEEPEST:
+        if not self._types.is_struct(field.type) or depth > _DEEPEST:
             return [(place, field)]
         inner = [field.type.field(index) for index in range(field.type.num_fields)]
         return [pair for one in inner for pair in self._info_fields(one, (*place, one.name), depth + 1)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -82,6 +82,12 @@ class Survey:
     def columns(self) -> list[Column]:
         return [source.column for source in self.sources]
 
+    def compared_with(self, metadata: Metadata) -> list[tuple[str, int, int]]:
+        """The counts that the metadata state and that are others: of what, as stated, and as held."""
+        held = {"steps": int(self.steps.sum()), "episodes": len(self.episodes)}
+        stated = {"steps": metadata.steps, "episodes": metadata.episodes}
+        return [(what, count, held[what]) for what, count in stated.items() if count not in (None, held[what])]
+
 
 def survey(reader: MinariReader, metadata: Metadata, name: str, text: TextAs) -> Survey:
     """Look through a dataset without reading its rows.
@@ -102,18 +108,17 @@ def survey(reader: MinariReader, metadata: Metadata, name: str, text: TextAs) ->
     infos = _InfoColumns()
     steps, states = (np.zeros(len(reader.episodes), np.int64) for _ in range(2))
     for index, episode in enumerate(reader.episodes):
+        has = f"{name}: episode {episode} has"
         steps[index] = reader.steps(episode)
         rows = {one.place[0]: one.add(reader, episode, name) for one in described}
         for one in described:
             if one.rows != rows[one.place[0]]:
-                message = f"{name}: episode {episode} has {one.place} of {one.rows} rows, others of its space more"
-                raise CorruptSourceError(message)
+                raise CorruptSourceError(f"{has} {one.place} of {one.rows} rows, others of its space more")
         states[index] = rows["observations"]
         if rows["actions"] != steps[index]:
-            message = f"{name}: episode {episode} has {rows['actions']} actions and {steps[index]} rewards"
-            raise CorruptSourceError(message)
+            raise CorruptSourceError(f"{has} {rows['actions']} actions and {steps[index]} rewards")
         if steps[index] and states[index] - steps[index] not in (0, 1):
-            message = f"{name}: episode {episode} has {states[index]} observations and {steps[index]} steps"
+            message = f"{has} {states[index]} observations and {steps[index]} steps"
             raise CorruptSourceError(message, hint="an episode of n steps has n + 1 observations")
         infos.add(index, reader.infos(episode))
     sources = [one.source(name) for one in described]
@@ -142,9 +147,8 @@ class _SpaceColumn:
         if not found.rows:
             return 0
         if found.kind == "other" or (found.kind == "text") != self.leaf.is_text:
-            raise CorruptSourceError(
-                f"{where} is not of its space ({self.leaf.space['type']}): {found.why or found.kind}"
-            )
+            message = f"{where} is not of its space ({self.leaf.space['type']}): {found.why or found.kind}"
+            raise CorruptSourceError(message)
         if not self.leaf.is_text and _squeezed(found.shape) != _squeezed(wanted):
             raise CorruptSourceError(f"{where} has rows of shape {found.shape}, its space says {wanted}")
         if self._kind not in (None, found.kind):
@@ -259,10 +263,8 @@ def _notes(found: Survey, metadata: Metadata, infos: _InfoColumns) -> list[str]:
     dtypes = [column.dtype for column in found.columns if column.key == "observation"]
     if dtypes == ["float64"] and found.spaces["observation"].get("dtype") == "float32":
         notes.append("The observation space says float32, the data are float64, and kept as they are.")
-    counted = (("steps", metadata.steps, int(found.steps.sum())), ("episodes", metadata.episodes, len(found.episodes)))
-    for what, stated, held in counted:
-        if stated not in (None, held):
-            notes.append(f"The metadata state {stated} {what}, the files hold {held}.")
+    for what, stated, held in found.compared_with(metadata):
+        notes.append(f"The metadata state {stated} {what}, the files hold {held}.")
     return notes
 
 
@@ -277,22 +279,15 @@ PART_BYTES = 256 << 20
 _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 
-@contextmanager
-def open_reader(data: DataFiles) -> Iterator[MinariReader]:
+def open_reader(data: DataFiles) -> AbstractContextManager[MinariReader]:
     """Open a dataset's files for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
-    reader: MinariReader
     if data.format == "hdf5":
         from .hdf5 import Hdf5Reader
 
-        reader = Hdf5Reader(data)
-    else:
-        from .arrow import ArrowReader
+        return closing(Hdf5Reader(data))
+    from .arrow import ArrowReader
 
-        reader = ArrowReader(data)
-    try:
-        yield reader
-    finally:
-        reader.close()
+    return closing(ArrowReader(data))
 
 
 class _Run(NamedTuple):
@@ -309,7 +304,7 @@ def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, un
     """The runs that an episode gives, by the flags of its steps (bool ``[n]``) and its number of observations."""
     ends = np.flatnonzero(terminated | truncated).tolist()
     steps = len(terminated)
-    if steps and (not ends or ends[-1] != steps - 1):
+    if steps and ends[-1:] != [steps - 1]:
         ends.append(steps - 1)
     first = 0
     for end in ends:
@@ -326,21 +321,17 @@ def column_rows(
     reader: MinariReader, source: ColumnSource, found: Survey, index: int, low: int, high: int, name: str
 ) -> np.ndarray:
     """Rows ``low..high-1`` of a column in one episode; zeros beyond what there is."""
-    column = source.column
+    column, episode = source.column, found.episodes[index]
     rows = np.zeros((high - low, *column.shape), column.dtype)
-    episode = found.episodes[index]
-    if source.rows is None:
-        available = int((found.states if column.per == "state" else found.steps)[index])
-        skip = 0
-    else:
-        available = int(source.rows[index])
-        # Rows of an info that belong to steps: that of the reset comes before them.
-        skip = available - int(found.steps[index]) if column.per == "step" and available >= 0 else 0
+    every = found.states if column.per == "state" else found.steps
+    available = int((every if source.rows is None else source.rows)[index])
     if available < 0:
         return rows
     if source.mask:
         rows[:] = True
         return rows
+    # Rows of an info that belong to steps: that of the reset comes before them.
+    skip = available - int(found.steps[index]) if column.per == "step" else 0
     high = min(high, available - skip)
     if high <= low:
         return rows
@@ -404,8 +395,7 @@ class EpisodePlanner:
             if not steps:
                 self.counts["empty_episodes"] += 1
                 continue
-            terminated = self._flags(episode, "terminations", steps)
-            truncated = self._flags(episode, "truncations", steps)
+            terminated, truncated = (self._flags(episode, name, steps) for name in ("terminations", "truncations"))
             rewards = self._rewards(episode, steps)
             given = kept = 0
             for one in split_episode(states, terminated, truncated, self._unknown_next):
@@ -447,8 +437,9 @@ class EpisodePlanner:
         rows = {key: np.concatenate([one[key] for one in all_rows]) for key in all_rows[0]}
         lengths = np.array([len(one) for one in rewards], np.int64)
         terminated, truncated, outcome = np.concatenate(flags, axis=1)
-        ends = (terminated.astype(bool), truncated.astype(bool), outcome)
-        self._writer.append(rows, lengths, np.concatenate(rewards), *ends)
+        self._writer.append(
+            rows, lengths, np.concatenate(rewards), terminated.astype(bool), truncated.astype(bool), outcome
+        )
         self._waiting, self._waiting_steps = [], 0
 
     def _rewards(self, episode: int, steps: int) -> np.ndarray:
@@ -500,12 +491,11 @@ def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES
     """Episodes of these many states in groups of about ``part_bytes`` of large rows: (first, last + 1)."""
     sizes = np.cumsum(states) * row_bytes
     bounds = []
-    low = 0
+    low = before = 0
     while low < len(states):
-        before = int(sizes[low - 1]) if low else 0
         high = max(low + 1, int(np.searchsorted(sizes, before + part_bytes, "right")))
         bounds.append((low, high))
-        low = high
+        low, before = high, int(sizes[high - 1])
     return bounds
 
 

@@ -108,7 +108,7 @@ class Hdf5Reader:
             for name in sorted(names):
                 if self._h5py.h5o.get_info(item.id, name.encode()).type == self._h5py.h5o.TYPE_DATASET:
                     place: LeafPath = ("infos", *name.split("/"))
-                    found[place] = self._info(episode, place)
+                    found[place] = _numbers(self._array(episode, place))  # infos have no space: only numbers are used
             return found
 
     def read(self, episode: int, place: LeafPath, low: int, high: int, kind: Kind) -> Any:
@@ -117,15 +117,14 @@ class Hdf5Reader:
             if kind in ("text", "jpeg"):
                 return self._values(array, low, high, kind)
             high = min(high, array.shape[0])
-            path = _path(episode, place)
-            if high > low and array.get_create_plist().get_nfilters():
-                if path not in self._packed:
-                    self._packed[path] = ChunkedRows(self._h5py.Dataset(array), None, 0, self._name)
-                packed = self._packed[path].read(low, high)
-                return packed.astype(packed.dtype.newbyteorder("="), copy=False)
             out = np.empty((max(0, high - low), *array.shape[1:]), array.dtype.newbyteorder("="))
             if high <= low:
                 return out
+            if array.get_create_plist().get_nfilters():
+                path = _path(episode, place)
+                if path not in self._packed:
+                    self._packed[path] = ChunkedRows(self._h5py.Dataset(array), None, 0, self._name)
+                return self._packed[path].read(low, high).astype(out.dtype, copy=False)
             every = self._h5py.h5s.ALL
             if high - low == array.shape[0]:
                 array.read(every, every, out)
@@ -167,9 +166,8 @@ class Hdf5Reader:
 
         found = self._file.id.links.visit(look, info=True)
         if found is not None:
-            message = (
-                f"{self._name}: {found.decode(errors='replace')} is a link to somewhere else, which is not followed"
-            )
+            where = f"{self._name}: {found.decode(errors='replace')}"
+            message = f"{where} is a link to somewhere else, which is not followed"
             raise CorruptSourceError(message, hint="put the data together with Minari itself (minari combine)")
 
     def _array(self, episode: int, place: LeafPath) -> Any:
@@ -212,13 +210,6 @@ class Hdf5Reader:
                 return Field(rows, "jpeg", np.dtype("uint8"), frame_shape(first, f"{self._name}: {path}"))
         return _numbers(array)
 
-    def _info(self, episode: int, place: LeafPath) -> Field:
-        """Infos have no space: only numbers are used."""
-        array = self._array(episode, place)
-        if not array.shape:
-            return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")
-        return _numbers(array)
-
     def _guess(self, place: LeafPath, depth: int) -> Json:
         if not self.episodes or depth > DEEPEST:
             raise CorruptSourceError(f"{self._name} holds no episodes, and does not say what its spaces are")
@@ -228,10 +219,8 @@ class Hdf5Reader:
         if isinstance(item, self._h5py.Group):
             names = list(item)
             if names and all(re.fullmatch(r"_index_\d+", name) for name in names):
-                return {
-                    "type": "Tuple",
-                    "spaces": [self._guess((*place, index), depth + 1) for index in range(len(names))],
-                }
+                spaces = [self._guess((*place, index), depth + 1) for index in range(len(names))]
+                return {"type": "Tuple", "spaces": spaces}
             return {"type": "Dict", "spaces": {name: self._guess((*place, name), depth + 1) for name in names}}
         field = self._describe(self._array(first, place), (), path)
         if field.kind == "text":
@@ -246,10 +235,12 @@ class Hdf5Reader:
 
 def _numbers(array: Any) -> Field:
     """The field of an array of numbers; an array of anything else cannot be used."""
-    dtype = array.dtype.newbyteorder("=")
+    if not array.shape:
+        return Field(0, "other", np.dtype("O"), (), f"its shape is {array.shape}, not one row a step")
+    dtype, (rows, *shape) = array.dtype.newbyteorder("="), array.shape
     if dtype.kind in "biuf":
-        return Field(array.shape[0], "numbers", dtype, tuple(array.shape[1:]))
-    return Field(array.shape[0], "other", dtype, tuple(array.shape[1:]), f"its dtype is {array.dtype}")
+        return Field(rows, "numbers", dtype, tuple(shape))
+    return Field(rows, "other", dtype, tuple(shape), f"its dtype is {array.dtype}")
 
 
 def _text(value: Any) -> bytes:

@@ -88,28 +88,27 @@ class MinariJob(Job):
         """Raise CorruptSourceError where a transfer brought less or more than the metadata state. A folder on this machine is
         accepted as it is, with a note."""
         found, metadata = self._found, self.metadata
-        counted = (
-            ("episodes", metadata.episodes, len(found.episodes)),
-            ("steps", metadata.steps, int(found.steps.sum())),
-        )
-        if self._stated is None and metadata.steps is None and "://" in self.location.url:
+        if "://" not in self.location.url:
+            return
+        if self._stated is None and metadata.steps is None:
             message = f"{self.title} has no metadata.json, and its HDF5 file does not state what it holds either"
             raise CorruptSourceError(message, hint=REFETCH)
-        for what, stated, held in counted:
-            if stated not in (None, held) and "://" in self.location.url:
-                message = f"{self.title}: the metadata state {stated} {what}, the files that came hold {held}"
-                hint = "fetch it again, or use another mirror; if it was published so, convert a copy on this machine"
-                raise CorruptSourceError(message, hint=hint)
+        for what, stated, held in reversed(found.compared_with(metadata)):
+            message = f"{self.title}: the metadata state {stated} {what}, the files that came hold {held}"
+            hint = "fetch it again, or use another mirror; if it was published so, convert a copy on this machine"
+            raise CorruptSourceError(message, hint=hint)
 
     def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
         from concurrent.futures import ThreadPoolExecutor
 
         found, data = self._found, self._data
         columns.reserve(int(found.steps.sum()))
+
+        def hash_all() -> dict[str, str]:
+            return {path: hash_file(file, Crc32c()).hexdigest() for path, file in data.files.items()}
+
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
-            sums = pool.submit(
-                lambda: {path: hash_file(file, Crc32c()).hexdigest() for path, file in data.files.items()}
-            )
+            sums = pool.submit(hash_all)
             with open_reader(data) as reader:
                 planner = EpisodePlanner(reader, found, self.title, self.options.unknown_next, columns)
                 episodes = planner.run(on_progress)
@@ -121,21 +120,13 @@ class MinariJob(Job):
         notes = [*found.notes, *_notes(planner.counts, self.options.unknown_next)]
         about = crc32c(self._described[1]) if self._described else None
         digest = crc32c(repr([about, sorted(self._checksums.items())]).encode())
-        parts = [self._describe_part(number) for number in range(len(self._bounds))]
+        parts = []
+        for number, (low, high) in enumerate(self._bounds):
+            runs, first, states = self._part(number)
+            name, layout = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", crc32c(runs.tobytes())
+            about_file = {"name": name, "size": None, "crc32c": None}
+            parts.append(PartSpec(name, states, f"minari-{layout}", about_file, number, first))
         return Plan(episodes, planner.counts, notes, parts, dict(found.spaces), digest)
-
-    def _describe_part(self, number: int) -> PartSpec:
-        episodes = self._found.episodes
-        (low, high), (runs, first, states) = self._bounds[number], self._part(number)
-        name = f"episodes {episodes[low]}..{episodes[high - 1]}"
-        return PartSpec(
-            name=name,
-            number=number,
-            first_state=first,
-            states=states,
-            layout=f"minari-{crc32c(runs.tobytes())}",
-            object={"name": name, "size": None, "crc32c": None},
-        )
 
     def _part(self, number: int) -> tuple[np.ndarray, int, int]:
         """A part's runs, its first state row and their number."""
@@ -162,11 +153,11 @@ class MinariJob(Job):
     def objects(self) -> list[dict[str, Any]]:
         described: list[dict[str, Any]] = []
         if self._described:
-            item, data = self._described
+            data = self._described[1]
             described.append({"name": "data/metadata.json", "size": len(data), "crc32c": crc32c(data)})
         for path, item in self._objects:
-            record = {"name": f"data/{path}", "size": item.size, "crc32c": self._checksums.get(path), **item.checksums}
-            described.append(record)
+            record = {"name": f"data/{path}", "size": item.size, "crc32c": self._checksums.get(path)}
+            described.append({**record, **item.checksums})
         return described
 
     def raw_objects(self) -> list[RawObject]:
@@ -176,15 +167,11 @@ class MinariJob(Job):
 
     def describe(self) -> dict[str, Any]:
         found, metadata = self._found, self.metadata
-        codecs = {leaf.codec for leaf in self.schema if leaf.name in self.bulk}
+        large = {"codec": self.schema[self.bulk[0]].codec, "layout": self.options.layout} if self.bulk else {}
         return {
             "dataset": self.name or metadata.about.get("dataset_id"),
             "reference_scores": metadata.reference_scores,
-            "options": {
-                "unknown_next": self.options.unknown_next,
-                "text": self.text,
-                **({"codec": next(iter(codecs)), "layout": self.options.layout} if codecs else {}),
-            },
+            "options": {"unknown_next": self.options.unknown_next, "text": self.text, **large},
             "environment": metadata.environment,
             "metadata": metadata.about,
             "keys": found.keys,
@@ -200,7 +187,7 @@ def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
     """What became of irregular episodes, in sentences."""
     sentences = {
         "empty_episodes": "{n} episodes without a step were left out.",
-        "split_episodes": ("{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated."),
+        "split_episodes": "{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated.",
         "given_up_steps": (
             "Dropped: {n} steps whose successor is not in the data (episodes with as many observations as steps). Their "
             "observation is the final one of the step before."

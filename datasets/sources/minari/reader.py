@@ -82,9 +82,9 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
     if any(number >= _MOST_KEPT for number, _ in enumerate(_values(other))):
         raise CorruptSourceError(f"{where} holds more than {_MOST_KEPT} values beside its spaces")
     about = {str(key): _plain(value) for key, value in sorted(record.items()) if key not in _PLACED}
-    return Metadata(
-        data_format, spaces, _plain(environment), _count(record, "total_episodes"), _count(record, "total_steps"), about
-    )
+    stated = (record.get(name) for name in ("total_episodes", "total_steps"))
+    episodes, steps = (int(count) if _is_number(count) else None for count in stated)
+    return Metadata(data_format, spaces, _plain(environment), episodes, steps, about)
 
 
 def _parse(text: str | bytes, where: str) -> Any:
@@ -102,22 +102,20 @@ def _space(stated: Any, where: str, depth: int) -> Json:
     try:
         if kind == "Dict":
             inner = stated["subspaces"].items()
-            return {"type": "Dict", "spaces": {key: _space(one, f"{where}.{key}", depth + 1) for key, one in inner}}
+            return {"type": kind, "spaces": {key: _space(one, f"{where}.{key}", depth + 1) for key, one in inner}}
         if kind == "Tuple":
             spaces = [_space(one, f"{where}.{index}", depth + 1) for index, one in enumerate(stated["subspaces"])]
-            return {"type": "Tuple", "spaces": spaces}
+            return {"type": kind, "spaces": spaces}
         if kind == "Box":
-            return _box(stated)
+            shape = [int(size) for size in stated["shape"]]
+            return box_json(stated["dtype"], shape, *(_bound(stated, name) for name in ("low", "high")))
         if kind == "Discrete":
-            return {"type": "Discrete", "n": int(stated["n"]), "start": int(stated.get("start", 0))}
+            return {"type": kind, "n": int(stated["n"]), "start": int(stated.get("start", 0))}
         if kind == "MultiDiscrete":
             return multi_discrete_json(stated.get("dtype", "int64"), stated["nvec"], stated.get("start", 0))
         if kind == "MultiBinary":
             size = stated["n"]
-            return {
-                "type": "MultiBinary",
-                "shape": [int(length) for length in (size if isinstance(size, list) else [size])],
-            }
+            return {"type": kind, "shape": [int(length) for length in (size if isinstance(size, list) else [size])]}
         if kind == "Text":
             return text_json(stated.get("min_length", 1), stated["max_length"], stated.get("charset"))
     except CorruptSourceError:
@@ -128,23 +126,13 @@ def _space(stated: Any, where: str, depth: int) -> Json:
     raise UsageError(message, hint="rbdata reads Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple")
 
 
-def _box(stated: Mapping[str, Any]) -> Json:
-    shape = [int(size) for size in stated["shape"]]
-    bounds = {name: np.asarray(stated[name], float) for name in ("low", "high") if stated.get(name) is not None}
-    return box_json(stated["dtype"], shape, *(_whole(bounds.get(name), stated["dtype"]) for name in ("low", "high")))
-
-
-def _whole(bound: np.ndarray | None, dtype: str) -> Any:
-    """Bounds of whole numbers as whole numbers."""
-    if bound is None:
+def _bound(stated: Mapping[str, Any], name: str) -> Any:
+    """The bounds ``name`` of a box, if it states them; those of whole numbers as whole numbers."""
+    if stated.get(name) is None:
         return None
-    whole = np.dtype(dtype).kind in "iub" and np.isfinite(bound).all() and (np.abs(bound) < 1 << 53).all()
+    bound = np.asarray(stated[name], float)
+    whole = np.dtype(stated["dtype"]).kind in "iub" and np.isfinite(bound).all() and (np.abs(bound) < 1 << 53).all()
     return bound.astype(np.int64) if whole else bound
-
-
-def _count(record: Mapping[str, Any], name: str) -> int | None:
-    value: Any = record.get(name)
-    return int(value) if _is_number(value) else None
 
 
 def _is_number(value: Any) -> bool:
@@ -168,10 +156,8 @@ def _values(value: Any) -> Iterator[Any]:
 
 def _plain(value: Any) -> Any:
     """Any value as standard JSON."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     if isinstance(value, Mapping):

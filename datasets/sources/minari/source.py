@@ -25,14 +25,7 @@ from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import check_search, join_path
 from ...ingest.job import ConvertOptions, Job
-from ..catalogue_entry import (
-    CatalogueEntry,
-    Place,
-    RemoteDataset,
-    action_kind,
-    observation_kind,
-    space_text,
-)
+from ..catalogue_entry import CatalogueEntry, Place, RemoteDataset, action_kind, observation_kind, space_text
 from ..options import TEXT
 from ..source import Source, files_below, only_file
 
@@ -113,13 +106,8 @@ def local_entries() -> Iterator[CatalogueEntry]:
     place = Place("this machine", str(top), "open", note="Minari's own root")
     for name in local_names():
         data = top / name / "data"
-        yield CatalogueEntry(
-            f"minari/{name}", bytes=_size(data), places=(place,), **_stated_facts(data / "metadata.json")
-        )
-
-
-def _size(folder: Path) -> int:
-    return sum((Path(parent) / file).stat().st_size for parent, _, files in os.walk(folder) for file in files)
+        size = sum((Path(parent) / file).stat().st_size for parent, _, files in os.walk(data) for file in files)
+        yield CatalogueEntry(f"minari/{name}", bytes=size, places=(place,), **_stated_facts(data / METADATA))
 
 
 def _stated_facts(path: Path) -> dict[str, Any]:
@@ -128,15 +116,16 @@ def _stated_facts(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         record = _counts(text) if len(text) > _LARGEST_PARSED else json.loads(text)
         facts: dict[str, Any] = {ours: int(record[theirs]) for theirs, ours in _COUNTS.items() if theirs in record}
-        for ours, theirs in (("observations", "observation_space"), ("actions", "action_space")):
-            space = _parsed(record.get(theirs))
-            if space:
-                kind = observation_kind if ours == "observations" else action_kind
+        kinds = {"observations": observation_kind, "actions": action_kind}
+        for (ours, kind), theirs in zip(kinds.items(), ("observation_space", "action_space")):
+            if space := _parsed(record.get(theirs)):
                 facts[ours], facts[theirs] = kind(space), space_text(space)
         spec = _parsed(record.get("env_spec"))
+        if spec and isinstance(spec.get("id"), str):
+            facts["environment"] = spec["id"]
+        return facts
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return {}  # missing, or not what Minari writes: the download reports the error
-    return {**facts, **({"environment": spec["id"]} if spec and isinstance(spec.get("id"), str) else {})}
 
 
 def _counts(text: str) -> dict[str, Any]:
@@ -184,9 +173,8 @@ class MinariSource(Source):
         for here in local_entries():
             known = published.get(here.id, CatalogueEntry(here.id))
             stated = {name: value for name, value in vars(here).items() if value not in (None, (), False)}
-            published[here.id] = replace(
-                known, **{**stated, "places": (*here.places, *known.places), "approximate": False}
-            )
+            stated |= {"places": (*here.places, *known.places), "approximate": False}
+            published[here.id] = replace(known, **stated)
         return list(published.values())
 
     @property
@@ -304,7 +292,7 @@ def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None,
                 files.setdefault(name, []).append((inside, item))
         for name, items in files.items():
             check_search(location.url, next(numbers))
-            described = next((item for inside, item in items if inside == "metadata.json"), None)
+            described = next((item for inside, item in items if inside == METADATA), None)
             yield name, described, sum(item.size or 0 for _, item in items)
 
 
@@ -313,7 +301,7 @@ def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int 
     for folder, _, names in location.walk(deepest=_DEEPEST_REMOTE):
         if "data" in names and is_id(folder):
             items = location.list(join_path(folder, "data"))
-            described = next((item for item in items if item.name == "metadata.json"), None)
+            described = next((item for item in items if item.name == METADATA), None)
             whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
             yield folder, described, sum(item.size or 0 for item in items) if whole else None
             names.clear()
