@@ -10,7 +10,6 @@ is a few blocks, whatever the size of the shard.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -34,7 +33,7 @@ from ...ingest.request import select_numbered
 from ...ingest.row_source import Block, CountedStream, RowSource
 from ...ingest.trajectories import reward_columns
 from .raw_files import DQN_REPLAY, FRAME, Shard
-from .ring import Counts, PartPlan, RingArrays, RingPlanner
+from .ring import PartPlan, RingArrays, RingPlanner
 from .run_job import RunJob, describe, spaces
 
 ROW_BYTES = FRAME[0] * FRAME[1]
@@ -141,10 +140,8 @@ def _peek_blank(location: Location, obj: RemoteObject, rows: list[int]) -> list[
     blank = dict.fromkeys(rows, False)
     with closing(_Frames(location, obj)) as frames:
         for first, count, block in frames.blocks(256):
-            for row in rows:
-                if first <= row < first + count:
-                    at = (row - first) * ROW_BYTES
-                    blank[row] = not block[at : at + ROW_BYTES].any()
+            frame = block.reshape(-1, ROW_BYTES)
+            blank |= {row: not frame[row - first].any() for row in rows if first <= row < first + count}
             if first + count > max(rows):
                 break
     return [blank[row] for row in rows]
@@ -165,8 +162,8 @@ def _sample_frames(location: Location, parts: list[tuple[PartPlan, RemoteObject]
     for part, obj in chosen:
         segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
         runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
-        rows = np.concatenate(runs) if runs else np.empty(0, np.int64)
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))] if len(rows) else rows
+        rows = np.concatenate([np.empty(0, np.int64), *runs])
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))]
         with closing(_Frames(location, obj)) as frames:
             for first, count, block in frames.blocks(BLOCK_ROWS):
                 inside = rows[(rows >= first) & (rows < first + count)] - first
@@ -237,9 +234,10 @@ class AtariJob(RunJob[Shard]):
 
         planner = RingPlanner(emit, peek, unknown_next=self.options.unknown_next, time_limit=self.time_limit)
         before = self._neighbour()
-        for done, ring in enumerate(self._small_arrays()):
-            planner.add(ring, before if not done else None)
-            on_progress(done + 1, len(self.chosen))
+        # A few shards ahead of the planner, so that latency is paid once.
+        for done, ring in enumerate(map_in_threads(self._read_small, self.chosen, 4, "rbdata-plan", ahead=1), 1):
+            planner.add(ring, before if done == 1 else None)
+            on_progress(done, len(self.chosen))
         planner.finish()
         self._parts = planner.parts
         parts = [
@@ -252,7 +250,7 @@ class AtariJob(RunJob[Shard]):
         return Plan(
             digest=crc32c(json.dumps([small, [part.layout for part in parts]]).encode()),
             episodes=planner.episodes.table(),
-            counts=dataclasses.asdict(planner.counts),
+            counts=planner.counts,
             notes=self._notes(planner.counts),
             parts=parts,
             spaces=spaces(),
@@ -265,10 +263,6 @@ class AtariJob(RunJob[Shard]):
         except (ChecksumError, CorruptSourceError):
             return None  # perhaps the reason why it is not selected
 
-    def _small_arrays(self) -> Iterator[RingArrays]:
-        """The small arrays in order, fetched a few shards ahead of the planner, so that latency is paid once."""
-        return map_in_threads(self._read_small, self.chosen, 4, "rbdata-plan", ahead=1)
-
     def _read_small(self, shard: Shard) -> RingArrays:
         size = shard.observation.size
         most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // ROW_BYTES)
@@ -277,17 +271,16 @@ class AtariJob(RunJob[Shard]):
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
             self._found[item.url] = crc32c(data)
-            rows = NpyStream(gunzip([data], item.url), expected, item.url, most_rows)
-            arrays[key] = rows.array()
+            arrays[key] = NpyStream(gunzip([data], item.url), expected, item.url, most_rows).array()
         count = int(arrays.pop("add_count"))
-        label = f"shard {shard.number} of {self.title}"
-        return RingArrays(shard.number, label, add_count=count, **arrays)
+        return RingArrays(shard.number, f"shard {shard.number} of {self.title}", add_count=count, **arrays)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def sample_rows(self) -> np.ndarray:
-        pairs = [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
-        return _sample_frames(self.location, pairs)
+        return _sample_frames(
+            self.location, [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
+        )
 
     def row_sources(self) -> list[FrameSource]:
         return [FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.chosen)]
@@ -309,29 +302,27 @@ class AtariJob(RunJob[Shard]):
             for item in shard.objects.values()
         ]
 
-    def _notes(self, counts: Counts) -> list[str]:
+    def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         first = (
-            f"Converted from DQN Replay shards: {counts.pad_rows} rows of padding before episodes were left out; episodes "
+            f"Converted from DQN Replay shards: {counts['pad_rows']} rows of padding before episodes were left out; episodes "
             "that continue in the next shard are whole."
         )
         dropped = (
-            f"Dropped: {plural(counts.given_up_steps, 'step')} with no next state (end of the data, missing rows, or the time "
-            "limit); the frame of such a step is the final observation of the step before it."
+            f"Dropped: {plural(counts['given_up_steps'], 'step')} with no next state (end of the data, missing rows, or the "
+            "time limit); the frame of such a step is the final observation of the step before it."
         )
         gaps = []
-        for gap in counts.gaps:
+        for gap in counts["gaps"]:
             lost = gap["laps_missing"]
             what = "an unknown number of laps" if lost is None else plural(lost, "lap")
             gaps.append(f"Missing before shard {gap['before_shard']}: {what} of the ring buffer.")
         never = sum(bool(part.valid) and not part.seam for part in self._parts)
-        unread = [
-            f"{plural(counts.stale_rows, 'stale row')} (not overwritten since an earlier shard)"
-            * bool(counts.stale_rows),
-            f"{plural(never, 'row')} of a slot that the ring buffer had not filled" * bool(never),
-        ]
-        if any(unread):
-            gaps.append(f"Not read: {' and '.join(filter(None, unread))}.")
-        return list(self.sentences(dataclasses.asdict(counts), first, dropped, gaps))
+        stale = counts["stale_rows"]
+        unread = [f"{plural(stale, 'stale row')} (not overwritten since an earlier shard)"] if stale else []
+        unread += [f"{plural(never, 'row')} of a slot that the ring buffer had not filled"] if never else []
+        if unread:
+            gaps.append(f"Not read: {' and '.join(unread)}.")
+        return list(self.sentences(counts, first, dropped, gaps))
 
 
 def _layout(part: PartPlan) -> str:

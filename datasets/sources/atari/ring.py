@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -137,9 +138,9 @@ class PartPlan:
 
     ``segments`` is int64 ``[n, 4]``: (file row, rows, position, zero). ``rows`` frames from ``file row`` on are state
     rows from ``position`` on (relative to the part); ``zero`` is 1 where a row of zeros follows, the unknown frame
-    after a terminal one. ``first`` and ``states`` are the part's state rows in the dataset. Rows of the file that are
-    in no segment but below ``valid`` (or the last, if ``seam``) are padding, except ``dropped``: the only row of an
-    episode whose continuation is not in the data.
+    after a terminal one. ``first``, known when the plan is finished, and ``states`` are the part's state rows in the
+    dataset. Rows of the file that are in no segment but below ``valid`` (or the last, if ``seam``) are padding, except
+    ``dropped``: the only row of an episode whose continuation is not in the data.
     """
 
     number: int
@@ -147,28 +148,17 @@ class PartPlan:
     capacity: int
     valid: int
     seam: bool
-    first: int
     states: int
     segments: np.ndarray
     dropped: int = -1
+    first: int = 0
 
 
-@dataclass
-class Counts:
-    """Counts of what the files hold and of what the plan does with it; part of the manifest."""
-
-    rows_read: int = 0
-    pad_rows: int = 0
-    stale_rows: int = 0
-    given_up_steps: int = 0
-    given_up_episodes: int = 0
-    terminated_episodes: int = 0
-    time_limit_episodes: int = 0
-    cut_episodes: int = 0
-    midway_episodes: int = 0
-    unclipped_rewards: int = 0
-    gaps: list[dict[str, int | None]] = field(default_factory=list)
-
+#: What is counted for the manifest: what the files hold, and what the plan does with it.
+_COUNTED = (
+    *("rows_read", "pad_rows", "stale_rows", "given_up_steps", "given_up_episodes", "terminated_episodes"),
+    *("time_limit_episodes", "cut_episodes", "midway_episodes", "unclipped_rewards"),
+)
 
 #: Given a file's number and file rows, says which of those frames are all zero.
 Peek = Callable[[int, list[int]], list[bool]]
@@ -190,7 +180,7 @@ class RingPlanner:
     ) -> None:
         self.parts: list[PartPlan] = []
         self.episodes = EpisodeBuilder()
-        self.counts = Counts()
+        self.counts: dict[str, Any] = {**dict.fromkeys(_COUNTED, 0), "gaps": []}
         self._emit, self._peek = emit, peek
         self._zero = unknown_next == "zero"
         self._limit = time_limit
@@ -225,11 +215,8 @@ class RingPlanner:
         if not len(self.episodes):
             message = f"no complete step in {listed([part.name for part in self.parts], 1)}"
             raise CorruptSourceError(message, hint="choose more shards, or another mirror")
-
-    @property
-    def states(self) -> int:
-        """State rows so far."""
-        return self.parts[-1].first + self.parts[-1].states if self.parts else 0
+        for before, part in pairwise(self.parts):
+            part.first = before.first + before.states
 
     # -- beginnings ------------------------------------------------------------------------------------------------
 
@@ -238,7 +225,7 @@ class RingPlanner:
         if self._previous is not None:
             self._cut()
             lost = None if lap.lap is None or self._previous[1] is None else lap.lap - self._previous[1] - 1
-            self.counts.gaps.append({"before_shard": ring.number, "laps_missing": lost})
+            self.counts["gaps"].append({"before_shard": ring.number, "laps_missing": lost})
         if lap.lap == 0:
             self._pads_left, midway = _PADS, False
         elif neighbour is not None:
@@ -247,21 +234,17 @@ class RingPlanner:
             self._pads_left = self._blank_rows(ring, lap)
             # The writer loses a lap only when an episode's first rows jump over the last slot: what follows a lap
             # lost by the writer begins an episode.
-            by_writer = (
-                self._previous is not None and ring.number == self._previous[0].number + 1 and lap.lap is not None
-            )
-            midway = not (by_writer or self._pads_left)
+            follows = self._previous is not None and ring.number == self._previous[0].number + 1
+            midway = not (follows and lap.lap is not None) and not self._pads_left
         self._open = _OpenEpisode(midway=midway)
 
     def _blank_rows(self, ring: RingArrays, lap: Lap) -> int:
         """How many of the first rows are padding, by their content because what came before is not known."""
         first = lap.order(ring.capacity)[:_PADS]
         quiet = (ring.action[first] == 0) & (ring.reward[first] == 0) & (ring.terminal[first] == 0)
-        candidates = first[: int(np.argmin(quiet)) if not quiet.all() else len(first)].tolist()
-        if not candidates:
-            return 0
-        blank = self._peek(ring.number, candidates)
-        return blank.index(False) if False in blank else len(blank)
+        candidates = first[np.logical_and.accumulate(quiet)].tolist()
+        blank = self._peek(ring.number, candidates) if candidates else []
+        return int(np.logical_and.accumulate(np.array(blank, bool)).sum())
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -274,9 +257,8 @@ class RingPlanner:
         pad = self._mark_pads(ring, order, terminal.astype(bool))
         loud = pad & ((action != 0) | (reward != 0))
         if loud.any():
-            message = (
-                f"{ring.name}: row {_where(order, loud)} should be padding (it follows a terminal row) but is not zero"
-            )
+            row = _where(order, loud)
+            message = f"{ring.name}: row {row} should be padding (it follows a terminal row) but is not zero"
             raise CorruptSourceError(message, hint=_DAMAGED)
         real = np.flatnonzero(~pad)
         action, reward, terminal = action[real], reward[real], terminal[real].astype(bool)
@@ -285,10 +267,10 @@ class RingPlanner:
             index = int(np.argmax(wild))
             message = f"{ring.name}: row {order[real][index]} has action {action[index]} and reward {reward[index]}"
             raise CorruptSourceError(message, hint=_DAMAGED)
-        self.counts.rows_read += len(order)
-        self.counts.pad_rows += int(pad.sum())
-        self.counts.stale_rows += ring.capacity - 1 - lap.valid
-        self.counts.unclipped_rewards += int((np.abs(reward) > 1).sum())
+        self.counts["rows_read"] += len(order)
+        self.counts["pad_rows"] += int(pad.sum())
+        self.counts["stale_rows"] += ring.capacity - 1 - lap.valid
+        self.counts["unclipped_rewards"] += int((np.abs(reward) > 1).sum())
         blank_after = self._steps(action, reward, terminal)
         self._place_states(ring, lap, order[real], blank_after)
 
@@ -303,10 +285,8 @@ class RingPlanner:
         if (terminal & pad).any():
             message = f"{ring.name}: row {_where(order, terminal & pad)} should be padding, but is terminal"
             raise CorruptSourceError(message, hint=_DAMAGED)
-        if len(ends):
-            self._pads_left = max(0, _PADS - (len(terminal) - 1 - int(ends[-1])))
-        else:
-            self._pads_left = max(0, self._pads_left - len(terminal))
+        left = _PADS + 1 + int(ends[-1]) if len(ends) else self._pads_left
+        self._pads_left = max(0, left - len(terminal))
         return pad
 
     def _steps(self, action: np.ndarray, reward: np.ndarray, terminal: np.ndarray) -> np.ndarray:
@@ -329,19 +309,18 @@ class RingPlanner:
             rows[0] += held.emitted
             clocked = rows == self._limit
             clocked[0] &= not held.midway
-            terminal[ends[clocked]] = False
-            if self._zero:
-                truncated[ends[clocked]] = True
-            else:
-                keep[ends[clocked]] = blank[ends[clocked]] = False
-                truncated[ends[clocked] - 1] = True
+            late = ends[clocked]
+            terminal[late] = False
+            truncated[late if self._zero else late - 1] = True
+            if not self._zero:
+                keep[late] = blank[late] = False
             totals = np.add.reduceat(np.where(keep, reward, 0).astype(np.float64)[: ends[-1] + 1], starts)
             totals[0] += held.total
             midway = np.zeros(len(ends), bool)
             midway[0] = held.midway
-            for length, total, clock, began_midway in zip(
-                (rows - (clocked & (not self._zero))).tolist(), totals.tolist(), clocked.tolist(), midway.tolist()
-            ):
+            lengths = rows - (clocked & (not self._zero))
+            columns = (column.tolist() for column in (lengths, totals, clocked, midway))
+            for length, total, clock, began_midway in zip(*columns):
                 self._close(length, total, TRUNCATED if clock else TERMINATED, midway=began_midway)
             held = _OpenEpisode()
         begin = int(ends[-1]) + 1 if len(ends) else 0
@@ -363,15 +342,20 @@ class RingPlanner:
         rows = held.emitted + len(held.action)
         if not rows:
             return
+        part, count = self._last_part(), len(held.action)
         if self._zero:
-            count = len(held.action)
-            self._append_blank()
+            part.segments[-1, 3] = 1
+            part.states += 1
         else:
-            count = len(held.action) - 1
-            self.counts.given_up_steps += 1
+            count -= 1
+            self.counts["given_up_steps"] += 1
             if rows == 1:
-                self.counts.given_up_episodes += 1
-                self._drop_last_state()
+                self.counts["given_up_episodes"] += 1
+                part.segments[-1, 1] -= 1
+                part.dropped = int(part.segments[-1, 0] + part.segments[-1, 1])
+                if not part.segments[-1, 1]:
+                    part.segments = part.segments[:-1]
+                part.states -= 1
                 return
         truncated = np.zeros(count, bool)
         truncated[-1] = True
@@ -381,62 +365,27 @@ class RingPlanner:
 
     def _close(self, length: int, total: float, outcome: int, *, midway: bool) -> None:
         self.episodes.add(length, total, outcome, midway=midway)
-        counts = self.counts
-        counts.midway_episodes += midway
-        counts.terminated_episodes += outcome == TERMINATED
-        counts.cut_episodes += outcome == CUT
-        if outcome == TRUNCATED:
-            counts.time_limit_episodes += 1
-            counts.given_up_steps += not self._zero
+        self.counts["midway_episodes"] += midway
+        self.counts["terminated_episodes"] += outcome == TERMINATED
+        self.counts["time_limit_episodes"] += outcome == TRUNCATED
+        self.counts["cut_episodes"] += outcome == CUT
+        self.counts["given_up_steps"] += outcome == TRUNCATED and not self._zero
 
     # -- states ----------------------------------------------------------------------------------------------------
 
     def _place_states(self, ring: RingArrays, lap: Lap, file_rows: np.ndarray, blank_after: np.ndarray) -> None:
-        blanks = np.cumsum(blank_after)
-        position = np.arange(len(file_rows)) + blanks - blank_after
+        position = np.arange(len(file_rows)) + np.cumsum(blank_after) - blank_after
         first = np.concatenate([[True], (np.diff(file_rows) != 1) | (np.diff(position) != 1)])[: len(file_rows)]
         begin = np.flatnonzero(first)
         rows = np.diff(np.append(begin, len(file_rows)))
         segments = np.stack([file_rows[begin], rows, position[begin], blank_after[begin + rows - 1]], 1)
-        states = len(file_rows) + (int(blanks[-1]) if len(blanks) else 0)
-        self.parts.append(
-            PartPlan(
-                number=ring.number,
-                name=ring.name,
-                capacity=ring.capacity,
-                valid=lap.valid,
-                seam=lap.seam,
-                first=self.states,
-                states=states,
-                segments=segments.astype(np.int64),
-            )
-        )
+        states = len(file_rows) + int(blank_after.sum())
+        part = PartPlan(ring.number, ring.name, ring.capacity, lap.valid, lap.seam, states, segments.astype(np.int64))
+        self.parts.append(part)
 
     def _last_part(self) -> PartPlan:
         """The part with the newest state row (later ones may be empty)."""
-        for part in reversed(self.parts):
-            if part.states:
-                return part
-        raise AssertionError("a row was held back, but no part holds its state")
-
-    def _append_blank(self) -> None:
-        part = self._last_part()
-        part.segments[-1, 3] = 1
-        part.states += 1
-        self._shift_empty_parts(part)
-
-    def _drop_last_state(self) -> None:
-        part = self._last_part()
-        part.segments[-1, 1] -= 1
-        part.dropped = int(part.segments[-1, 0] + part.segments[-1, 1])
-        if not part.segments[-1, 1]:
-            part.segments = part.segments[:-1]
-        part.states -= 1
-        self._shift_empty_parts(part)
-
-    def _shift_empty_parts(self, changed: PartPlan) -> None:
-        for part in self.parts[self.parts.index(changed) + 1 :]:
-            part.first = changed.first + changed.states
+        return next(part for part in reversed(self.parts) if part.states)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class EpisodePart:
     file: int
     first_state: int
     states: int
-    runs: list[EpisodeRun] = field(default_factory=list)
+    runs: list[EpisodeRun]
 
 
 class Order:
@@ -236,7 +236,8 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         raw = sum(self.schema[name].row_bytes for name in self.bulk)
         fixed = codec_of(self.schema[self.bulk[0]]).fixed_rows
         dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
-        packed = self._packed_row_bytes(dictionary)
+        # Bytes of a compressed row with its offset, measured on a few sample rows.
+        packed = self._codec.estimate_row_bytes(sample.rows[:: max(1, len(sample.rows) // 500)], dictionary)
         disk = rows * (packed + (raw if fixed else 0))
         names = [f"file {file.number}" for file in self.chosen]
         small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
@@ -249,18 +250,17 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
     def staging_tasks(self, folder: Path, threads: int) -> list[DecodeTask]:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        for file in self.chosen:
-            if (folder / file.obj.name).is_dir() and not is_of(folder / file.obj.name, file.obj):
-                remove_tree(folder / file.obj.name)
-        dictionary = self._dictionary
-        if not dictionary.is_file():
-            write_atomically(dictionary, self._train())
-        how = (dictionary, self._codec.name, self.options.unknown_next, self.time_limit, threads)
-        return [
-            DecodeTask(index, file.obj, self.location, folder / file.obj.name, *how)
-            for index, file in enumerate(self.chosen)
-            if not (folder / file.obj.name).is_dir()
-        ]
+        if not self._dictionary.is_file():
+            write_atomically(self._dictionary, self._train())
+        how = (self._dictionary, self._codec.name, self.options.unknown_next, self.time_limit, threads)
+        tasks = []
+        for index, file in enumerate(self.chosen):
+            target = folder / file.obj.name
+            if target.is_dir() and not is_of(target, file.obj):
+                remove_tree(target)
+            if not target.is_dir():
+                tasks.append(DecodeTask(index, file.obj, self.location, target, *how))
+        return tasks
 
     # -- plan and fill ---------------------------------------------------------------------------------------------
 
@@ -293,19 +293,15 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     def row_sources(self) -> list[StagedPart]:
         files = self._order.files
-        return [
-            StagedPart(
-                name=self.chosen[part.file].obj.name,
-                leaves={
-                    "observation": [
-                        StagedRows(files[run.file].folder / "0.0", run.first_state, run.states, self._dictionary)
-                        for run in part.runs
-                    ]
-                },
-                crc32c=files[part.file].about["crc32c"],
-            )
-            for part in self._order.parts
-        ]
+        sources = []
+        for part in self._order.parts:
+            rows = [
+                StagedRows(files[run.file].folder / "0.0", run.first_state, run.states, self._dictionary)
+                for run in part.runs
+            ]
+            name, crc32c = self.chosen[part.file].obj.name, files[part.file].about["crc32c"]
+            sources.append(StagedPart(name, {"observation": rows}, crc32c))
+        return sources
 
     @property
     def _dictionary(self) -> Path:
@@ -323,11 +319,6 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
 
     def _train(self) -> bytes:
         return self._codec.train(self._sample.rows)
-
-    def _packed_row_bytes(self, dictionary: bytes) -> float:
-        """Bytes of a compressed row with its offset, measured on a few sample rows."""
-        rows = self._sample.rows[:: max(1, len(self._sample.rows) // 500)]
-        return self._codec.estimate_row_bytes(rows, dictionary)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

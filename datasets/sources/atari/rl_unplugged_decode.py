@@ -44,7 +44,7 @@ from ...fetch import Location, Readahead, RemoteObject
 from ...formats.gunzip import gunzip
 from ...formats.limits import check_rows
 from ...formats.png import SIDE, PngError, decode_frames
-from ...formats.tfrecord import Record, Value, WireError, parse_example, read_records
+from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.recording import ABOUT, END_CUT, END_TERMINATED, END_TRUNCATED, RecordingWriter
 from ...ingest.row_source import CountedStream, staging_folder
 from ...workers.task import OnBlock
@@ -97,9 +97,9 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     ends = np.flatnonzero(discount == 0)
     if len(ends) and ends[0] != len(discount) - 1:
         _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
-    wide = next((row for row, frame in enumerate(frames) if len(frame) > _LONGEST_PICTURE), None)
-    if wide is not None:
-        _refuse(f"{where}: frame {wide} has {len(frames[wide])} bytes, more than a picture of 84x84 takes")
+    for row, frame in enumerate(frames):
+        if len(frame) > _LONGEST_PICTURE:
+            _refuse(f"{where}: frame {row} has {len(frame)} bytes, more than a picture of 84x84 takes")
     # Copies: frames wait for others, and a view would keep all of its record until then.
     frames = [memoryview(bytes(frame)) for frame in frames]
     checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
@@ -149,7 +149,11 @@ class EpisodeStream:
         for record in read_records(self._pieces, self._obj.url):
             self.records += 1
             where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
-            episode = self._parse(record, where)
+            try:
+                episode = to_episode(parse_example(record.payload), where)
+            except WireError as error:
+                message = f"{where} is not a tf.train.Example: {error}"
+                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
             del record  # its bytes are not needed while the episode is processed
             self.rows += len(episode)
             most = max(_MOST_EPISODES, self.source.fetched // _LEAST_EPISODE)
@@ -162,22 +166,14 @@ class EpisodeStream:
     def close(self) -> None:
         self._open.close()
 
-    def _parse(self, record: Record, where: str) -> Episode:
-        try:
-            features = parse_example(record.payload)
-        except WireError as error:
-            message = f"{where} is not a tf.train.Example: {error}"
-            raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
-        return to_episode(features, where)
-
     def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in gunzip(self._counted(network), self._obj.url):
-            self.unpacked += len(piece)
-            yield piece
+        def counted() -> Iterator[bytes]:
+            for piece in network:
+                self.packed += len(piece)
+                yield piece
 
-    def _counted(self, network: Iterator[bytes]) -> Iterator[bytes]:
-        for piece in network:
-            self.packed += len(piece)
+        for piece in gunzip(counted(), self._obj.url):
+            self.unpacked += len(piece)
             yield piece
 
 
@@ -291,16 +287,10 @@ class DecodeTask:
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Fetch and decode one file. Returns an empty record: everything is in the folder."""
-        with staging_folder(self.target) as folder:
-            source = self._decode(folder, on_block)
-        on_block(self.rows, source.fetched, source.retries)
-        return {}
-
-    def _decode(self, folder: Path, on_block: OnBlock) -> CountedStream:
-        dictionary = self.dictionary.read_bytes()
-        writer = RecordingWriter(folder, COLUMNS, codec=self.codec, threads=self.threads, dictionary=dictionary)
         ended, states, silent_ends = list[tuple[int, ...]](), 0, 0
-        with closing(EpisodeStream(self.location, self.obj)) as episodes:
+        with staging_folder(self.target) as folder, closing(EpisodeStream(self.location, self.obj)) as episodes:
+            dictionary = self.dictionary.read_bytes()
+            writer = RecordingWriter(folder, COLUMNS, codec=self.codec, threads=self.threads, dictionary=dictionary)
             blocks, source = _Blocks(writer), episodes.source
             for where, episode in episodes:
                 steps, outcome, blank = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
@@ -316,9 +306,10 @@ class DecodeTask:
                 for _ in blocks.add(episode.frames, blank, where):
                     on_block(min(source.fetched, self.rows), source.fetched, source.retries)
             blocks.flush()
-        about = {"states": [states], "counts": {"silent_ends": silent_ends}, "notes": [], "episodes": ended}
-        writer.finish({**about, "crc32c": source.crc32c, "size": source.fetched})
-        return source
+            about = {"states": [states], "counts": {"silent_ends": silent_ends}, "notes": [], "episodes": ended}
+            writer.finish({**about, "crc32c": source.crc32c, "size": source.fetched})
+        on_block(self.rows, source.fetched, source.retries)
+        return {}
 
 
 class _Blocks:

@@ -69,7 +69,7 @@ def test_the_drawing():
         (0, 5, [[3, 5, 0, 0]]),
         (5, 7, [[8, 1, 0, 0], [0, 2, 1, 1], [5, 3, 4, 0]]),  # a5, then a6 a7 and zeros, then b0 b1 b2
     ]
-    assert (found.counts.rows_read, found.counts.pad_rows, found.counts.given_up_steps) == (17, 6, 1)
+    assert (found.counts["rows_read"], found.counts["pad_rows"], found.counts["given_up_steps"]) == (17, 6, 1)
 
 
 def test_unknown_successors_as_zeros():
@@ -77,7 +77,7 @@ def test_unknown_successors_as_zeros():
     assert found.actions == list(range(1, 12))
     assert found.flagged() == ([8], [11])
     assert found.placed()[1] == (5, 8, [[8, 1, 0, 0], [0, 2, 1, 1], [5, 3, 4, 1]])
-    assert found.counts.given_up_steps == 0
+    assert found.counts["given_up_steps"] == 0
 
 
 def test_time_limit():
@@ -87,7 +87,7 @@ def test_time_limit():
     assert found.flagged() == ([], [7, 10])
     assert found.episodes.outcome.tolist() == [TRUNCATED, CUT]
     assert found.placed()[1] == (5, 6, [[8, 1, 0, 0], [0, 2, 1, 0], [5, 3, 3, 0]])  # no zeros after a7
-    assert found.counts.time_limit_episodes == 1
+    assert found.counts["time_limit_episodes"] == 1
 
 
 def test_the_second_file_alone_begins_midway():
@@ -100,7 +100,7 @@ def test_the_second_file_alone_begins_midway():
 def test_a_missing_file_is_a_gap():
     third = ring(2, [1, 2, 3, 4, 5, 6, 7, 8, 0], terminal=[7])
     found = Planned([FIRST, third], blank=[8])
-    assert found.counts.gaps == [{"before_shard": 2, "laps_missing": 1}]
+    assert found.counts["gaps"] == [{"before_shard": 2, "laps_missing": 1}]
     assert found.actions == [1, 2, 3, 4, *range(1, 9)]  # a4 is given up; row 8 is blank, thus padding
     assert found.placed()[1] == (5, 9, [[0, 8, 0, 1]])
 
