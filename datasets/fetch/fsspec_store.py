@@ -61,6 +61,8 @@ _LISTING_FIELDS = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Cont
 #: Clients that this process inherited by a fork.
 _inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
+#: botocore's errors if there are no credentials.
+_NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,11 @@ class FsspecLocation(Location):
     def from_url(cls, url: str, options: FetchOptions) -> FsspecLocation:
         scheme, _, rest = url.partition("://")
         _check_installed(scheme.lower(), url)
-        if ":" in rest.partition("/")[0].partition("@")[0] and "@" in rest.partition("/")[0]:
+        host, _, path = rest.partition("/")
+        user, at, _ = host.partition("@")
+        if at and ":" in user:
             message = f"{without_login(url)}: a password in the URL is not allowed, as manifests record the URL"
             raise UsageError(message, hint="use the credentials of the store's own tools")
-        host, _, path = rest.partition("/")
         if not host and scheme.lower() in _S3:
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
@@ -173,13 +176,14 @@ class _Files:
         try:
             return action(self._open(), path)
         except Exception as error:
-            if self._may_retry_anonymously(error):
+            may_retry = self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
+            if may_retry and type(error).__name__ in _NO_LOGIN:
                 self._anonymous, self._file_system = True, None
                 return self.call(url, action)
             failure = translate_error(error, url)
-            if failure is error and isinstance(error, (FetchError, UsageError)):
+            if failure is error:
                 raise
-            raise (malformed(error, url) if failure is error else failure) from error
+            raise failure from error
 
     def within(self, seconds: float) -> dict[str, float]:
         """The argument that limits the time of a call, if the file system has one: time-outs of its connections restart with
@@ -205,10 +209,6 @@ class _Files:
                 _close_in_own_process(self._file_system)
         return self._file_system
 
-    def _may_retry_anonymously(self, error: Exception) -> bool:
-        no_login = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError")
-        return no_login and self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
-
 
 def _check_installed(scheme: str, url: str) -> None:
     """Raise MissingExtraError if the package for this scheme is not installed, UsageError for an unknown scheme."""
@@ -231,15 +231,15 @@ def _check_installed(scheme: str, url: str) -> None:
         raise MissingExtraError(message, hint=hint)
 
 
-def translate_error(error: Exception, url: str) -> Exception:
-    """rbdata's error for an exception of fsspec or of the libraries below it; other exceptions unchanged."""
+def translate_error(error: Exception, url: str) -> FetchError | UsageError | MissingExtraError:
+    """rbdata's error for an exception of fsspec or of the libraries below it. Raises as `malformed`."""
     if isinstance(error, (FetchError, UsageError)):
         return error
     library = type(error).__module__.partition(".")[0]
     cause = reason(error)
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)
-    if isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+    if isinstance(error, PermissionError) or type(error).__name__ in _NO_LOGIN:
         return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
     if isinstance(error, (ImportError, NotImplementedError)):
         return MissingExtraError(f"{url}: {cause}", hint="pip install 'rbdata[remote]'")
@@ -249,7 +249,7 @@ def translate_error(error: Exception, url: str) -> Exception:
         return transient(f"{url}: the store did not answer ({cause})")
     if library in ("s3fs", "fsspec", "azure", "adlfs", "paramiko"):
         return FetchError(f"{url}: {cause}", hint="use another mirror (--mirror)")
-    return network_error(error, url) or error
+    return network_error(error, url) or malformed(error, url)
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -282,12 +282,11 @@ def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[d
 
     bucket, key, _ = fs.split_path(path)
     prefix = f"{key.rstrip('/')}/" if key else ""
-    pages, entries, more = Pages(url, silence_timeout), list[dict[str, Any]](), {"Bucket": bucket, "Prefix": prefix}
+    pages, entries = Pages(url, silence_timeout), list[dict[str, Any]]()
+    more = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
     while True:
         try:
-            answer = sync(
-                fs.loop, fs._call_s3, "list_objects_v2", timeout=max(0.1, pages.seconds_left), Delimiter="/", **more
-            )
+            answer = sync(fs.loop, fs._call_s3, "list_objects_v2", timeout=max(0.1, pages.seconds_left), **more)
         except FSTimeoutError:
             pages.check_time()
             raise
@@ -299,8 +298,7 @@ def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[d
             raise ValueError("a page of the listing is not the last one, but names no next page")
         pages.add([*(one["Key"] for one in objects), *folders], token)
         entries += [
-            {"name": one["Key"], "type": "file", "size": one["Size"], "ETag": one.get("ETag")}
-            | ({} if "ETag" in one else {"LastModified": one.get("LastModified")})
+            {"name": one["Key"], "type": "file", "size": one["Size"], **one}
             for one in objects
             if one["Key"].startswith(prefix) and "/" not in one["Key"][len(prefix) :]
         ]
@@ -317,7 +315,7 @@ def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[d
     return entries
 
 
-def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None = None) -> bytes:
+def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None) -> bytes:
     """A range of an object (of a version, if one is given), within ``seconds``; one byte more if the store sends too many.
 
     Raises ObjectChangedError if the store has another version, and as `check_first`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,7 +155,7 @@ class GcsLocation(Location):
     def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
         """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
         clients = self._clients.get(lambda: Clients(self.options))
-        denied: FetchError | None = None
+        denied: FetchError = ForbiddenError(f"{url}: no Google credentials found", hint=_DENIED)
         for login in clients.order():
             try:
                 client = clients.get(login)
@@ -168,25 +169,18 @@ class GcsLocation(Location):
                     raise failure from error
                 denied = failure
                 denied.__cause__ = error
-                continue
-            clients.last_login = login
-            return result
-        if denied is None:
-            message = f"{url}: no Google credentials found"
-            denied = ForbiddenError(message, hint=_DENIED)
+            else:
+                clients.last_login = login
+                return result
         raise denied
 
     def _explain_missing(self, obj: RemoteObject, error: ObjectNotFoundError) -> FetchError:
         """Distinguish replaced from removed objects: both are 404."""
-        if obj.version is None:
-            return error
-        try:
-            now = self._describe(obj)
-        except FetchError:
-            return error
-        if now.version == obj.version:
-            return error
-        return replaced(obj.url, f"generation {now.version} instead of {obj.version}")
+        with suppress(FetchError):
+            now = self._describe(obj).version
+            if obj.version not in (None, now):
+                return replaced(obj.url, f"generation {now} instead of {obj.version}")
+        return error
 
     @property
     def _bucket(self) -> str:
@@ -212,15 +206,13 @@ class _Sink:
     """The file that the client writes a range to; keeps the bytes received when the connection breaks."""
 
     def __init__(self, url: str, wanted: int) -> None:
-        self.wanted = wanted
-        self.size = 0
-        self._url = url
+        self._url, self._wanted, self.size = url, wanted, 0
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> int:
         self.size += len(data)
-        if self.size > self.wanted:
-            raise FetchError(f"{self._url}: requested {self.wanted} bytes, received more", hint=NO_RANGES)
+        if self.size > self._wanted:
+            raise FetchError(f"{self._url}: requested {self._wanted} bytes, received more", hint=NO_RANGES)
         self._parts.append(data)
         return len(data)
 
@@ -272,15 +264,6 @@ def _explanation(response: Any) -> str:
 # -- clients ------------------------------------------------------------------------------------------------------------
 
 
-def login_order(options: FetchOptions) -> tuple[bool, ...]:
-    """Whether to log in: the order to try. With a user_project, which is billed, logged in first."""
-    if options.anonymous is True:
-        return (False,)
-    if options.anonymous is False:
-        return (True,)
-    return (True, False) if options.user_project else (False, True)
-
-
 def may_have_credentials() -> bool:
     """Whether application-default credentials may exist.
 
@@ -308,8 +291,11 @@ class Clients:
         self.last_login: bool | None = None
 
     def order(self) -> tuple[bool, ...]:
-        order = login_order(self._options)
-        return order if self.last_login is None else tuple(sorted(order, key=lambda login: login != self.last_login))
+        """Whether to log in: what to try, in order. With a user_project, which is billed, logged in first."""
+        if self._options.anonymous != "auto":
+            return (not self._options.anonymous,)
+        first = bool(self._options.user_project) if self.last_login is None else self.last_login
+        return first, not first
 
     def get(self, login: bool) -> Client | None:
         """The client; None if there are no credentials, unless the options demand a login."""

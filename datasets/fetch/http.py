@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -84,27 +85,11 @@ class HttpLocation(Location):
         check_offset(obj, offset)
         if obj.size is not None and offset == obj.size:
             return
-        headers = {}
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
-            if obj.version is not None:
-                # A replaced object is sent from its start (200), and detected by its version.
-                headers["If-Range"] = obj.version
-        response = self.request("GET", obj.url, headers)
-        try:
-            _reject_web_page(response, obj)
-            skip = check_same_object(obj, offset, response.status_code, response.headers)
+        with self._get(obj, offset, f"bytes={offset}-" if offset else "") as (response, skip):
             yield from _body(response, obj, skip)
-        finally:
-            response.close()
 
     def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        headers = {"Range": f"bytes={start}-{start + length - 1}"}
-        if obj.version is not None:
-            headers["If-Range"] = obj.version
-        with self.request("GET", obj.url, headers) as response:
-            _reject_web_page(response, obj)
-            skip = check_same_object(obj, start, response.status_code, response.headers)
+        with self._get(obj, start, f"bytes={start}-{start + length - 1}") as (response, skip):
             if skip or (response.status_code == 200 and length != obj.size):
                 raise no_ranges(obj.url)
             data = b"".join(_body(response, obj, 0))
@@ -114,6 +99,17 @@ class HttpLocation(Location):
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _get(self, obj: RemoteObject, start: int, span: str) -> Iterator[tuple[requests.Response, int]]:
+        """The response to a request for a range ('': everything), and how many of its first bytes come before ``start``."""
+        headers = {"Range": span} if span else {}
+        if span and obj.version is not None:
+            # A replaced object is sent from its start (200), and detected by its version.
+            headers["If-Range"] = obj.version
+        with self.request("GET", obj.url, headers) as response:
+            _reject_web_page(response, obj)
+            yield response, check_same_object(obj, start, response.status_code, response.headers)
+
     def _url_of(self, path: str) -> str:
         return "/".join([self.url, *(_quoted(part) for part in path.split("/") if part)])
 
@@ -121,19 +117,15 @@ class HttpLocation(Location):
         """One request; returns a response with a status of success (or 416 for a range) and an unread body, raises for
         others."""
         session = self._session.get(self._new_session)
+        headers = {"Accept-Encoding": accepted_encoding(url), **(headers or {})}
+        timeouts = self.options.timeouts
         try:
             response = session.request(
-                method,
-                url,
-                headers={"Accept-Encoding": accepted_encoding(url), **(headers or {})},
-                stream=True,
-                allow_redirects=True,
-                timeout=self.options.timeouts,
+                method, url, headers=headers, stream=True, allow_redirects=True, timeout=timeouts
             )
         except Exception as error:
             raise_network_error(error, url)
-        asked_range = headers is not None and "Range" in headers
-        if not 200 <= response.status_code < 300 and not (response.status_code == 416 and asked_range):
+        if not 200 <= response.status_code < 300 and not (response.status_code == 416 and "Range" in headers):
             failure = status_error(response.status_code, url, response.headers)
             # For callers that interpret the body (OpenML's error codes).
             vars(failure)["said"] = _read_explanation(response)
@@ -254,11 +246,9 @@ def _body(response: requests.Response, obj: RemoteObject, skip: int) -> Iterator
         received += len(piece)
         if received >= 16 * _FIRST_PIECE:
             piece_size = PIECE
-        if skip >= len(piece):
-            skip -= len(piece)
-            continue
-        yield piece[skip:] if skip else piece
-        skip = 0
+        if skip < len(piece):
+            yield piece[skip:] if skip else piece
+        skip = max(0, skip - len(piece))
     if stated is not None and received < stated:
         raise transient(f"{obj.url}: connection lost after {received} of {stated} bytes")
 

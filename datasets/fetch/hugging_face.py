@@ -69,11 +69,10 @@ class HubLocation(Location):
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> HubLocation:
         path = check_path(url.partition("://")[2].rstrip("/"))
-        owner = path.partition("/")[0]
         repository, inside = _split(f"hf://{path}")
         folder, _, name = repository.rpartition("/")
         _, mark, revision = name.partition("@")
-        if not owner or "@" in (folder + inside if repository else path):
+        if not path or "@" in (folder + inside if repository else path):
             raise UsageError(f"{url}: no owner in the URL", hint="give hf://owner or hf://datasets/owner/repository")
         if (mark and not revision) or "@" in revision:
             raise UsageError(f"{url}: no revision after the @", hint="give a branch, a tag or a commit")
@@ -118,7 +117,14 @@ class HubLocation(Location):
         try:
             yield from http.open(replace(obj, url=store_url, version=None), offset)
         except ForbiddenError as error:
-            raise _refused(error, obj.url, _name_and_revision(repository)[0]) from error
+            # The Hub lists the file but does not send it: the repository is gated, or the token may not read it.
+            message = f"{obj.url}: the Hub refuses the file (HTTP {error.status})"
+            place = f"{endpoint()}/datasets/{_name_and_revision(repository)[0]}"
+            refusal = ForbiddenError(
+                message, hint=f"if the repository is gated, accept its terms at {place}, and set HF_TOKEN"
+            )
+            refusal.status = error.status
+            raise refusal from error
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -151,13 +157,13 @@ class HubLocation(Location):
     def _folder(self, repository: str, inside: str) -> list[dict[str, Any]]:
         """The entries of a folder, sorted; those of a commit are requested once, as every `stat` needs a listing."""
         held = self._session().folders
-        if (repository, inside) not in held:
+        entries = held.get((repository, inside))
+        if entries is None:
             here = (entry for entry in self._tree(repository, inside) if entry["path"].rpartition("/")[0] == inside)
             entries = sorted(here, key=lambda entry: entry["path"])
-            if not _COMMIT.fullmatch(_name_and_revision(repository)[1]):
-                return entries
-            held[repository, inside] = entries
-        return held[repository, inside]
+            if _COMMIT.fullmatch(_name_and_revision(repository)[1]):
+                held[repository, inside] = entries
+        return entries
 
     def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
         """The valid entries of a folder in a repository."""
@@ -211,15 +217,6 @@ def endpoint() -> str:
     return check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT").rstrip("/")
 
 
-def _refused(error: ForbiddenError, place: str, name: str) -> ForbiddenError:
-    """The error for files that the Hub lists but does not send: the repository is gated, or the token may not read it."""
-    message = f"{place}: the Hub refuses the file (HTTP {error.status})"
-    hint = f"if the repository is gated, accept its terms at {endpoint()}/datasets/{name}, and set HF_TOKEN"
-    refusal = ForbiddenError(message, hint=hint)
-    refusal.status = error.status
-    return refusal
-
-
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
     large = entry.get("lfs") or {}
     # Files outside large-file storage are git blobs, identified by git's checksum.
@@ -235,8 +232,7 @@ def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
 
 
 def _is_commit(answer: Any) -> bool:
-    sha = answer.get("sha") if isinstance(answer, dict) else None
-    return isinstance(sha, str) and is_plain_name(sha)
+    return isinstance(answer, dict) and isinstance(answer.get("sha"), str) and is_plain_name(answer["sha"])
 
 
 def _is_listing(answer: Any) -> bool:

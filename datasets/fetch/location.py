@@ -12,7 +12,7 @@ import stat as stat_flags
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -125,7 +125,7 @@ def check_path(path: str) -> str:
     """A relative path without a trailing slash; '' is the top. Raises UsageError for a path that could lead outside."""
     if not path:
         return ""
-    parts = path[:-1].split("/") if path.endswith("/") else path.split("/")
+    parts = path.removesuffix("/").split("/")
     if not all(is_plain_name(part) for part in parts):
         message = f"{path!r} is not a path inside a mirror"
         raise UsageError(message, hint="give a relative path without '..', '.' or empty parts")
@@ -372,46 +372,36 @@ class DirectoryLocation(Location):
     def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         path = self._url_of(check_path(require_inside(obj, self.url)))
         check_offset(obj, offset)
-        try:
-            with open_plain(Path(path), "rb", follow=True) as file:
+        with _translated(path), open_plain(Path(path), "rb", follow=True) as file:
+            _check_unchanged(obj, os.fstat(file.fileno()))
+            file.seek(offset)
+            while True:
+                block = file.read(BLOCK)
+                # Also after the empty last block, so that a file that is still being written is detected.
                 _check_unchanged(obj, os.fstat(file.fileno()))
-                file.seek(offset)
-                while True:
-                    block = file.read(BLOCK)
-                    # Also after the empty last block, so that a file that is still being written is detected.
-                    _check_unchanged(obj, os.fstat(file.fileno()))
-                    if not block:
-                        return
-                    yield block
-        except OSError as error:
-            if isinstance(error, FetchError):
-                raise
-            raise _translate_error(error, path) from error
+                if not block:
+                    return
+                yield block
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         objects, names = [], []
-        try:
-            with os.scandir(url) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
-                    try:
-                        status = entry.stat()
-                    except FileNotFoundError:
-                        continue  # a broken link, or removed since the listing
-                    if stat_flags.S_ISREG(status.st_mode):
-                        objects.append(_to_object(entry.path, status))
-                    elif stat_flags.S_ISDIR(status.st_mode):
-                        names.append(entry.name)
-        except OSError as error:
-            raise _translate_error(error, url) from error
+        with _translated(url), os.scandir(url) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue  # a broken link, or removed since the listing
+                if stat_flags.S_ISREG(status.st_mode):
+                    objects.append(_to_object(entry.path, status))
+                elif stat_flags.S_ISDIR(status.st_mode):
+                    names.append(entry.name)
         if self.only and url == self.url:
             return [item for item in objects if item.name == self.only], []
         return objects, names
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
-        try:
+        with _translated(obj.url):
             status = os.stat(obj.url)  # noqa: PTH116
-        except OSError as error:
-            raise _translate_error(error, obj.url) from error
         if not stat_flags.S_ISREG(status.st_mode):
             raise ObjectNotFoundError(f"{obj.url} is not a file", hint=MISSING)
         return _to_object(obj.url, status)
@@ -431,12 +421,18 @@ def _check_unchanged(obj: RemoteObject, found: os.stat_result) -> None:
         raise ObjectChangedError(message, hint="wait until the file is complete, then run the command again")
 
 
-def _translate_error(error: OSError, path: str) -> FetchError:
-    message = f"{path}: {error.strerror or error}"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR):
-        return ObjectNotFoundError(message, hint=MISSING)
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return ForbiddenError(message, hint="give the current user read access")
-    if error.errno in _TEMPORARY:
-        return transient(message, hint="check the disk or the mount")
-    return FetchError(message, hint="check the disk or the mount")
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """Raises the fetch errors in place of the system's."""
+    try:
+        yield
+    except FetchError:
+        raise
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR):
+            raise ObjectNotFoundError(message, hint=MISSING) from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ForbiddenError(message, hint="give the current user read access") from error
+        kind = transient if error.errno in _TEMPORARY else FetchError
+        raise kind(message, hint="check the disk or the mount") from error

@@ -37,7 +37,6 @@ from .retries import LATER, MIN_RATE, Retry, next_retry
 
 OnBytes = Callable[[int], None]
 OnRetry = Callable[[Retry], None]
-Sleep = Callable[[float], None]
 
 # In order of preference: crc32c runs at memory speed, the others at 0.5 to 2 GB/s. "git" is the id of a blob of git.
 _ALGORITHMS = ("crc32c", "sha256", "md5", "git")
@@ -48,15 +47,17 @@ _HINT = "fetch it again; if it fails again, the mirror's copy is damaged: use an
 class Verifier:
     """Counts and hashes an object's bytes as they are received, and at the end compares them with what the location states.
 
-    After `finish`, `size` and `checksum` are those of the received bytes, even if the location states neither.
+    After `finish`, `size` and `checksum` are those of the received bytes, even if the location states neither. Of a stream
+    without its first ``skipped`` bytes, only the size is compared.
     """
 
-    def __init__(self, obj: RemoteObject) -> None:
-        self.obj = obj
+    def __init__(self, obj: RemoteObject, skipped: int = 0) -> None:
+        self.obj, self.size = obj, skipped
         # The fastest one stated, else crc32c, for the manifest.
         self.algorithm = next((name for name in _ALGORITHMS if name in obj.checksums), "crc32c")
-        self.size = 0
-        self._hash: Any
+        self._hash: Any = None
+        if skipped:
+            return
         if self.algorithm == "crc32c":
             self._hash = Crc32c()
         elif self.algorithm == "git":
@@ -64,13 +65,6 @@ class Verifier:
             self._hash = hashlib.sha1(b"blob %d\0" % (obj.size or 0), usedforsecurity=False)
         else:
             self._hash = hashlib.new(self.algorithm, usedforsecurity=False)
-
-    @classmethod
-    def of_size(cls, obj: RemoteObject, *, received: int) -> Verifier:
-        """A verifier that compares only the size, for a stream that does not start at byte 0."""
-        verifier = cls(obj)
-        verifier.size, verifier._hash = received, None
-        return verifier
 
     @property
     def checksum(self) -> str | None:
@@ -117,7 +111,6 @@ def stream(
     verifier: Verifier | None = None,
     on_bytes: OnBytes | None = None,
     on_retry: OnRetry | None = None,
-    sleep: Sleep = time.sleep,
 ) -> Generator[bytes, None, None]:
     """A generator of the object's stored bytes from `start`: each exactly once, in order, verified at the end.
 
@@ -132,8 +125,7 @@ def stream(
     an object without stated size and checksum.
     """
     obj = pin(location, obj)
-    if verifier is None:
-        verifier = Verifier.of_size(obj, received=start) if start else Verifier(obj)
+    verifier = verifier or Verifier(obj, start)
     position, failures = start, 0
     while True:
         before, began = position, time.monotonic()
@@ -165,7 +157,7 @@ def stream(
         retry = next_retry(failure, obj.url, position, failures, location.options)
         if on_retry is not None:
             on_retry(retry)
-        sleep(retry.wait)
+        time.sleep(retry.wait)
 
 
 def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> bytes:
@@ -202,9 +194,8 @@ class Readahead(Generic[T]):
             raise UsageError(f"depth must be at least 1, not {depth}")
         self._channel = _Channel(depth)
         # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
-        self._thread = threading.Thread(
-            target=_run, args=(iter(iterable), self._channel), name="rbdata-readahead", daemon=True
-        )
+        fill = partial(self._channel.fill, iter(iterable))
+        self._thread = threading.Thread(target=fill, name="rbdata-readahead", daemon=True)
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread.start()
 
@@ -236,22 +227,35 @@ class _Channel:
         self._changed = threading.Condition()
         self._end: BaseException | None = None
 
-    def put(self, item: Any) -> bool:
+    def fill(self, iterator: Iterator[Any]) -> None:
+        """In the thread: put the items, until they end or the consumer stops."""
+        end: BaseException = StopIteration()
+        try:
+            for item in iterator:
+                if not self._put(item):
+                    break
+                # The variable would keep the item in memory until the next one arrives.
+                del item
+        except BaseException as error:
+            end = error
+        try:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+        except BaseException as error:
+            end = error if isinstance(end, StopIteration) else end
+        with self._changed:
+            self._end = self._end or end  # raised after the last item
+            self._changed.notify_all()
+
+    def _put(self, item: Any) -> bool:
         """Wait for space and put the item; False if the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._items) < self._depth or self._end is not None)
-            if self._end is not None:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return True
-
-    def finish(self, end: BaseException) -> None:
-        """No more items: `end` is raised after the last one."""
-        with self._changed:
             if self._end is None:
-                self._end = end
-            self._changed.notify_all()
+                self._items.append(item)
+                self._changed.notify_all()
+            return self._end is None
 
     def stop(self) -> None:
         """Called by the consumer: drop the items and end the thread."""
@@ -264,33 +268,11 @@ class _Channel:
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._end is not None)
             if self._items:
-                item = self._items.popleft()
                 self._changed.notify_all()
-                return item
-            end = self._end
-            # Raised once; later calls raise StopIteration, as a generator does.
-            self._end = StopIteration()
+                return self._items.popleft()
+            end, self._end = self._end, StopIteration()  # raised once: later calls end, as a generator does
         assert end is not None
         raise end
-
-
-def _run(iterator: Iterator[Any], channel: _Channel) -> None:
-    end: BaseException = StopIteration()
-    try:
-        for item in iterator:
-            if not channel.put(item):
-                break
-            # The variable would keep the item in memory until the next one arrives.
-            del item
-    except BaseException as error:
-        end = error
-    try:
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
-    except BaseException as error:
-        end = error if isinstance(end, StopIteration) else end
-    channel.finish(end)
 
 
 FORMAT = 1
@@ -323,7 +305,7 @@ def fetch_to_file(
         while True:
             verifier = Verifier(obj)
             _rehash(part, start, verifier)
-            if start and not obj.checksums and (record is None or record.get("sum") != verifier.checksum):
+            if start and not obj.checksums and record.get("sum") != verifier.checksum:
                 start = 0
                 continue
             if on_resume is not None and start:
@@ -333,7 +315,10 @@ def fetch_to_file(
                 pieces = stream(location, obj, start=start, verifier=verifier, on_bytes=on_bytes)
                 with closing(pieces), _recorded(path, obj, verifier, part) as wrote:
                     for piece in pieces:
-                        _write(part, piece)
+                        # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
+                        rest = memoryview(piece)
+                        while rest:
+                            rest = rest[part.write(rest) :]
                         wrote()
                 os.fsync(part.fileno())
             except ChecksumError:
@@ -359,9 +344,9 @@ def fetch_to_file(
     return replace(obj, size=verifier.size, checksums={**obj.checksums, **found})
 
 
-def resumable_bytes(record: Mapping[str, Any] | None, obj: RemoteObject, present: int) -> int:
+def resumable_bytes(record: Mapping[str, Any], obj: RemoteObject, present: int) -> int:
     """How many of the `present` bytes of a part can be resumed for this object: all, those recorded, or none."""
-    if record is None or record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
+    if record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
         return 0
     same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
     # A copy on another mirror is the same object if its checksum is the same.
@@ -434,19 +419,13 @@ def _rehash(part: IO[bytes], start: int, verifier: Verifier) -> None:
         verifier.update(part.read(min(BLOCK, start - verifier.size)))
 
 
-def _write(part: IO[bytes], piece: bytes) -> None:
-    # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[part.write(rest) :]
-
-
-def _read_record(path: Path) -> dict[str, Any] | None:
+def _read_record(path: Path) -> dict[str, Any]:
+    """The record; empty if it is missing or invalid: the part is fetched again."""
     try:
         record = parse_json(read_plain(_record(path), _LARGEST_RECORD))
-    except (OSError, ValueError):  # missing or invalid: the part is fetched again
-        return None
-    return record if isinstance(record, dict) else None
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 @contextmanager

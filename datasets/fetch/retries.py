@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Literal, NoReturn, TypeAlias, TypeVar
@@ -108,22 +108,16 @@ def no_ranges(url: str) -> FetchError:
     return error
 
 
-def retry_after_seconds(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """The Retry-After header, a number or a date, in seconds from now."""
-    text = headers.get("Retry-After")
-    if not text:
-        return None
-    try:
-        return max(0.0, float(text))  # 0 for NaN
-    except ValueError:
-        pass
     from email.utils import parsedate_to_datetime
 
-    try:
-        seconds = parsedate_to_datetime(text).timestamp()
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
-    return max(0.0, seconds - (time.time() if now is None else now))
+    text = headers.get("Retry-After", "")
+    with suppress(ValueError):
+        return max(0.0, float(text))  # 0 for NaN
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
 
 
 def status_error(status: int, url: str, headers: Mapping[str, str], *, explanation: str = "") -> FetchError:
@@ -214,8 +208,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 def failure_at(error: FetchError, url: str) -> str:
     """The reason for a failed request to a location, without its URL: "access denied (HTTP 403)"."""
-    code = error.status
-    status = f" (HTTP {code})" if code else ""
+    status = f" (HTTP {error.status})" if error.status else ""
     if isinstance(error, ForbiddenError):
         return f"access denied{status}"
     if isinstance(error, ObjectNotFoundError):
@@ -253,13 +246,10 @@ def listen(listener: WaitListener) -> Iterator[None]:
 class Retry:
     """A retry about to be made, as passed to `on_retry` callbacks."""
 
-    url: str
     offset: int
     """Byte of the object from which it continues."""
     failures: int
     """Failures in a row without a new byte, including this one."""
-    attempts: int
-    """Failures in a row after which there is no further retry."""
     wait: float
     """Seconds until the next attempt."""
     error: TransientFetchError
@@ -271,9 +261,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
     Exponential and capped. `jitter` (0 to 1) spreads it over the upper half, so that many workers do not retry at the
     same time. `asked` (Retry-After, in seconds) is a lower bound.
     """
-    if failures >= options.attempts:
-        return None
-    if asked is not None and asked > _LONGEST_WAIT:
+    if failures >= options.attempts or (asked or 0.0) > _LONGEST_WAIT:
         return None
     full = min(options.backoff_cap, options.backoff * 2.0 ** min(failures - 1, 60))
     return max(full * (0.5 + 0.5 * jitter), asked or 0.0)
@@ -289,7 +277,7 @@ def next_retry(error: TransientFetchError, url: str, offset: int, failures: int,
     if wait is not None:
         why = error.message.removeprefix(url).lstrip(": ")
         announce(f"{why}: retry {failures} of {options.attempts - 1} in {wait:.1f} s", wait)
-        return Retry(url, offset, failures, options.attempts, wait, error)
+        return Retry(offset, failures, wait, error)
     if failures >= options.attempts:
         why = f"gave up after {failures} attempt{'s' if failures > 1 else ''}"
     else:

@@ -34,6 +34,8 @@ S3_PIECE = 64 << 20
 #: Bytes per piece of a resumable upload to Google; a multiple of 256 KiB.
 GCS_PIECE = 16 << 20
 
+_NEEDS_ACCESS = "log in with an account that has write access"
+
 
 @dataclass
 class LocalFile:
@@ -89,7 +91,8 @@ def upload(uploader: Uploader, file: LocalFile, path: str, on_bytes: OnBytes | N
     try:
         existing = find_object(location, path)
     except ForbiddenError as error:
-        raise _with_upload_hint(error) from error
+        error.hint = _NEEDS_ACCESS
+        raise
     if existing is not None and has_same_bytes(location, existing, file):
         if isinstance(location, DirectoryLocation):
             discard_part(Path(location.url, path))
@@ -206,8 +209,12 @@ class StoreUploader:
     def _with_retries(self, call: Callable[[], None], path: str) -> None:
         try:
             call_with_retries(call, url=f"{self.location.url}/{path}", options=self.location.options)
-        except (ForbiddenError, ObjectNotFoundError) as error:
-            raise _with_upload_hint(error) from error
+        except ForbiddenError as error:
+            error.hint = _NEEDS_ACCESS
+            raise
+        except ObjectNotFoundError as error:
+            error.hint = "the bucket must exist: create it with the store's tools"
+            raise
 
     def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
         raise NotImplementedError
@@ -240,21 +247,17 @@ class GcsUploader(StoreUploader):
     def _blob(self, path: str) -> Iterator[Any]:
         """The client's object, around one attempt."""
         bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
+        options = self.location.options
         try:
-            target = self._connect().bucket(bucket, user_project=self.location.options.user_project)
-            yield target.blob(join_path(prefix, path))
+            if self._client is None:  # with write access: logged in, or anonymous without credentials (the emulator)
+                login = options.anonymous is not True and may_have_credentials()
+                self._client = make_client(login, "read_write")
+            yield self._client.bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
         except Exception as error:
             failure = translate_error(error, f"{self.location.url}/{path}", login=True)
             if failure is None:
                 raise
             raise failure from error
-
-    def _connect(self) -> Any:
-        """A client with write access: logged in, or anonymous if there are no credentials (the emulator)."""
-        if self._client is None:
-            login = self.location.options.anonymous is not True and may_have_credentials()
-            self._client = make_client(login, "read_write")
-        return self._client
 
 
 @dataclass
@@ -284,15 +287,6 @@ class FsspecUploader(StoreUploader):
 
 #: Writes files to a location.
 Uploader: TypeAlias = DirectoryUploader | StoreUploader
-
-
-def _with_upload_hint(error: Exception) -> Exception:
-    """The same error with a hint about uploads instead of downloads."""
-    if isinstance(error, ForbiddenError):
-        return ForbiddenError(error.message, hint="log in with an account that has write access")
-    if isinstance(error, ObjectNotFoundError):
-        return ObjectNotFoundError(error.message, hint="the bucket must exist: create it with the store's tools")
-    return error
 
 
 class _CountingFile(io.BufferedReader):

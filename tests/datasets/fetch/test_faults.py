@@ -164,18 +164,24 @@ class TestWhatPasses:
 
     def test_retry_after_is_honoured(self, remote: Remote) -> None:
         obj = remote.stat()
-        slept: list[float] = []
-        remote.faults.answer(429, retry_after="7")
-        assert remote.stream(obj, sleep=slept.append) == DATA
-        assert slept == [7.0]
+        remote.faults.answer(429, retry_after="1")
+        began = time.monotonic()
+        waits: list[float] = []
+        with retries.listen(lambda why, seconds: waits.append(seconds)):
+            assert remote.stream(obj) == DATA
+        assert waits == [1.0]
+        assert time.monotonic() - began > 1.0
 
     def test_a_retry_after_of_an_hour_is_a_closed_door(self, remote: Remote) -> None:
         obj = remote.stat()
-        slept: list[float] = []
+        waits: list[float] = []
         remote.faults.answer(503, retry_after="3600")
-        with pytest.raises(TransientFetchError, match="3600 seconds"):
-            remote.stream(obj, sleep=slept.append)
-        assert slept == []
+        with (
+            retries.listen(lambda why, seconds: waits.append(seconds)),
+            pytest.raises(TransientFetchError, match="3600 seconds"),
+        ):
+            remote.stream(obj)
+        assert waits == []
 
 
 class TestWhatDoesNotPass:

@@ -249,7 +249,7 @@ class TestWhatCanBeContinued:
         assert resumable_bytes({**self.RECORD, **change}, self.OBJ, 60) == 0
 
     def test_nothing_known(self) -> None:
-        assert resumable_bytes(None, self.OBJ, 60) == 0
+        assert resumable_bytes({}, self.OBJ, 60) == 0
         assert resumable_bytes(self.RECORD, self.OBJ, 101) == 0
         unversioned = RemoteObject("http://a/x", "x", 100)
         record = {**self.RECORD, "version": None, "checksums": {}}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import wait_until
 from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier
-from rbdata.datasets.fetch.gcs import login_order
+from rbdata.datasets.fetch.gcs import Clients
 from rbdata.datasets.fetch.http import parse_index
 from rbdata.datasets.fetch.http_responses import accepted_encoding, hex_of_base64
 from rbdata.datasets.fetch.location import PerProcess, split_ranges
@@ -46,11 +46,12 @@ class TestWaits:
     def test_one_attempt_is_one_attempt(self) -> None:
         assert wait_before_retry(1, FetchOptions(attempts=1), asked=None, jitter=0.0) is None
 
-    def test_retry_after(self) -> None:
+    def test_retry_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert retry_after_seconds({}) is None
         assert retry_after_seconds({"Retry-After": "120"}) == 120.0
-        assert retry_after_seconds({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=40.0) == 60.0
-        assert retry_after_seconds({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=400.0) == 0.0
+        for now, seconds in ((40.0, 60.0), (400.0, 0.0)):
+            monkeypatch.setattr(time, "time", lambda now=now: now)
+            assert retry_after_seconds({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}) == seconds
         assert retry_after_seconds({"Retry-After": "soon"}) is None
 
 
@@ -126,10 +127,10 @@ class TestChecksums:
 
 
 def test_who_asks_first() -> None:
-    assert login_order(FetchOptions()) == (False, True)
-    assert login_order(FetchOptions(anonymous=True)) == (False,)
-    assert login_order(FetchOptions(anonymous=False)) == (True,)
-    assert login_order(FetchOptions(user_project="p")) == (True, False)
+    assert Clients(FetchOptions()).order() == (False, True)
+    assert Clients(FetchOptions(anonymous=True)).order() == (False,)
+    assert Clients(FetchOptions(anonymous=False)).order() == (True,)
+    assert Clients(FetchOptions(user_project="p")).order() == (True, False)
 
 
 def test_google_sends_gzip_objects_as_stored_only_to_who_accepts_gzip() -> None:
