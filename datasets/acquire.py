@@ -89,7 +89,11 @@ def _download(request: Request, listener: Listener) -> Outcome:
         message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
         raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
     try:
-        job = _open_job(source, mirror, request, on_place)
+        name, options = dataset_id.partition("/")[2], request.options
+        if mirror:
+            job = converted.open_raw_objects(source, name, mirror, options, request.fetch)
+        else:
+            job = converted.open_published(source, name, options, request.fetch, on_place)
     except ObjectNotFoundError as error:
         if copied is not None:
             message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
@@ -119,14 +123,6 @@ def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy |
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     return replace(request, id=dataset_id, root=root), source, hub
-
-
-def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Job:
-    """The conversion of the provider's raw objects, from a mirror or from the first place that has them."""
-    name = request.id.partition("/")[2]
-    if mirror:
-        return converted.open_raw_objects(source, name, mirror, request.options, request.fetch)
-    return converted.open_published(source, name, request.options, request.fetch, on_place)[0]
 
 
 def _run_keeping_raw(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -46,6 +46,8 @@ Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot
 Frames = Literal["video", "image"]
 
 _RENAME = "use another format, or rename the leaf with a function of `rbdata preprocess`"
+#: What every dataset has of a step beside observation and action.
+_OUTCOME = {"next/reward", "next/done", "next/terminated", "next/truncated"}
 #: Bytes of rows in memory at a time.
 _BLOCK_BYTES = 32 << 20
 
@@ -88,24 +90,41 @@ class _Export:
         ((_, found),) = read_columns(self.dataset, low, high, [key])
         return found.numpy()
 
+    def row_bytes(self, keys: Iterable[str]) -> int:
+        """The bytes of one step's rows of some TED keys."""
+        return sum(self.leaf(key).row_bytes for key in keys)
+
     def blocks(self, key: str) -> Iterator[tuple[int, np.ndarray]]:
         """The rows of a TED key in blocks, one row per step, each block with the number of its first step."""
-        size = max(1, _BLOCK_BYTES // max(1, self.leaf(key).row_bytes))
-        for low in range(0, len(self.dataset), size):
-            block = self.rows(key, low, min(low + size, len(self.dataset)))
+        for low, high in _spans(0, len(self.dataset), self.leaf(key).row_bytes):
+            block = self.rows(key, low, high)
             yield low, block
             self.wrote(block.nbytes)
 
     def states(self, key: str) -> Iterator[tuple[int, np.ndarray]]:
         """As `blocks`, with the final state of each episode after its last step."""
+        is_last = self.last_steps()
+        for low, block in self.blocks(key):
+            ends = np.flatnonzero(is_last[low : low + len(block)])
+            after = self.rows(f"next/{key}", low, low + len(block))
+            yield low, np.insert(block, ends + 1, after[ends], axis=0)
+
+    def last_steps(self) -> np.ndarray:
+        """Which steps are the last of an episode, bool ``[steps]``."""
         is_last = np.zeros(len(self.dataset), bool)
         is_last[self.dataset.episodes.start + self.dataset.episodes.length - 1] = True
-        for low, block in self.blocks(key):
-            after = self.rows(f"next/{key}", low, low + len(block))
-            numbers = np.arange(len(block))
-            pairs = np.stack([numbers, numbers + len(block)], 1)
-            used = np.stack([np.ones(len(block), bool), is_last[low : low + len(block)]], 1)
-            yield low, np.concatenate([block, after])[pairs[used]]
+        return is_last
+
+    def episodes(self) -> list[tuple[int, int]]:
+        """The first step of each episode, and the one after its last."""
+        table = self.dataset.episodes
+        return list(zip(table.start.tolist(), (table.start + table.length).tolist()))
+
+    def note_left_out(self, held: Collection[str]) -> None:
+        """Note the keys that are not among those that the file has."""
+        left = [key for key in self.ted_keys() if key not in held]
+        if left:
+            self.notes.append(f"Not exported: {', '.join(left)}.")
 
     def wrote(self, count: int) -> None:
         self.done += count
@@ -114,6 +133,12 @@ class _Export:
     def tree(self, base: str) -> dict[str, str]:
         """The keys below a base such as ``observation``, by the rest of the key: "" for a single leaf."""
         return {key[len(base) :]: key for key in self.ted_keys() if key == base or key.startswith(base + "/")}
+
+
+def _spans(low: int, high: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Pieces of a range of rows that fit into memory, as (first row, row after the last)."""
+    size = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    return ((at, min(at + size, high)) for at in range(low, high, size))
 
 
 def write_export(
@@ -149,20 +174,21 @@ def write_export(
     _check_replaced(target, suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = _Export(dataset, report, frames, fps)
-    work.total = sum(work.leaf(key).row_bytes * len(dataset) for key in work.ted_keys())
+    work.total = work.row_bytes(work.ted_keys()) * len(dataset)
     try:
         with ScratchFolder(target.parent, f".{target.name}.") as scratch:
             part = scratch / target.name
             write(work, part, target)
-            _note_midway(work)
+            if midway := int(dataset.episodes.midway.sum()):
+                some = "1 episode" if midway == 1 else f"{midway} episodes"
+                work.notes.append(f"the beginning of {some} is not in the data, which the format does not say.")
             remove_tree(target)
             part.rename(target)
     except OSError as error:
         if not is_full(error):
             raise
-        raise DiskSpaceError(
-            f"the disk is full: {target} does not fit", hint="make room, or choose another disk"
-        ) from error
+        message = f"the disk is full: {target} does not fit"
+        raise DiskSpaceError(message, hint="make room, or choose another disk") from error
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Exported(dataset.id, target, to, len(dataset), len(dataset.episodes), size, tuple(work.notes))
@@ -174,13 +200,11 @@ _OF_EXPORTS = ("meta.json", "dataset_info.json", "meta/info.json", "data/main_da
 
 def _check_replaced(target: Path, suffix: str) -> None:
     """Raise DatasetExistsError for a folder that ``force`` would delete although no export wrote it."""
-    if not target.is_dir() or target.is_symlink():
+    if not target.is_dir() or target.is_symlink() or not (suffix or any(target.iterdir())):
         return
-    if not suffix and not any(target.iterdir()):
-        return
-    is_export = any((target / name).is_file() for name in _OF_EXPORTS) and not (target / FILENAME).exists()
-    if suffix or not is_export:
-        what = "a dataset" if (target / FILENAME).exists() else "a folder that holds something other than an export"
+    is_dataset = (target / FILENAME).exists()
+    if suffix or is_dataset or not any((target / name).is_file() for name in _OF_EXPORTS):
+        what = "a dataset" if is_dataset else "a folder that holds something other than an export"
         message = f"{target} is {what}: it is not replaced"
         raise DatasetExistsError(message, hint="choose another name, or remove it yourself")
 
@@ -245,10 +269,8 @@ def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
         "rewards": "next/reward",
         "next_observations": _only(work, "next/observation"),
     }
-    taken = {*arrays.values(), "next/done", "next/terminated", "next/truncated"}
-    for key in work.ted_keys():
-        if key not in taken:
-            arrays["infos/" + key.removeprefix("info/")] = key
+    others = [key for key in work.ted_keys() if key not in _OUTCOME.union(arrays.values())]
+    arrays |= {"infos/" + key.removeprefix("info/"): key for key in others}
     with h5py.File(part, "w") as file:
         for name, key in arrays.items():
             leaf = work.leaf(key)
@@ -286,27 +308,17 @@ def _note_cut(work: _Export) -> None:
         work.notes.append(f"{some} as truncated, as at a time limit.")
 
 
-def _note_midway(work: _Export) -> None:
-    count = int(work.dataset.episodes.midway.sum())
-    if count:
-        some = "1 episode" if count == 1 else f"{count} episodes"
-        work.notes.append(f"the beginning of {some} is not in the data, which the format does not say.")
-
-
 def _check_successors(work: _Export) -> None:
     """For formats with a row per state: compare successors with the rows that follow in their episode.
 
     Raises UsageError for other ones, as those of n-step returns. Where they differ by rounding alone, a note says so.
     """
-    goes_on = np.ones(len(work.dataset), bool)
-    goes_on[work.dataset.episodes.start + work.dataset.episodes.length - 1] = False
+    goes_on = ~work.last_steps()
     for key in work.ted_keys():
         if f"next/{key}" not in work.dataset.rows:
             continue  # it has none, or is stored per state
         is_rounded = False
-        size = max(1, _BLOCK_BYTES // max(1, work.leaf(key).row_bytes))
-        for low in range(0, len(goes_on) - 1, size):
-            high = min(low + size, len(goes_on) - 1)
+        for low, high in _spans(0, len(goes_on) - 1, work.leaf(key).row_bytes):
             after, stated = work.rows(key, low + 1, high + 1), work.rows(f"next/{key}", low, high)
             other, rounded = (found & goes_on[low:high] for found in compare_successors(after, stated))
             is_rounded |= bool(rounded.any())
@@ -348,14 +360,10 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
     )
 
     def episodes() -> Iterator[Any]:
-        for number, (begin, length) in enumerate(
-            zip(dataset.episodes.start.tolist(), dataset.episodes.length.tolist())
-        ):
-            end = begin + length
+        for number, (begin, end) in enumerate(work.episodes()):
             steps = {key: work.rows(key, begin, end) for key in work.ted_keys()}
-            last = {f"next/{key}": steps[f"next/{key}"][-1:] for key in work.tree("observation").values()}
             states = {
-                rest: np.concatenate([steps[key], last[f"next/{key}"]])
+                rest: np.concatenate([steps[key], steps[f"next/{key}"][-1:]])
                 for rest, key in work.tree("observation").items()
             }
             yield EpisodeBuffer(
@@ -372,10 +380,7 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
     about = {"dataset_id": target.name, "minari_version": minari.__version__}
     storage.update_metadata({**about, "description": f"Exported by rbdata from {dataset.id}."})
     held = {key for base in ("observation", "next/observation", "action") for key in work.tree(base).values()}
-    held |= {f"next/{name}" for name in ("reward", "done", "terminated", "truncated")}
-    left = [key for key in work.ted_keys() if key not in held]
-    if left:
-        work.notes.append(f"Not exported: {', '.join(left)}.")
+    work.note_left_out(held | _OUTCOME)
     _note_cut(work)
 
 
@@ -402,10 +407,8 @@ def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     from pyarrow import parquet
 
     dataset, keys = work.dataset, work.ted_keys()
-    size = max(1, _BLOCK_BYTES // max(1, sum(work.leaf(key).row_bytes for key in keys)))
     with parquet.ParquetWriter(part, _parquet_schema(work, pyarrow), compression="zstd") as writer:
-        for low in range(0, len(dataset), size):
-            high = min(low + size, len(dataset))
+        for low, high in _spans(0, len(dataset), work.row_bytes(keys)):
             numbers = np.arange(low, high)
             episode = np.searchsorted(dataset.episodes.start, numbers, "right") - 1
             columns = [pyarrow.array(episode), pyarrow.array(numbers - dataset.episodes.start[episode])]
@@ -446,8 +449,7 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
     keys = work.ted_keys(flags=True)
     write_meta(part, "", {key: (work.leaf(key).dtype, work.leaf(key).shape) for key in keys}, len(work.dataset))
     for key in keys:
-        path = part / f"{key}.memmap"
-        with path.open("wb") as file:
+        with (part / f"{key}.memmap").open("wb") as file:
             for _, block in work.blocks(key):
                 file.write(np.ascontiguousarray(block).data)
     _note_cut(work)
@@ -464,35 +466,31 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
     keys = [key for key in work.ted_keys() if not key.startswith("next/")]
     own = {"reward", *flags}
-    for key in keys:
-        if key.partition("/")[0] in own:
-            message = f"a leaf is named {key.partition('/')[0]}, which is a feature of the format's own"
-            raise UsageError(message, hint=_RENAME)
+    taken = [top for top in (key.partition("/")[0] for key in keys) if top in own]
+    if taken:
+        raise UsageError(f"a leaf is named {taken[0]}, which is a feature of the format's own", hint=_RENAME)
     names = _short_names(keys, own)
     features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
     rules = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
     version = target.name if re.fullmatch(r"\d+\.\d+\.\d+", target.name) else ""
     name = re.sub(r"[^a-z0-9_]", "_", (target.parent.name if version else target.name).lower())
     folder = EpisodeFolder(part, name, version or "1.0.0", [*features, *rules])
-    for number, (start, length) in enumerate(zip(dataset.episodes.start.tolist(), dataset.episodes.length.tolist())):
+    for number, (start, end) in enumerate(work.episodes()):
         lists = {}
         for key, feature in zip(keys, features):
-            blocks = _episode_rows(work, key, start, start + length)
+            blocks = _episode_rows(work, key, start, end)
             if feature.encoding == "none":
                 lists[feature.name] = numbers(np.concatenate(list(blocks)))
             else:
                 lists[feature.name] = strings([one for block in blocks for one in feature.encode(block)])
-        reward = work.rows("next/reward", start, start + length).reshape(-1)
+        reward = work.rows("next/reward", start, end).reshape(-1)
         lists["reward"] = numbers(np.append(reward, np.float32(0)))
-        at, outcome = np.arange(length + 1), dataset.episodes.outcome[number]
-        lists["is_first"] = numbers(at == 0)
-        lists["is_last"] = numbers((at == length) & (outcome != CUT))
-        lists["is_terminal"] = numbers((at == length) & (outcome == TERMINATED))
+        at, outcome = np.arange(start, end + 1), dataset.episodes.outcome[number]
+        lists["is_first"] = numbers(at == start)
+        lists["is_last"] = numbers((at == end) & (outcome != CUT))
+        lists["is_terminal"] = numbers((at == end) & (outcome == TERMINATED))
         folder.add(lists)
-    held = {f"next/{name}" for name in ("reward", "done", "terminated", "truncated", *keys)}
-    left = [key for key in work.ted_keys() if key.startswith("next/") and key not in held]
-    if left:
-        work.notes.append(f"Not exported: {', '.join(left)}.")
+    work.note_left_out({*keys, *(f"next/{key}" for key in keys), *_OUTCOME})
     _end_flags(work)
     folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
 
@@ -506,9 +504,8 @@ def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
 
 def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.ndarray]:
     """The rows of a key in one episode, in blocks, followed by its final row: zeros if the key has none."""
-    size = max(1, _BLOCK_BYTES // max(1, work.leaf(key).row_bytes))
-    for at in range(low, high, size):
-        block = work.rows(key, at, min(at + size, high))
+    for span in _spans(low, high, work.leaf(key).row_bytes):
+        block = work.rows(key, *span)
         yield block
         work.wrote(block.nbytes)
     has_states = f"next/{key}" in work.dataset.schema.names
@@ -558,11 +555,9 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     with LerobotFolder(part, every, rate, robot if isinstance(robot, str) else None) as folder:
         for text in tasks.stated or ([] if tasks.key else [""]):
             folder.task_number(text)
-        for number, (low, length) in enumerate(
-            zip(work.dataset.episodes.start.tolist(), work.dataset.episodes.length.tolist())
-        ):
-            blocks = _lerobot_blocks(work, columns, tasks, folder.task_number, number, low, low + length)
-            folder.add(length + 1, blocks)
+        for number, (low, high) in enumerate(work.episodes()):
+            blocks = _lerobot_blocks(work, columns, tasks, folder.task_number, number, low, high)
+            folder.add(high - low + 1, blocks)
         folder.finish()
     _note_lerobot(work, columns, tasks)
 
@@ -577,15 +572,17 @@ def _lerobot_blocks(
     high: int,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Blocks of rows of an episode, whose steps are ``low`` to ``high - 1``."""
-    row_bytes = sum(work.leaf(key).row_bytes for key in columns) + 8
-    size = max(1, _BLOCK_BYTES // row_bytes)
+    row_bytes = work.row_bytes(columns) + 8
     is_cut = work.dataset.episodes.outcome[episode] == CUT
-    for at in range(low, high + 1, size):
-        stop = min(at + size, high + 1)
+    for at, stop in _spans(low, high + 1, row_bytes):
 
         def rows(key: str, at: int = at, stop: int = stop) -> np.ndarray:
             block = work.rows(key, at, min(stop, high))
-            return block if stop <= high else np.concatenate([block, _final_row(work, key, high)])
+            if stop <= high:
+                return block
+            # Then comes the final state of a state leaf; for other leaves, the last step's row again.
+            after = f"next/{key}" if f"next/{key}" in work.dataset.schema.names else key
+            return np.concatenate([block, work.rows(after, high - 1, high)])
 
         block = {column.name: _as_pictures(rows(key), column) for key, column in columns.items()}
         block["next.reward"] = rows("next/reward").reshape(-1)
@@ -597,17 +594,10 @@ def _lerobot_blocks(
         work.wrote((min(stop, high) - at) * row_bytes)
 
 
-def _final_row(work: _Export, key: str, high: int) -> np.ndarray:
-    """The row after the last step of an episode: the final state of a state leaf; for other leaves, the last step's row
-    again."""
-    after = f"next/{key}"
-    return work.rows(after if after in work.dataset.schema.names else key, high - 1, high)
-
-
 def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> dict[str, str]:
     """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name."""
     every = work.ted_keys()
-    held = {f"next/{name}" for name in ("reward", "done", "terminated", "truncated")} | {tasks.key}
+    held = _OUTCOME | {tasks.key or ""}
     keys = [key for key in every if key not in held and not (key.startswith("next/") and key[5:] in every)]
     names = {}
     for key, name in _short_names(keys, _LEROBOT_TOPS | own).items():
@@ -624,10 +614,9 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> d
 
 def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
     """Whether a leaf holds the values of the standard LeRobotDataset column of its name, as after reading such a dataset."""
-    starts, size = work.dataset.episodes.start, 1 << 18
+    starts = work.dataset.episodes.start
     stated = {text: number for number, text in enumerate(tasks.stated)}
-    for low in range(0, len(work.dataset), size):
-        high = min(low + size, len(work.dataset))
+    for low, high in _spans(0, len(work.dataset), 128):  # bytes of a row with what it is compared with
         steps = np.arange(low, high)
         episode = np.searchsorted(starts, steps, "right") - 1
         if key == "task_index":
@@ -685,11 +674,11 @@ class _Tasks:
         texts = source.get("tasks")
         stated = list(texts.values()) if isinstance(texts, Mapping) else []
         numbers = [str(number) for number in range(len(stated))]
-        if not all(isinstance(text, str) for text in stated) or list(texts or ()) != numbers:
+        is_valid = all(isinstance(text, str) for text in stated) and len(set(stated)) == len(stated)
+        if not is_valid or list(texts or ()) != numbers:
             stated = []
-        if len(set(stated)) < len(stated):
-            stated = []
-        keys = [key for key in work.ted_keys() if not key.startswith("next/") and _is_text(work.leaf(key))]
+        leaves = {key: work.leaf(key) for key in work.ted_keys() if not key.startswith("next/")}
+        keys = [key for key, leaf in leaves.items() if leaf.dtype == "uint8" and len(leaf.shape) == 1]
         found = next((key for name in _TASK_NAMES for key in keys if key.rpartition("/")[2] == name), None)
         is_numbered = found is None and bool(stated) and "task_index" in work.dataset.rows
         if is_numbered:
@@ -715,10 +704,6 @@ class _Tasks:
                 message = f"{self.key} of step {low + begin} is no text in UTF-8: a LeRobotDataset needs texts of tasks"
                 raise UsageError(message, hint="leave the leaf out, or rename it, with `rbdata preprocess`") from error
         return np.repeat(np.array(found, np.int64), np.diff(np.append(begins, len(texts))))
-
-
-def _is_text(leaf: Leaf) -> bool:
-    return leaf.dtype == "uint8" and len(leaf.shape) == 1
 
 
 def _stated_fps(source: Mapping[str, Any]) -> float | None:

@@ -242,7 +242,7 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     where = settings.root(root)
     if catalogue.is_path(text):
         raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
-    there = {dataset_id for dataset_id, _, _ in _walk(where)}
+    there = set(known_here(where))
     with contextlib.suppress(UsageError):  # remains of a killed deletion
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
     try:

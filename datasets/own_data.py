@@ -126,15 +126,16 @@ def from_episodes(
         raise UsageError("there are no episodes")
     arrays = _arrays_of(first[0], 0)
     named, tables = {key: key for key in arrays}, _tables(chain(first, remaining))
-    if callable(episodes) or identity is not None:
-        content = [made_from.get("identity") or made_from["function"], content_hash(arrays)]
+    about = tables, named, request, environment, made_from, progress, listener
+    if not callable(episodes) and identity is None:
+        return _make(*about)
 
-        def begin(number: int) -> Iterator[Table]:
-            rest = _begun(episodes, number) if callable(episodes) else islice(remaining, number - 1, None)
-            return _tables(rest, number)
+    def begin(number: int) -> Iterator[Table]:
+        rest = _begun(episodes, number) if callable(episodes) else islice(remaining, number - 1, None)
+        return _tables(rest, number)
 
-        return _make(tables, named, request, environment, made_from, progress, listener, content, begin)
-    return _make(tables, named, request, environment, made_from, progress, listener)
+    content = [made_from.get("identity") or made_from["function"], content_hash(arrays)]
+    return _make(*about, content, begin)
 
 
 def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
@@ -184,8 +185,9 @@ def _make(
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
     if find_existing(place, request) is not None:
-        message = f"{place.id} is there already"
-        raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
+        raise DatasetExistsError(
+            f"{place.id} is there already", hint="choose another id, or replace it with force=True"
+        )
     about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
     job = ArraysJob(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
@@ -226,11 +228,15 @@ def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[T
     size, since = 0, time.monotonic()
 
     def table(number: int) -> Table:
+        """The episodes before ``number`` that are held."""
+        nonlocal size
         first = number - len(together)
         name = f"episode {first}" if len(together) == 1 else f"episodes {first} to {number - 1}"
-        lengths = [len(next(value for key, value in one.items() if _is_action(key))) for one in together]
+        lengths = np.array([len(one["reward"]) for one in together])
         joined = {key: np.concatenate([one[key] for one in together]) for key in together[0]}
-        return Table(name, {**joined, "episode_lengths": np.array(lengths)})
+        together.clear()
+        size = 0
+        return Table(name, {**joined, "episode_lengths": lengths})
 
     number = first
     for number, episode in enumerate(episodes, first):
@@ -240,32 +246,22 @@ def _tables(episodes: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[T
             raise UsageError(message, hint="all episodes have the same keys, dtypes and shapes of rows")
         if together and _has_final_state(arrays) != _has_final_state(together[0]):
             yield table(number)
-            together.clear()
-            size = 0
         together.append(arrays)
         size += sum(array.nbytes for array in arrays.values())
         # The frames that a dictionary is trained on must not depend on time.
-        is_late = time.monotonic() - since > _TOGETHER_SECONDS and not _has_frames(arrays)
+        has_frames = any(array.nbytes >= LARGE_ROW * len(array) for array in arrays.values())
+        is_late = time.monotonic() - since > _TOGETHER_SECONDS and not has_frames
         # The first episode alone: a continued run inspects it again, and no other episode.
         is_late |= number == 0
         if size >= _TOGETHER_BYTES or len(together) >= _TOGETHER_EPISODES or is_late:
             yield table(number + 1)
-            together.clear()
-            size, since = 0, time.monotonic()
+            since = time.monotonic()
     if together:
         yield table(number + 1)
 
 
-def _has_frames(arrays: Mapping[str, np.ndarray]) -> bool:
-    return any(array.nbytes >= LARGE_ROW * len(array) for array in arrays.values())
-
-
 def _has_final_state(arrays: Mapping[str, np.ndarray]) -> bool:
     return any(len(array) > len(arrays["reward"]) for array in arrays.values())
-
-
-def _is_action(key: str) -> bool:
-    return key == "action" or key.startswith("action/")
 
 
 def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
@@ -299,10 +295,8 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
             value = cast(as_array(arrays.get(name, False)), bool)
         except LossyCastError as error:
             raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
-        if value.size == 1 and value.shape != (length,):
-            flags = np.zeros(length, value.dtype)
-            flags[-1:] = value.reshape(-1)
-            value = flags
+        if value.size == 1 and value.shape != (length,):  # it is the last step's
+            value = np.append(np.zeros(length - 1, value.dtype), value)
         arrays[name] = value
     table = memory_table(arrays, f"episode {number}")
     if table.unreadable:
@@ -322,8 +316,7 @@ def _check_flag_names(episode: Mapping[Any, Any], number: int) -> None:
     and successors would be lost."""
     from .sources.arrays.roles import NAMES, other_flags
 
-    roles = ("terminated", "truncated", "done", "next_observation")
-    for role in roles:
+    for role in ("terminated", "truncated", "done", "next_observation"):
         names = [key for key in episode if str(key).lower() in NAMES[role]]
         if names and role not in episode:
             raise UsageError(f"episode {number}: {names[0]} may be the {role}", hint=f"name it {role}")

@@ -243,8 +243,7 @@ def _calculated(
     from ..storage.replay.samplers.uniform import POOL
 
     layout = dataset.cache.layout
-    blocks = int(layout.evictable.sum())
-    evictable = int(layout.lengths[layout.evictable].sum())
+    blocks, evictable = int(layout.evictable.sum()), int(layout.lengths[layout.evictable].sum())
     if options.get("shuffle") == "blocks":
         first = min(evictable, POOL * GROUP_BYTES)
         later = batch_size * evictable / len(dataset)
@@ -306,9 +305,8 @@ def _local_rate(dataset: Dataset, pattern: str, options: dict[str, Any], batch_s
     buffer.sample()
     first = time.perf_counter() - began
     count, took = _batches(buffer, seconds)
-    return Rate(
-        pattern, batch_size, first, count * batch_size / took, bound=_bound(dataset, options, buffer, took / count)
-    )
+    bound = _bound(dataset, options, buffer, took / count)
+    return Rate(pattern, batch_size, first, count * batch_size / took, bound=bound)
 
 
 def _buffer(dataset: Dataset, options: dict[str, Any], batch_size: int) -> TensorDictReplayBuffer:

@@ -83,9 +83,8 @@ def open_remote(
         is_complete = False
     if is_complete:
         return Dataset(folder)
-    objects = {
-        name: pull.check_size(stated, manifest, name) for name, stated in _stat_files(location, manifest).items()
-    }
+    stated = _stat_files(location, manifest)
+    objects = {name: pull.check_size(item, manifest, name) for name, item in stated.items()}
     table = None
     if manifest.blocks:
         table = read_all(location, objects[BLOCK_TABLE], limit_bytes=LARGEST_MANIFEST)
@@ -108,11 +107,8 @@ def verify_remote(
 
     location, item, _, manifest = _find(url, fetch)
     objects = _stat_files(location, manifest)
-    files, report, ranges = (
-        LocatedFiles(location, item, objects),
-        Report(files=len(objects)),
-        BlockChecksums(manifest, None),
-    )
+    files, report = LocatedFiles(location, item, objects), Report(files=len(objects))
+    ranges = BlockChecksums(manifest, None)
     for name, stated in objects.items():
         size = manifest.size_of(name)
         if stated.size is not None and stated.size != size:
@@ -181,7 +177,7 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
 
 
 def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:
-    names = [pull.check_name(name, location) for name in sorted(manifest.files)]
+    names = pull.check_names(location, manifest)
     return dict(zip(names, map_in_threads(location.stat, names, CONNECTIONS, "rbdata-stat")))
 
 
@@ -196,10 +192,11 @@ def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
     except FetchError:
         hint = "give the folder of one dataset; what else is there is not known without a listing (an index page)"
         return NotADatasetError(message, hint=hint)
-    inside = [*folders, *(item.name for item in objects)]
-    there = f"{plural(len(objects), 'file')} and {plural(len(folders), 'folder')}" if inside else "nothing"
-    names = f": {', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}" if inside else ""
+    inside, there = [*folders, *(item.name for item in objects)], "nothing"
+    if inside:
+        names = f"{', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}"
+        there = f"{plural(len(objects), 'file')} and {plural(len(folders), 'folder')}: {names}"
     hint = "give the folder of one dataset"
     if folders:
         hint += f"; `{settings.command('mirror', 'ls', location.url)}` lists those below it"
-    return NotADatasetError(f"{message}, but {there}{names}", hint=hint)
+    return NotADatasetError(f"{message}, but {there}", hint=hint)

@@ -119,17 +119,16 @@ def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: boo
 
 def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: converted.Copy) -> int:
     """Fetch the damaged data, the table first (without it, blocks are whole ranges). Returns the bytes fetched."""
-    blocks = manifest.blocks or {"files": ()}
     table = [problem for problem in problems if problem.path == BLOCK_TABLE]
     fetched = 0
     if table and copy.find(BLOCK_TABLE) is not None:
-        fetched += _mend(folder, manifest, BlockChecksums(manifest, None), table[0], copy)
+        fetched = _mend(folder, manifest, BlockChecksums(manifest, None), table[0], copy)
         table = []
     checksums = BlockChecksums(manifest, None) if table else read_block_checksums(folder, manifest)
     others = [problem for problem in problems if problem.path != BLOCK_TABLE]
     fetched += sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
-    if table:
-        write_table(folder, {path: manifest.files[path] for path in blocks["files"]})
+    if table and manifest.blocks:
+        write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
     return fetched
 
 
@@ -211,8 +210,8 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
                 return converted.open_raw_objects(source, name, url, options, fetch), url
             if "://" not in url and not Path(url).exists():
                 raise ObjectNotFoundError(f"no such file or folder: {url}")
-            here = Path(url).is_file()
-            location = open_raw(Path(url), fetch) if here else open_location(url, options=fetch)
+            is_file = Path(url).is_file()
+            location = open_raw(Path(url), fetch) if is_file else open_location(url, options=fetch)
             return source.open_folder(location, options), url
         except ObjectNotFoundError as error:
             failure = failure or error
@@ -227,10 +226,7 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
 def _options(manifest: Manifest, source: Source) -> ConvertOptions:
     """The options of a dataset's conversion, from its manifest."""
     recorded, shards = manifest.source.get("options", {}), manifest.source.get("shards")
-    general: dict[str, Any] = {
-        name: recorded[name] for name in ("codec", "layout", "unknown_next", "time_limit") if name in recorded
-    }
-    if "time_limit" not in source.supports:
-        general.pop("time_limit", None)
+    names = ["codec", "layout", "unknown_next", *(["time_limit"] if "time_limit" in source.supports else [])]
+    general: dict[str, Any] = {name: recorded[name] for name in names if name in recorded}
     extra = {option.name: recorded[option.name] for option in source.options if recorded.get(option.name) is not None}
     return ConvertOptions(**general, parts=None if shards is None else tuple(shards), extra=extra)

@@ -37,7 +37,7 @@ SYNONYMS = {
     **dict.fromkeys(("pixel", "pixels", "images", "frame", "frames", "visual"), "image"),
     **dict.fromkeys(("state", "states", "vectors", "features"), "vector"),
     **dict.fromkeys(("demo", "demos", "demonstration", "demonstrations"), "human"),
-    **dict.fromkeys(("games",), "game"),
+    "games": "game",
 }
 
 _SPLIT = re.compile(r"[^a-z0-9]+")
@@ -59,10 +59,7 @@ def select(
         if given is not None and given not in known:
             raise UsageError(f"there is no kind of {what} {given!r}", hint=f"kinds: {', '.join(known)}")
     wanted = [
-        entry
-        for entry in entries
-        if (observations is None or entry.observations == observations)
-        and (actions is None or entry.actions == actions)
+        entry for entry in entries if observations in (None, entry.observations) and actions in (None, entry.actions)
     ]
     if max_bytes is None:
         return wanted, 0

@@ -66,7 +66,6 @@ class InnerSteps:
     """Steps of a sample that have a step before and one after in their episode, by offset from it: -1, 0, 1."""
 
     def __init__(self, sample: Sequence[StepBlock], observations: Sequence[str], actions: Sequence[str]) -> None:
-        rng = np.random.default_rng(0)
         parts: dict[str, list[Array]] = {"state": [], "successor": [], "action": [], "reward": []}
         inner = []
         for block in sample:
@@ -82,8 +81,7 @@ class InnerSteps:
             middle[1:-1] = ~(block.is_first[1:-1] | block.is_last[1:-1])
             inner.append(middle)
         rows = {name: np.concatenate(some) for name, some in parts.items()}
-        at = np.flatnonzero(np.concatenate(inner))
-        at = rng.permutation(at)[:_STEPS]
+        at = np.random.default_rng(0).permutation(np.flatnonzero(np.concatenate(inner)))[:_STEPS]
         finite = np.ones(len(at), bool)
         for values in rows.values():
             good = np.isfinite(values).all(1)
@@ -159,15 +157,10 @@ def _actions(windows: InnerSteps) -> Finding | None:
         return None  # actions explain next to nothing
     shares = {offset: float(gain[moved].mean()) for offset, gain in gains.items()}
     better = _better(shares)
-    if better is None or (better == 1 and _follows_state(windows)):
+    if better is None or (better == 1 and explained(state, windows.of("action")).mean() > _POLICY):
         return None
     what = f"the change of the state is explained by the action of {_WORDS[better]}, not by the step's own"
     return find("action_shifted", what, Hits(len(windows)), len(windows), leaf="action", unit="sampled step")
-
-
-def _follows_state(windows: InnerSteps) -> bool:
-    """Whether the state says what the action will be."""
-    return bool(explained(windows.of("state"), windows.of("action")).mean() > _POLICY)
 
 
 def _better(shares: dict[int, float]) -> int | None:

@@ -98,7 +98,8 @@ class Reader:
 
     def __init__(self, dataset: Dataset, leaves: Leaves) -> None:
         self.dataset, self.leaves = dataset, leaves
-        self._starts = np.asarray(dataset.episodes.start)
+        #: The first step of each episode, and the number of steps.
+        self._starts = np.append(dataset.episodes.start, len(dataset))
         flags = [name for flag in FLAGS for name in (flag, "next/" + flag) if self._varies(name)]
         #: Keys that are read as ``[n]``, and others.
         self._single = (*flags, "next/reward")
@@ -108,14 +109,12 @@ class Reader:
             self._keys += [name, "next/" + name] if twice else [name]
         both = [*leaves.observations, *leaves.columns]
         self.row_bytes = max(1, sum(dataset.rows[name].leaf.row_bytes for name in both))
-        #: Steps of the longest episode.
-        self.longest = int(dataset.episodes.length.max())
         #: Steps in a block.
         self.steps = max(64, min(_BLOCK_STEPS, _BLOCK_BYTES // self.row_bytes))
 
     def _varies(self, name: str) -> bool:
         rows = self.dataset.rows.get(name)
-        return rows is not None and not (rows.leaf.constant is not None and not rows.leaf.constant)
+        return rows is not None and (rows.leaf.constant is None or bool(rows.leaf.constant))
 
     def blocks(self) -> Iterator[StepBlock]:
         """All steps, in order."""
@@ -136,9 +135,7 @@ class Reader:
             rows[key] = values[:, 0] if key in self._single else values
         first = int(np.searchsorted(self._starts, low, "right")) - 1
         last = int(np.searchsorted(self._starts, high, "left"))
-        starts = np.append(
-            self._starts[first:last], self._starts[last] if last < len(self._starts) else len(self.dataset)
-        )
+        starts = self._starts[first : last + 1]
         is_first, is_last = np.zeros((2, high - low), bool)
         is_first[starts[:-1][starts[:-1] >= low] - low] = True
         is_last[starts[1:][starts[1:] <= high] - 1 - low] = True
@@ -185,8 +182,7 @@ class Usual:
         change = np.abs(np.concatenate(parts))
         if len(change) < 20:
             return None
-        (step,) = _quantiles(change, (0.95,))
-        return np.where((change > 0).mean(0) > 0.5, step, 0.0)
+        return np.where((change > 0).mean(0) > 0.5, _quantiles(change, (0.95,))[0], 0.0)
 
 
 def every(mask: Array) -> Array:

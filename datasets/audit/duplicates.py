@@ -57,7 +57,7 @@ class Duplicates:
         self.episodes = np.zeros(len(table) if self.by_episode else 0, np.uint64)
         #: Kept hashes end in this many zeros.
         self.zeros = 0
-        self._kept: list[tuple[Array, Array]] = []
+        self._kept: list[tuple[Array, Array]] = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
         self._held = 0
 
     def see(self, block: StepBlock) -> None:
@@ -82,9 +82,7 @@ class Duplicates:
 
     def kept(self, zeros: int) -> tuple[Array, Array]:
         """The hashes that end in ``zeros`` zeros, and their steps."""
-        hashes, steps = (
-            (np.concatenate(parts) for parts in zip(*self._kept)) if self._kept else (np.zeros(0, np.uint64),) * 2
-        )
+        hashes, steps = (np.concatenate(parts) for parts in zip(*self._kept))
         mask = (hashes & np.uint64((1 << zeros) - 1)) == 0
         return hashes[mask], steps[mask]
 

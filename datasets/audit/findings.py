@@ -171,8 +171,7 @@ def find(
     severity: Severity | None = None,
 ) -> Finding:
     """The finding of a kind, of a dataset that is not named yet (`Audited`)."""
-    kind = KINDS[code]
-    where = (leaf, unit, hits.count, total, hits.first)
+    kind, where = KINDS[code], (leaf, unit, hits.count, total, hits.first)
     return Finding("", code, severity or kind.severity, *where, what, kind.effect)
 
 

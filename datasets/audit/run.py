@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 from ... import settings
@@ -58,9 +59,8 @@ def open_for_audit(
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             name = "my/" + (path.stem or "data").replace(" ", "_")
             command = settings.command("convert", str(path), "--name", name, root=root)
-            error.hint = (
-                f"raw data are converted first: `{command}`, then `{settings.command('audit', name, root=root)}`"
-            )
+            then = settings.command("audit", name, root=root)
+            error.hint = f"raw data are converted first: `{command}`, then `{then}`"
         raise
 
 
@@ -118,12 +118,19 @@ class _Run:
         usual = self._usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
         yield from self._alignment(sample)
         del sample
-        values = self._values(usual)
-        rewards, flags, same = RewardValues(self._range, usual["next/reward"]), Flags(table), self._hashes(usual)
-        columns = [one for some in values.values() for one in some]
-        is_bandit = reader.longest == 1 and bool((table.outcome == TERMINATED).all())
-        moves = [] if is_bandit else self._transitions(usual)  # no step of a bandit leads anywhere
-        checks: list[Check] = [rewards, flags, *moves, same, *columns]
+        roles = {"observation": leaves.observations, "action": leaves.actions, "other": leaves.others}
+        values = {
+            role: [ColumnValues(name, role, self._bounds.get(name), usual[name]) for name in names]
+            for role, names in roles.items()
+        }
+        rewards, flags = RewardValues(self._range, usual["next/reward"]), Flags(table)
+        measured = any(usual[name].measured for name in leaves.observations)
+        names = (*leaves.observations, *leaves.actions)
+        same = self._duplicates = Duplicates(names, table, measured=measured, blind=not leaves.observations)
+        moves: list[Check] = []
+        if int(table.length.max()) > 1 or not (table.outcome == TERMINATED).all():  # no step of a bandit leads anywhere
+            moves.append(Transitions(leaves, table, usual, (dataset.manifest.lineage or {}).get("unchained", ())))
+        checks: list[Check] = [rewards, flags, *moves, same, *chain.from_iterable(values.values())]
         for block in reader.blocks():
             for check in checks:
                 check.see(block)
@@ -140,32 +147,6 @@ class _Run:
             frames = sample_frames(dataset, name, leaves.actions)
             self._sampled[name] = sum(len(one.steps) for one in frames)
             yield from check_frames(name, frames)
-
-    def _values(self, usual: Mapping[str, Usual]) -> dict[str, list[ColumnValues]]:
-        """A check for each leaf of columns, by role."""
-        roles = {
-            "observation": self.leaves.observations,
-            "action": self.leaves.actions,
-            "other": self.leaves.others,
-        }
-        return {
-            role: [ColumnValues(name, role, self._bounds.get(name), usual[name]) for name in names]
-            for role, names in roles.items()
-        }
-
-    def _transitions(self, usual: Mapping[str, Usual]) -> list[Check]:
-        leaves, dataset = self.leaves, self.dataset
-        unchained = (dataset.manifest.lineage or {}).get("unchained", ())
-        names = leaves.observations, leaves.actions
-        return [Transitions(*names, dataset.episodes, usual, unchained, alone=not leaves.frames)]
-
-    def _hashes(self, usual: Mapping[str, Usual]) -> Duplicates:
-        leaves = self.leaves
-        names = (*leaves.observations, *leaves.actions)
-        measured = any(usual[name].measured for name in leaves.observations)
-        found = Duplicates(names, self.dataset.episodes, measured=measured, blind=not leaves.observations)
-        self._duplicates = found
-        return found
 
     def _alignment(self, sample: list[StepBlock]) -> Iterator[Finding]:
         leaves = self.leaves

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ...storage.amounts import exact_percent
 from ...storage.episodes import TERMINATED, EpisodeTable
-from .blocks import Array, StepBlock, Usual, every
+from .blocks import Array, Leaves, StepBlock, Usual, every
 from .findings import Finding, Hits, Severity, find
 
 #: Share of steps with a repeated observation that is a warning: for measured numbers, and for counts, which often do not
@@ -123,17 +123,11 @@ class Transitions:
     """What all observation leaves of a dataset together say about its transitions, without frames."""
 
     def __init__(
-        self,
-        names: Sequence[str],
-        actions: Sequence[str],
-        table: EpisodeTable,
-        usual: Mapping[str, Usual],
-        unchained: Sequence[str] = (),
-        *,
-        alone: bool = True,
+        self, leaves: Leaves, table: EpisodeTable, usual: Mapping[str, Usual], unchained: Collection[str]
     ) -> None:
+        names = leaves.observations
         self._leaves = [LeafTransitions(name, table, usual[name], name in unchained) for name in names]
-        self._actions, self._table, self._alone, self.steps = tuple(actions), table, alone, 0
+        self._actions, self._table, self._alone, self.steps = leaves.actions, table, not leaves.frames, 0
         self._acts = np.zeros(len(table), bool)
         self._terminated = np.asarray(table.outcome) == TERMINATED
         self._same, self._jump, self._zero = Hits(), Hits(), Hits()
@@ -195,11 +189,6 @@ class Transitions:
             self._acts[episodes] |= np.logical_or.reduceat(differs, begins)
 
     @property
-    def repeated(self) -> float:
-        """The share of steps that lead to the same observation again."""
-        return self._same.count / max(1, self.steps)
-
-    @property
     def _counted(self) -> bool:
         """Whether all observations are counts, choices or pixels: these stand still more often than measured numbers."""
         return all(leaf.is_counted for leaf in self._leaves)
@@ -258,11 +247,8 @@ class Transitions:
             (~terminated, "ends_go_on", "the next episode goes on from the state in which this one was truncated"),
         ):
             joined = joins & ended
-            boundaries = int(ended[:-1].sum())
-            if (
-                joined.sum() < 2
-                or joined.sum() <= (0.5 if self._counted or code == "ends_go_on" else 0.02) * boundaries
-            ):
+            usual = 0.5 if self._counted or code == "ends_go_on" else 0.02
+            if joined.sum() < 2 or joined.sum() <= usual * ended[:-1].sum():
                 continue
             if np.median(self._moves["last"][joined]) > _MOVED:
                 code, what = "successor_leaks", "the successor of the last step is the first state of the next episode"
@@ -270,7 +256,7 @@ class Transitions:
             yield find(code, what, hits, len(joins), unit="episode")
 
     def _repeated(self) -> Iterator[Finding]:
-        share = self.repeated
+        share = self._same.count / self.steps
         many = _REPEATED_COUNTS if self._counted else _REPEATED
         if self._alone and self._same.count >= 5 and share >= 0.01:
             severity: Severity = "warning" if share >= many else "note"

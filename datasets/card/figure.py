@@ -187,17 +187,13 @@ def draw_histogram(axes: Axes, histogram: Histogram, *, sideways: bool = False) 
         _leave_empty(axes, "no finite value")
         return
     if histogram.values:
-        gaps = np.diff(histogram.values)
-        whole = (
-            np.array_equal(histogram.values, np.rint(histogram.values))
-            and histogram.values[-1] - histogram.values[0] < 50
-        )
-        width = 0.75 * float(1 if whole else gaps.min()) if len(gaps) else max(abs(histogram.values[0]) * 0.1, 0.5)
+        values = np.array(histogram.values)
+        gaps, first = np.diff(values), histogram.values[0]
+        whole = np.array_equal(values, np.rint(values)) and values[-1] - first < 50
+        width = 0.75 * float(1 if whole else gaps.min()) if len(gaps) else max(abs(first) * 0.1, 0.5)
         (axes.barh if sideways else axes.bar)(histogram.values, shares, width, color=_BLUE)
         if not len(gaps):
-            (axes.set_ylim if sideways else axes.set_xlim)(
-                histogram.values[0] - 3 * width, histogram.values[0] + 3 * width
-            )
+            (axes.set_ylim if sideways else axes.set_xlim)(first - 3 * width, first + 3 * width)
         if not sideways and len(shares) <= 7:
             for value, share in zip(histogram.values, shares):
                 axes.annotate(
@@ -236,10 +232,8 @@ def draw_elements(axes: Axes, actions: Sequence[Distribution]) -> None:
     rows = [row for action in actions for row in zip(action.names, action.elements)]
     for row, (_, histogram) in enumerate(rows):
         if histogram.counts:
-            shares = np.array(histogram.shares)
-            axes.pcolormesh(
-                _edges(histogram), [row - 0.42, row + 0.42], shares[None] / shares.max(), cmap=shades, vmin=0
-            )
+            shares = np.array([histogram.shares])
+            axes.pcolormesh(_edges(histogram), [row - 0.42, row + 0.42], shares / shares.max(), cmap=shades, vmin=0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     step = max(1, len(rows) // 18)
     labels = [printable(name).removeprefix("action/").removeprefix("action") for name, _ in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -143,17 +144,15 @@ def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]
     if not count:
         raise UsageError(f"{dataset.id} holds no episodes")
     strips = []
-    if not episodes:
-        for number in np.unique(np.linspace(0, count - 1, ROWS).astype(np.int64)).tolist():
-            first, length = _extent(dataset, number)
-            spread = np.unique(np.linspace(0, length - 1, ACROSS).astype(np.int64))
-            strips.append(Strip(number, first, (first + spread).tolist()))
-        return strips
-    for number in dict.fromkeys(episodes):
+    evenly = np.unique(np.linspace(0, count - 1, ROWS).astype(np.int64)).tolist()
+    for number in dict.fromkeys(episodes or evenly):
         first, length = _extent(dataset, number)
-        shown = min(length, ACROSS * max(1, ROWS // len(set(episodes))))
-        begin = first + (length - shown) // 2
-        strips.append(Strip(number, first, list(range(begin, begin + shown))))
+        if episodes:
+            shown = min(length, ACROSS * max(1, ROWS // len(set(episodes))))
+            steps = np.arange(shown) + (length - shown) // 2
+        else:
+            steps = np.unique(np.linspace(0, length - 1, ACROSS).astype(np.int64))
+        strips.append(Strip(number, first, (first + steps).tolist()))
     return strips
 
 
@@ -244,12 +243,7 @@ def describe_strip(dataset: Dataset, strip: Strip) -> str:
 def _action(dataset: Dataset, step: int) -> str:
     """The action of a step, if it is a single integer; otherwise ''."""
     leaf = dataset.schema.get("action")
-    if (
-        leaf is None
-        or leaf.kind != "step"
-        or leaf.row_bytes != leaf.np_dtype.itemsize
-        or leaf.np_dtype.kind not in "iub"
-    ):
+    if leaf is None or leaf.kind != "step" or math.prod(leaf.shape) != 1 or leaf.np_dtype.kind not in "iub":
         return ""
     return f"  a={int(dataset.rows['action'].block(step, step + 1).reshape(()))}"
 

@@ -266,14 +266,13 @@ def _read(
     folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]], opened: Mapping[str, Rows] | None
 ) -> np.ndarray:
     """Rows of a step leaf, flattened to ``[n, elements]``. Rows that can be mapped are read without torch."""
-    size = math.prod(leaf.shape)
-    if opened is not None:
-        return _joined([opened[leaf.name].block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
-    if leaf.constant is not None or codec_of(leaf).fixed_rows:
-        rows = open_array(folder, leaf, manifest.steps)
-        return _joined([rows[start:stop] for start, stop in ranges]).reshape(-1, size)
-    stored = codec_of(leaf).open_rows(folder, manifest.steps)
-    return _joined([stored.block(start, stop).numpy() for start, stop in ranges]).reshape(-1, size)
+    if opened is None and (leaf.constant is not None or codec_of(leaf).fixed_rows):
+        array = open_array(folder, leaf, manifest.steps)
+        parts = [array[start:stop] for start, stop in ranges]
+    else:
+        rows = codec_of(leaf).open_rows(folder, manifest.steps) if opened is None else opened[leaf.name]
+        parts = [rows.block(start, stop).numpy() for start, stop in ranges]
+    return _joined(parts).reshape(-1, math.prod(leaf.shape))
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -366,15 +365,10 @@ def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
         if found.reference:
             between = f"{amounts.real(found.reference.low)} to {amounts.real(found.reference.high)}"
             scores = f"{_span(found.scores)} (a return of {between} is 0 to 100)" if found.scores else "of no episode"
-            facts.append(("score", scores + _not_scored(found)))
+            if found.not_scored:
+                scores += f"; without {amounts.plural(found.not_scored, 'episode')} of which the data hold only a part"
+            facts.append(("score", scores))
     return facts
-
-
-def _not_scored(found: Overview) -> str:
-    """How many episodes have no score, because the data hold only a part of them."""
-    if not found.not_scored:
-        return ""
-    return f"; without {amounts.plural(found.not_scored, 'episode')} of which the data hold only a part"
 
 
 def state_origin(manifest: Manifest, licence: str = "") -> Facts:

@@ -103,10 +103,14 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
     parts = [
         _section("At a glance", _definitions(state_facts(manifest, found), "facts")),
         _section("Load it", f"{shell}<pre>{_escape(python)}</pre>"),
-        *_charts(folder, found, table),
-        _section("Tensors", _tensors(manifest)),
-        _section("Origin", _definitions(state_origin(manifest), "list")),
     ]
+    if found.steps:
+        sampled = found.sampled_steps < found.steps
+        sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
+        parts.append(_section("Returns over time", _returns(found, table)))
+        parts += [_section(f"Distributions{sample}", _distributions(found)), _frames(folder)]
+    parts.append(_section("Tensors", _tensors(manifest)))
+    parts.append(_section("Origin", _definitions(state_origin(manifest), "list")))
     if manifest.lineage:
         parts.append(_section("Lineage", _definitions(state_lineage(manifest.lineage), "list")))
     if manifest.notes:
@@ -132,18 +136,6 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
 </main></body>
 </html>
 """
-
-
-def _charts(folder: Path, found: Overview, table: EpisodeTable) -> list[str]:
-    if not found.steps:
-        return []
-    sampled = found.sampled_steps < found.steps
-    sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
-    return [
-        _section("Returns over time", _returns(found, table)),
-        _section(f"Distributions{sample}", _distributions(found)),
-        _frames(folder),
-    ]
 
 
 def _section(title: str, content: str) -> str:

@@ -118,13 +118,11 @@ def remove(
 
     Raises UsageError for a read-only location, and the fetch errors.
     """
-    uploader = open_uploader(destination, fetch)
-    first, rest, last = held.files[:1], held.files[1:-1], held.files[1:][-1:]
-    done = 0
-    for some in (first, rest, last):
+    uploader, files, done = open_uploader(destination, fetch), held.files, 0
+    for some in (files[:1], files[1:-1], files[1:][-1:]):
         for _ in map_in_threads(uploader.remove, some, CONNECTIONS, "rbdata-remove"):
             done += 1
-            on_progress(done, len(held.files))
+            on_progress(done, len(files))
     if isinstance(uploader, DirectoryUploader):
         uploader.prune(held.name)
 
@@ -133,8 +131,7 @@ def _is_empty(location: Location, name: str) -> bool:
     """Whether this is a folder on disk, reached without symbolic links, that holds no file."""
     if not isinstance(location, DirectoryLocation):
         return False
-    top = Path(location.url).resolve()
-    folder = top / name
+    folder = Path(location.url).resolve() / name
     return folder.is_dir() and folder.resolve() == folder and not holds_files(folder)
 
 

@@ -100,8 +100,8 @@ def open_raw_objects(source: Source, name: str, url: str, options: ConvertOption
 
 def open_published(
     source: Source, name: str, options: ConvertOptions, fetch: FetchOptions, on_place: Callable[[str], None]
-) -> tuple[Job, str]:
-    """Open a dataset's raw objects at the first of the source's own places that has them; the job, and that place.
+) -> Job:
+    """Open a dataset's raw objects at the first of the source's own places that has them.
 
     ``job.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is
     not tried. Raises the error of the only place, or one with the failures at all places.
@@ -112,17 +112,16 @@ def open_published(
         on_place(location.url)
         try:
             job = open_raw_objects(source, name, url, options, fetch)
-        except (ChecksumError, ObjectChangedError):
-            raise
         except FetchError as error:
-            if isinstance(error, ObjectNotFoundError) and error.partly_there:
+            partly_there = isinstance(error, ObjectNotFoundError) and error.partly_there
+            if partly_there or isinstance(error, (ChecksumError, ObjectChangedError)):
                 raise
             failures[location.url] = error
             continue
         if failures:
             options_used = [f"{key} {value}" for key, value in job.resolved_options.items()]
             job.why = ", ".join([*options_used, f"because {_list_failures(failures)}"])
-        return job, url
+        return job
     raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
 
 
@@ -188,9 +187,8 @@ def same_content(one: Manifest, other: Manifest) -> bool:
     """Whether two datasets are equal in all fields that two conversions of the same data have in common."""
 
     def content(manifest: Manifest) -> dict[str, Any]:
-        record = {**manifest.to_json(), "content": manifest.content}
-        others = ("provenance", "checksum", "files", "blocks")
-        return {key: value for key, value in record.items() if key not in others}
+        own = dict.fromkeys(("provenance", "checksum", "files", "blocks"))
+        return {**manifest.to_json(), **own, "content": manifest.content}
 
     return content(one) == content(other)
 
@@ -204,7 +202,7 @@ def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
     """The estimate of what `copy_converted` would fetch. Raises DamagedDatasetError for a manifest that names files outside its
     dataset."""
     location, manifest = copy.location, copy.manifest
-    names = [check_name(name, location) for name in sorted(manifest.files)]
+    names = check_names(location, manifest)
     begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
     left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
     return Estimate(
@@ -231,7 +229,7 @@ def copy_converted(
     listener: Listener,
     *,
     force: bool,
-    command: str = "",
+    command: str,
 ) -> tuple[Estimate, Manifest]:
     """Copy a converted dataset; the caller holds the lock of ``place``.
 
@@ -299,18 +297,19 @@ def read_remote_manifest(location: Location, item: RemoteObject) -> tuple[Manife
         raise type(error)(error.message, hint=_DAMAGED_MIRROR) from None
 
 
-def check_name(name: str, location: Location) -> str:
-    """A file name of an untrusted manifest. Raises DamagedDatasetError if it is outside the dataset's folder."""
-    parts = name.split("/")
-    plain = all(is_plain_name(part) and not part.startswith(".") and "\\" not in part for part in parts)
-    if not plain or name in (FILENAME, JOURNAL):
-        message = f"the manifest at {location.url} names a file outside its dataset: {name!r}"
-        raise DamagedDatasetError(message, hint="do not use this mirror")
-    return name
+def check_names(location: Location, manifest: Manifest) -> list[str]:
+    """The files of an untrusted manifest, sorted. Raises DamagedDatasetError for one outside the dataset's folder."""
+    for name in manifest.files:
+        plain = all(is_plain_name(part) and part[0] != "." and "\\" not in part for part in name.split("/"))
+        if not plain or name in (FILENAME, JOURNAL):
+            message = f"the manifest at {location.url} names a file outside its dataset: {name!r}"
+            raise DamagedDatasetError(message, hint="do not use this mirror")
+    return sorted(manifest.files)
 
 
 def check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
+    """The object with the size that the manifest states. Raises ChecksumError if it has another one."""
     size = manifest.size_of(name)
-    if item.size is not None and item.size != size:
+    if item.size not in (None, size):
         raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)
     return replace(item, size=size)

@@ -86,9 +86,8 @@ def push(
 
 
 def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
-    folder = pin.folder
+    folder, base = pin.folder, uploader.location.url
     manifest = read_manifest(folder)
-    base = uploader.location.url
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
         message = f"{base} is the root that holds {manifest.id}"
         raise UsageError(message, hint="choose another folder or bucket as the mirror")
@@ -128,30 +127,22 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
     dataset_id, source = catalogue.resolve(text)
     if source is None:
         raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
-    raw_folder = root / RAW_FOLDER / source.name
-    message = f"no raw files of {dataset_id} under {raw_folder}"
-    missing = DatasetNotFoundError(
-        message, hint=f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
-    )
-    if not raw_folder.is_dir():
-        raise missing
+    folder = f"{RAW_FOLDER}/{source.name}"
+    raw_folder = root / folder
     try:
         job = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
+        paths = [Path(raw.item.url) for raw in job.raw_objects()]
     except ObjectNotFoundError as error:
-        raise missing from error
-    folder = f"{RAW_FOLDER}/{source.name}"
-    paths = [Path(raw.item.url) for raw in job.raw_objects()]
+        message = f"no raw files of {dataset_id} under {raw_folder}"
+        hint = f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
+        raise DatasetNotFoundError(message, hint=hint) from error
     files = [(LocalFile(path), f"{folder}/{path.relative_to(raw_folder)}") for path in paths]
     total = sum(file.size for file, _ in files)
     sent, sent_bytes = _send(uploader, files, on_progress)
     return Pushed(dataset_id, "raw", f"{uploader.location.url}/{folder}", len(files), total, sent, sent_bytes)
 
 
-def _send(
-    uploader: Uploader,
-    files: list[tuple[LocalFile, str]],
-    on_progress: OnProgress | None,
-) -> tuple[int, int]:
+def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
     """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
     total = sum(file.size for file, _ in files)
     done, lock = 0, Lock()

@@ -90,10 +90,6 @@ class ComponentOptions(CollateOptions, total=False):
     transform: Any
 
 
-class GetOption(TypedDict, total=False):
-    download: bool | str
-
-
 class SplitOption(TypedDict, total=False):
     """Refused by the class of OpenML: there is nothing to split."""
 
@@ -116,10 +112,8 @@ class GenDGRLReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, SplitOp
     pass
 
 
-class OpenMLReplayOptions(
-    DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
-):
-    pass
+class OpenMLReplayOptions(DrawOptions, ReplayOptions, OpenMLOptions, SplitOption, AcceptChangedOption, total=False):
+    download: bool | str
 
 
 class PlainReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
@@ -710,22 +704,14 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         of the episode, and for its last row that row itself, flagged ``("next", "truncated")``. ``options`` are those of
         `TensorDictReplayBuffer`. Raises UsageError for columns of different lengths, or a missing ``episode_index``.
         """
-        sampler = None
         if num_slices is not None or slice_len is not None:
-            sampler = SliceSampler(
-                num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, traj_key="episode"
-            )
-        data = _lerobot_records(columns, rehydrate)
-        return TensorDictReplayBuffer(
-            storage=TensorStorage(data), batch_size=batch_size, sampler=options.pop("sampler", sampler), **options
-        )
+            slices = {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
+            options.setdefault("sampler", SliceSampler(**slices, traj_key="episode"))
+        storage = TensorStorage(_lerobot_records(columns, rehydrate))
+        return TensorDictReplayBuffer(storage=storage, batch_size=batch_size, **options)
 
 
-_LEROBOT_KEYS = {
-    "episode_index": ("episode",),
-    "frame_index": ("frame",),
-    "task": ("language_instruction",),
-}
+_LEROBOT_KEYS = {"episode_index": ("episode",), "frame_index": ("frame",), "task": ("language_instruction",)}
 
 
 def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
@@ -737,9 +723,8 @@ def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
     rows = {_lerobot_key(name): _column(values) for name, values in columns.items()}
     lengths = {len(values) for values in rows.values()}
     if len(lengths) != 1:
-        raise UsageError(
-            f"the columns have {', '.join(map(str, sorted(lengths)))} rows", hint="all need the same number"
-        )
+        message = f"the columns have {', '.join(map(str, sorted(lengths)))} rows"
+        raise UsageError(message, hint="all need the same number")
     count = lengths.pop()
     data = TensorDict({}, [count])
     for key, values in rows.items():
@@ -750,7 +735,7 @@ def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
         raise UsageError("there is no column episode_index, which says where episodes end")
     ends = torch.ones(count, dtype=torch.bool, device="cpu")
     ends[:-1] = data["episode"][1:] != data["episode"][:-1]
-    after = torch.where(ends, torch.arange(count, device="cpu"), torch.arange(count, device="cpu") + 1)
+    after = torch.arange(count, device="cpu") + ~ends
     for key, values in rows.items():
         if key[0] == "observation":
             data.set(("next", *key), values[after])
@@ -764,9 +749,7 @@ def _lerobot_key(name: str) -> tuple[str, ...]:
 
 
 def _column(values: Any) -> torch.Tensor:
-    if not isinstance(values, Sequence):
-        return torch.as_tensor(values)
-    if not all(isinstance(value, str) for value in values):
+    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
         return torch.as_tensor(values)
     texts = [value.encode() for value in values]
     padded = np.zeros((len(texts), max(map(len, texts), default=1)), np.uint8)
@@ -857,17 +840,15 @@ class FrameTransform:
 
     def _changed(self, frames: torch.Tensor) -> torch.Tensor:
         is_last = frames.shape[-1] in (1, 3) and frames.shape[-3] not in (1, 3)
-        if self._to_tensor:
-            frames = (frames.movedim(-1, -3) if is_last else frames).to(torch.float32) / 255
-            is_last = False
-        if self._size is None:
-            return frames
         found = frames.movedim(-1, -3) if is_last else frames
-        flat = found.reshape(-1, *found.shape[-3:]).to(torch.float32)
-        resized = torch.nn.functional.interpolate(flat, self._size, mode="bilinear", antialias=True)
-        resized = resized.reshape(*found.shape[:-2], *self._size)
-        resized = resized if found.is_floating_point() else resized.round().to(found.dtype)
-        return resized.movedim(-3, -1) if is_last else resized
+        if self._to_tensor:
+            found = found.to(torch.float32) / 255
+        if self._size is not None:
+            flat = found.reshape(-1, *found.shape[-3:]).to(torch.float32)
+            resized = torch.nn.functional.interpolate(flat, self._size, mode="bilinear", antialias=True)
+            resized = resized.reshape(*found.shape[:-2], *self._size)
+            found = resized if found.is_floating_point() else resized.round().to(found.dtype)
+        return found.movedim(-3, -1) if is_last and not self._to_tensor else found
 
 
 def _checked_size(given: int | Sequence[int] | None) -> tuple[int, int] | None:

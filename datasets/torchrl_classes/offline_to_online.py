@@ -108,11 +108,8 @@ class OfflineToOnlineReplayBuffer:
         if size is None:
             raise UsageError("the batch_size must be provided", hint="give it to the buffer, or to sample()")
         offline = size if not len(self.online_buffer) else round(self._offline_fraction * size)
-        parts = [
-            _drawn(buffer, count)
-            for buffer, count in ((self.offline_buffer, offline), (self.online_buffer, size - offline))
-            if count
-        ]
+        shares = ((self.offline_buffer, offline), (self.online_buffer, size - offline))
+        parts = [_drawn(buffer, count) for buffer, count in shares if count]
         batch = parts[0] if len(parts) == 1 else _join(*parts)
         if self._transform is None:
             return batch
@@ -191,9 +188,8 @@ def _check_draws_alike(source: Any) -> None:
     for part, name in ((source, "sample"), (source.sampler, "sample"), (source.sampler, "draw")):
         if is_overridden(part, name):
             message = f"a copy of all records in order would not call {type(part).__name__}.{name}()"
-            raise UsageError(
-                message, hint="give fewer n_samples than there are records, or extend with batches: rb.extend(...)"
-            )
+            hint = "give fewer n_samples than there are records, or extend with batches: rb.extend(...)"
+            raise UsageError(message, hint=hint)
 
 
 #: Keys of a batch that say how and where its records were drawn.
@@ -288,9 +284,8 @@ def _check_kinds(key: Any, offline: Any, online: Any) -> None:
     if kinds[0] != kinds[1]:
         name = "/".join(key) if isinstance(key, tuple) else key
         message = f"{name} is {offline.dtype} in the dataset and {online.dtype} in the online buffer"
-        raise SamplingError(
-            message, hint="convert what you write to the online buffer, or give the offline buffer a transform"
-        )
+        hint = "convert what you write to the online buffer, or give the offline buffer a transform"
+        raise SamplingError(message, hint=hint)
 
 
 def _join(offline: Any, online: Any) -> Any:

@@ -49,7 +49,7 @@ class _Map:
     A chunk is ``(records, number of the first one, seed)``; of a dataset, records are row numbers.
     """
 
-    def __init__(self, storage: Storage | None, fn: Function, single: bool, threads: int | None = None) -> None:
+    def __init__(self, storage: Storage | None, fn: Function, single: bool, threads: int) -> None:
         self.storage, self.fn, self.single, self.threads = storage, fn, single, threads
         self.target: TensorDictBase | None = None
 
@@ -137,19 +137,17 @@ def map_records(
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
     number = len(storage) if num_frames is None else min(num_frames, storage.filled)
-    if isinstance(storage, DatasetStorage):
-        source: Any = TensorDict({"row": torch.arange(number, device="cpu")}, [number])
-        work = _Map(storage, fn, chunksize == 0, worker_threads)
-    else:
-        source = storage.get(slice(0, number)) if isinstance(storage, TensorStorage) else None
-        if not isinstance(source, TensorDictBase):
-            message = f"a {type(storage).__name__} has no records that are mapped"
-            raise UsageError(message, hint="preprocess takes datasets and tensor storages of TensorDicts")
-        work = _Map(None, fn, chunksize == 0, worker_threads)
-    if work.single:
-        size = 1
-    else:
-        size = chunksize or (-(-number // num_chunks) if num_chunks else CHUNK)
+    dataset = storage if isinstance(storage, DatasetStorage) else None
+    source: Any = None
+    if dataset is not None:
+        source = TensorDict({"row": torch.arange(number, device="cpu")}, [number])
+    elif isinstance(storage, TensorStorage):
+        source = storage.get(slice(0, number))
+    if not isinstance(source, TensorDictBase):
+        message = f"a {type(storage).__name__} has no records that are mapped"
+        raise UsageError(message, hint="preprocess takes datasets and tensor storages of TensorDicts")
+    work = _Map(dataset, fn, chunksize == 0, worker_threads)
+    size = 1 if work.single else chunksize or (-(-number // num_chunks) if num_chunks else CHUNK)
     if not number:
         raise UsageError("there are no records to map")
     places = range(0, number, max(1, size))

@@ -26,7 +26,7 @@ import struct
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -49,7 +49,6 @@ from .source_files import (
     nested_codes,
     reached_modules,
     read_source,
-    sha256_of,
 )
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
@@ -117,25 +116,27 @@ def hash_files(content: Content) -> dict[str, str]:
                 raise edited_error(name, path)
             continue
         loader = getattr(module, "__loader__", None)
-        if module is not None and not isinstance(loader, ContentLoader) and _has_other_constants(module, path):
+        if isinstance(loader, ContentLoader):
+            hashes[name] = loader.sha256
+            continue
+        if module is not None and _has_other_constants(module, path):
             if is_imported_before(module):
                 raise edited_error(name, path)
             continue  # the program set them: the content says what runs
-        digest = loader.sha256 if isinstance(loader, ContentLoader) else sha256_of(path)
-        if digest is not None:
-            hashes[name] = digest
+        with contextlib.suppress(OSError):  # it does not exist
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes
 
 
-def _has_other_constants(module: ModuleType | None, path: Path) -> bool:
+def _has_other_constants(module: ModuleType, path: Path) -> bool:
     """Whether a module's literals differ from those that its file sets now: it was edited, or the program set them."""
-    source = read_source(path) if module is not None and module.__name__ != "__main__" else None
-    constants, inside = source.constants if source is not None else {}, vars(module) if module is not None else {}
-    return any(name in inside and not _is_same_constant(inside[name], value) for name, value in constants.items())
-
-
-def _is_same_constant(one: Any, other: Any) -> bool:
-    return one == other if type(one) is type(other) is set else repr(one) == repr(other)
+    source = read_source(path) if module.__name__ != "__main__" else None
+    for name, value in source.constants.items() if source is not None else ():
+        found = vars(module).get(name, value)
+        is_same = found == value if type(found) is type(value) is set else repr(found) == repr(value)
+        if not is_same:
+            return True
+    return False
 
 
 def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | None) -> dict[str, str]:
@@ -449,7 +450,8 @@ class Content:
 
     def _add_reduced(self, value: Any) -> None:
         """Any other object, as pickle takes it apart."""
-        if isinstance(value, _addresses()):
+        ctypes: Any = sys.modules.get("ctypes")
+        if ctypes is not None and isinstance(value, ctypes.CDLL):  # pickle would take it apart into addresses
             raise self._refuse(value)
         try:
             with warnings.catch_warnings():
@@ -508,7 +510,10 @@ class Content:
         self._add_attributes(function.__kwdefaults__ or {})
         before, codes = self._names, nested_codes(code)
         if "environ" not in _names_changed(function):  # what the function sets itself is not a setting
-            self._add_environment(codes)
+            for one in codes:
+                if not _ENVIRONMENT.isdisjoint(one.co_names):
+                    named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
+                    self._add_pairs("environment", {text: os.environ[text] for text in named})
         self._names = frozenset(name for one in codes for name in one.co_names)
         try:
             if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
@@ -530,11 +535,11 @@ class Content:
             if isinstance(module, str) and not is_local_module(module):
                 return
             file = Path(code.co_filename)
-            named = file.is_file()
-            if isinstance(module, str) and named:
+            has_file = file.is_file()
+            if isinstance(module, str) and has_file:
                 self._meet(module, file)
                 self.functions.append((module, function))
-            if not named:
+            if not has_file:
                 for base, names in imported_names(code):
                     self.files.update(local_imports(base, names))
             read = {name for one in codes for name in global_reads(one)}
@@ -542,16 +547,9 @@ class Content:
                 message = f"{self._where} calls globals(): which of them it reads cannot be told"
                 raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
             used = {name: function.__globals__[name] for name in read if name in function.__globals__}
-            self._add_globals(used, file.absolute() if named else None, str(module))
+            self._add_globals(used, file.absolute() if has_file else None, str(module))
         finally:
             self._names = before
-
-    def _add_environment(self, codes: Sequence[CodeType]) -> None:
-        """The values of the environment variables that code names where it reads the environment."""
-        for code in codes:
-            if not _ENVIRONMENT.isdisjoint(code.co_names):
-                names = [one for one in code.co_consts if isinstance(one, str) and one in os.environ]
-                self._add_pairs("environment", {name: os.environ[name] for name in sorted(names)})
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; for a file, without those that are state rather than settings (`_add_variables`)."""
@@ -560,9 +558,8 @@ class Content:
         for name in left_out.intersection(used):
             if not _is_container(used[name]) or len(used[name]):
                 self._variables[module, name] = used[name]
-        self._add_attributes(
-            {name: value for name, value in used.items() if name not in left_out}, lenient=source is not None
-        )
+        settings = {name: value for name, value in used.items() if name not in left_out}
+        self._add_attributes(settings, lenient=source is not None)
 
     def _add_variables(self) -> None:
         """The variables that none of the functions met changes: settings or tables, not state or caches."""
@@ -743,9 +740,3 @@ def _parts_of(value: Any, as_made: bool) -> tuple[Any, ...] | None:
         names = sorted(value.keys(), key=str)
         return tuple(value.batch_size), str(value.device), [(name, value.get(name)) for name in names]
     return None
-
-
-def _addresses() -> tuple[type, ...]:
-    """Kinds of objects that pickle takes apart into addresses of this process."""
-    ctypes = sys.modules.get("ctypes")
-    return (ctypes.CDLL,) if ctypes is not None else ()

@@ -244,10 +244,20 @@ def _forget_edited(start: Mapping[str, Path]) -> None:
     """
     _forget_readers()
     meant = reached_modules(start.items(), loaded=False)
-    edited = [name for name, path in meant.items() if name in sys.modules and not _is_current(name, path)]
-    for name in edited:
+    edited = False
+    for name, path in meant.items():
+        if name not in sys.modules:
+            continue
+        file = getattr(sys.modules[name], "__file__", None)
+        is_other = file is not None and Path(file).absolute() != path.absolute()
+        if file is not None and not is_other and not is_edited(name, path):
+            continue
+        edited = True
+        if is_other and not is_for_request(name):
+            message = f"{name} is {path} here, and this program has imported {file} under that name"
+            raise UsageError(message, hint="rename one of the two, or run this in another process")
         if not is_for_request(name):
-            raise _edited_error(sys.modules[name], meant[name])
+            raise edited_error(name, path)
     if edited:
         for name in filter(is_for_request, meant):
             _forget(name)
@@ -306,11 +316,6 @@ def _forget(name: str) -> None:
         delattr(sys.modules[package], last)
 
 
-def _is_current(name: str, path: Path) -> bool:
-    file = getattr(sys.modules[name], "__file__", None)
-    return file is not None and Path(file).absolute() == path.absolute() and not is_edited(name, path)
-
-
 def is_edited(name: str, path: Path) -> bool:
     """Whether the file of a loaded module has other content than when it was loaded."""
     module, source = sys.modules[name], read_source(path)
@@ -345,14 +350,6 @@ def is_imported_before(module: ModuleType) -> bool:
     # As Python compares them: https://peps.python.org/pep-0552/
     is_timed = magic == importlib.util.MAGIC_NUMBER and flags == 0
     return is_timed and (time, size) != (int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF)
-
-
-def _edited_error(module: ModuleType, path: Path) -> UsageError:
-    file, name = getattr(module, "__file__", None), module.__name__
-    if file is not None and Path(file).absolute() != path.absolute():
-        message = f"{name} is {path} here, and this program has imported {file} under that name"
-        return UsageError(message, hint="rename one of the two, or run this in another process")
-    return edited_error(name, path)
 
 
 def edited_error(name: str, path: Path) -> UsageError:

@@ -256,14 +256,6 @@ def _on_list(path: Any = None, *_: Any) -> None:
 _FINDERS = ("importlib", "_frozen_importlib_external", "pkgutil")
 
 
-def _on_change(path: Any, *_: Any) -> None:
-    _see(path, WRITTEN)
-
-
-def _on_rename(_: Any, target: Any, *__: Any) -> None:
-    _see(target, WRITTEN)
-
-
 def _on_database(path: Any, *_: Any) -> None:
     name = os.fsdecode(path)
     if name and name != ":memory:":
@@ -274,8 +266,8 @@ _EVENTS: dict[str, Callable[..., None]] = {
     "open": _on_open,
     "os.listdir": _on_list,
     "os.scandir": _on_list,
-    "os.rename": _on_rename,
-    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.truncate"), _on_change),
+    "os.rename": lambda _, target, *__: _see(target, WRITTEN),
+    **dict.fromkeys(("os.mkdir", "os.rmdir", "os.remove", "os.truncate"), lambda path, *_: _see(path, WRITTEN)),
     "sqlite3.connect": _on_database,
 }
 

@@ -29,21 +29,9 @@ _EMPTY = ("dict", "list", "set", "deque", "defaultdict", "OrderedDict", "Counter
 _IMPORTS = ("import_module", "__import__")
 #: Methods that change a container, and functions that do not change what they get.
 _CHANGING = {
-    *(
-        "append",
-        "appendleft",
-        "extend",
-        "extendleft",
-        "insert",
-        "add",
-        "update",
-        "setdefault",
-        "pop",
-        "popleft",
-        "popitem",
-    ),
-    *("remove", "discard", "clear", "sort", "reverse", "subtract", "difference_update", "intersection_update"),
-    *("symmetric_difference_update", "rotate", "move_to_end", "__setitem__", "__delitem__"),
+    *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "pop", "popleft"),
+    *("popitem", "remove", "discard", "clear", "sort", "reverse", "subtract", "difference_update"),
+    *("intersection_update", "symmetric_difference_update", "rotate", "move_to_end", "__setitem__", "__delitem__"),
 }
 _READING = ("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple", "dict", "set", "isinstance", "bool")
 
@@ -71,14 +59,6 @@ def read_source(path: Path) -> SourceFile | None:
     try:
         return _parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None
-
-
-def sha256_of(path: Path) -> str | None:
-    """sha256 (hex) of a file; None if it does not exist."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
         return None
 
 
@@ -132,14 +112,11 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
                 literal = ast.literal_eval(value)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
-            if stored.count(target.id) == 1 and literal is not None and not _holds_sets(value):
+            # Sets inside a literal print in another order than those that the compiled file makes.
+            has_sets = any(isinstance(inner, ast.Set) for inner in ast.walk(value) if inner is not value)
+            if stored.count(target.id) == 1 and literal is not None and not has_sets:
                 found[target.id] = literal
     return found
-
-
-def _holds_sets(literal: ast.expr) -> bool:
-    """Whether there are sets inside a literal: these print in another order than those that the compiled file makes."""
-    return any(isinstance(node, ast.Set) for node in ast.walk(literal) if node is not literal)
 
 
 def _changed_containers(tree: ast.Module) -> Iterator[str]:
@@ -192,11 +169,13 @@ def _begin_empty(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
 
 def _is_empty(node: ast.expr | None) -> bool:
     """``{}``, ``[]``, ``dict()``, ``defaultdict(list)``: a container that begins empty."""
-    if isinstance(node, (ast.Dict, ast.List)):
-        return not (node.keys if isinstance(node, ast.Dict) else node.elts)
+    if isinstance(node, ast.Dict):
+        return not node.keys
+    if isinstance(node, ast.List):
+        return not node.elts
     if not isinstance(node, ast.Call):
         return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = _last_name(node.func)
     return name in _EMPTY and not node.keywords and len(node.args) <= (name == "defaultdict")
 
 
@@ -259,9 +238,7 @@ def label_of_module(name: str, path: Path | str) -> str:
 
 def is_installed_path(path: str) -> bool:
     """Whether a file is one of Python's or of an installed package."""
-    if not _INSTALLED.isdisjoint(Path(path).parts):
-        return True
-    return path.startswith((*_PYTHON, "<frozen"))
+    return not _INSTALLED.isdisjoint(Path(path).parts) or path.startswith((*_PYTHON, "<frozen"))
 
 
 def is_local_module(name: str) -> bool:
@@ -325,19 +302,19 @@ def local_imports(module: str, names: Iterable[str] = (), *, loaded: bool = True
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         spec = _find(name, path, loaded)
-        if spec is None:
-            return found
-        if spec.origin and spec.origin.endswith(_CODE):
-            if is_installed_path(spec.origin):
+        origin = spec.origin if spec is not None else None
+        if origin and origin.endswith(_CODE):
+            if is_installed_path(origin):
                 return []
-            found.append((name, Path(spec.origin).absolute()))
-        path = spec.submodule_search_locations
+            found.append((name, Path(origin).absolute()))
+        path = spec.submodule_search_locations if spec is not None else None
         if path is None:
             return found
     for name in names:  # those of a package may be modules
-        inner = _find(f"{module}.{name}", path, loaded)
-        if inner is not None and inner.origin and inner.origin.endswith(_CODE) and not is_installed_path(inner.origin):
-            found.append((f"{module}.{name}", Path(inner.origin).absolute()))
+        spec = _find(f"{module}.{name}", path, loaded)
+        origin = spec.origin if spec is not None else None
+        if origin and origin.endswith(_CODE) and not is_installed_path(origin):
+            found.append((f"{module}.{name}", Path(origin).absolute()))
     return found
 
 
@@ -391,7 +368,8 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
 
     for one in nested_codes(code):
         if not {*_IMPORTS}.isdisjoint(one.co_names):
-            yield from ((text, ()) for text in one.co_consts if isinstance(text, str) and _is_dotted(text))
+            texts = (text for text in one.co_consts if isinstance(text, str))
+            yield from ((text, ()) for text in texts if all(part.isidentifier() for part in text.split(".")))
         module, names = "", list[str]()
         for step in dis.get_instructions(one):
             if step.opname == "IMPORT_NAME":
@@ -402,10 +380,6 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
                 names.append(str(step.argval))
         if module:
             yield module, tuple(names)
-
-
-def _is_dotted(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))
 
 
 def functions_of(module: ModuleType) -> Iterator[types.FunctionType]:
