@@ -113,22 +113,20 @@ def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progr
     missing = [name for name, file in files.items() if not _holds(listed.get(name), file)]
     stale = sorted(set(existing.files if existing else ()) & set(listed) - set(files))
     sizes = {name: file.size for name, file in files.items()}
-    total = sum(sizes.values())
-    done = total - sum(sizes[name] for name in missing)
+    total, sent_bytes = sum(sizes.values()), sum(sizes[name] for name in missing)
+    done = total - sent_bytes
     for group in _groups(missing, sizes):
         hub.upload({name: files[name].path for name in group})
         done += sum(sizes[name] for name in group)
         if on_progress is not None:
             on_progress(group[-1], done, total)
     if not pin.is_unchanged():
-        message = f"{folder} was replaced while it was pushed: nothing was committed"
-        raise DatasetBusyError(message, hint=_AGAIN)
+        raise DatasetBusyError(f"{folder} was replaced while it was pushed: nothing was committed", hint=_AGAIN)
     commit = hub.commit(card, stale, f"Push {manifest.id}", parent=there.revision)
     stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree(""))
     for name, file in files.items():
         if not _holds(stored.get(name), file):
             raise ChecksumError(f"{place}/{name}: checksum mismatch after the upload", hint=_AGAIN)
-    sent_bytes = sum(sizes[name] for name in missing)
     return Pushed(manifest.id, "dataset", place, len(files), total, len(missing), sent_bytes)
 
 
@@ -268,8 +266,7 @@ class _Hub:
                 continue
             status, said = one.response.status_code, (one.server_message or "").replace(self._token, "***")[:200]
             if status == 412:
-                message = f"{self.url}: another commit was made to it during the push"
-                return ObjectChangedError(message, hint=_AGAIN)
+                return ObjectChangedError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
             failure = status_error(status, self.url, one.response.headers, explanation=said)
             if status == 429:
                 failure.hint = "the Hub limits requests: push again later; what it has already is not sent again"

@@ -54,8 +54,7 @@ class LocalDataset:
 
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """All datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
-    found = (_describe(*entry) for entry in _walk(settings.root(root)))
-    return [entry for entry in found if entry is not None]
+    return [found for entry in _walk(settings.root(root)) if (found := _describe(*entry)) is not None]
 
 
 def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
@@ -230,8 +229,7 @@ def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> li
             continue
         matches = [one for one in there if fnmatchcase(one, text) or fnmatchcase(one.partition("/")[2], text)]
         if not matches:
-            message = f"no dataset under {settings.root(root)} matches {text!r}"
-            raise UnknownDatasetError(message, hint=see_local(root))
+            raise UnknownDatasetError(f"no dataset under {settings.root(root)} matches {text!r}", hint=see_local(root))
         found += matches
     return list(dict.fromkeys(found))
 

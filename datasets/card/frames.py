@@ -176,7 +176,9 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
     large, small, tiny = (ImageFont.load_default(points) for points in (17, 13, 11))
     pen.text((_MARGIN, _MARGIN - 4), dataset.id, _INK, large)
     captions = "a: action, r: reward" if _action(dataset, 0) else "r: reward"
-    about = f"{_describe_leaf(leaf)}; {amounts.plural(len(dataset.episodes), 'episode')}; {captions}"
+    stack = ", the last of each stack" if _layout(leaf.shape) == "stack" else ""
+    held = f"{leaf.name}, {leaf.dtype} {list(leaf.shape)}{stack}"
+    about = f"{held}; {amounts.plural(len(dataset.episodes), 'episode')}; {captions}"
     pen.text((_MARGIN, _MARGIN + 18), about, _FAINT, small)
     y = _MARGIN + 2 * _TITLE
     for strip, images in zip(strips, pictures):
@@ -225,11 +227,6 @@ def _extent(dataset: Dataset, number: int) -> tuple[int, int]:
         there = f"episodes are numbered 0 to {len(table) - 1:,}"
         raise UsageError(f"there is no episode {number} in {dataset.id}", hint=there)
     return int(table.start[number]), int(table.length[number])
-
-
-def _describe_leaf(leaf: Leaf) -> str:
-    stack = ", the last of each stack" if len(leaf.shape) == 3 and not {1, 3} & {leaf.shape[0], leaf.shape[-1]} else ""
-    return f"{leaf.name}, {leaf.dtype} {list(leaf.shape)}{stack}"
 
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:

@@ -322,20 +322,43 @@ _CONTEXT: dict[str, Any] = {
 
 def make_croissant(folder: Path, manifest: Manifest, found: Overview) -> str:
     """The metadata as JSON: the dataset, its files, and the fields of one step."""
-    provenance = manifest.provenance
+    content = (folder / FILENAME).read_bytes()
+    where = f" of {found.environment}" if found.environment else ""
+    what = f"{amounts.plural(manifest.steps, 'step')} in {amounts.plural(manifest.episodes, 'episode')}{where}"
+    about = [f"Offline reinforcement learning: {what}, as tensors.", *manifest.notes]
     record: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": manifest.id,
-        "description": _describe(manifest, found),
+        "description": " ".join(about),
         "url": f"rbdata:{manifest.id}",
         "license": manifest.licence or "not stated",
         "citeAs": manifest.citation or "not stated",
         "version": "1.0.0",
-        "datePublished": str(provenance.get("created") or "1970-01-01")[:10],
+        "datePublished": str(manifest.provenance.get("created") or "1970-01-01")[:10],
         "keywords": ["reinforcement learning", "offline reinforcement learning", *filter(None, [found.environment])],
-        "distribution": [_manifest_file(folder), _tensor_files(manifest)],
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": FILENAME,
+                "name": FILENAME,
+                "description": "The manifest: schema, episodes, origin, and the checksums of all other files.",
+                "contentUrl": FILENAME,
+                "contentSize": f"{len(content)} B",
+                "encodingFormat": "application/json",
+                "sha256": hashlib.sha256(content).hexdigest(),
+            },
+            # One file set for all leaves: Croissant requires joins between sources of fields, but rows correspond by number.
+            {
+                "@type": "cr:FileSet",
+                "@id": "tensors",
+                "name": "tensors",
+                "description": "The rows of the tensors, as docs/format.md of rbdata describes them.",
+                "encodingFormat": "application/octet-stream",
+                "includes": [path for leaf in manifest.schema for path in codec_of(leaf).files],
+            },
+        ],
         "recordSet": [
             {
                 "@type": "cr:RecordSet",
@@ -347,39 +370,6 @@ def make_croissant(folder: Path, manifest: Manifest, found: Overview) -> str:
         ],
     }
     return json.dumps(record, indent=1) + "\n"
-
-
-def _describe(manifest: Manifest, found: Overview) -> str:
-    """A sentence about the dataset, and the notes of its manifest."""
-    where = f" of {found.environment}" if found.environment else ""
-    what = f"{amounts.plural(manifest.steps, 'step')} in {amounts.plural(manifest.episodes, 'episode')}"
-    return " ".join([f"Offline reinforcement learning: {what}{where}, as tensors.", *manifest.notes])
-
-
-def _manifest_file(folder: Path) -> dict[str, Any]:
-    content = (folder / FILENAME).read_bytes()
-    return {
-        "@type": "cr:FileObject",
-        "@id": FILENAME,
-        "name": FILENAME,
-        "description": "The manifest: schema, episodes, origin, and the checksums of all other files.",
-        "contentUrl": FILENAME,
-        "contentSize": f"{len(content)} B",
-        "encodingFormat": "application/json",
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
-
-
-def _tensor_files(manifest: Manifest) -> dict[str, Any]:
-    """One file set for all leaves: Croissant requires joins between sources of fields, but rows correspond by number."""
-    return {
-        "@type": "cr:FileSet",
-        "@id": "tensors",
-        "name": "tensors",
-        "description": "The rows of the tensors, as docs/format.md of rbdata describes them.",
-        "encodingFormat": "application/octet-stream",
-        "includes": [path for leaf in manifest.schema for path in codec_of(leaf).files],
-    }
 
 
 def _croissant_field(leaf: Leaf) -> dict[str, Any]:

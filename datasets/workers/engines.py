@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from ...errors import UsageError
 from .task import Engine as Engine
@@ -17,11 +17,8 @@ def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterat
 
     Raises as `open_engine`.
     """
-    engine = open_engine(name, procs=procs, address=address)
-    try:
+    with closing(open_engine(name, procs=procs, address=address)) as engine:
         yield None if name == "local" else engine
-    finally:
-        engine.close()
 
 
 def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
