@@ -185,9 +185,8 @@ def _make(
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
     if find_existing(place, request) is not None:
-        raise DatasetExistsError(
-            f"{place.id} is there already", hint="choose another id, or replace it with force=True"
-        )
+        message = f"{place.id} is there already"
+        raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
     about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
     job = ArraysJob(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):

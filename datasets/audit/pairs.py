@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...storage.amounts import listed
-from ...storage.schema import FLAGS, Schema
+from ...storage.schema import Schema
 from . import duplicates
 from .blocks import Array, Usual
 from .duplicates import Duplicates
@@ -42,22 +42,15 @@ def compare(first: Summary, second: Summary) -> Iterator[Finding]:
 def _leaves(first: Schema, second: Schema) -> Iterator[Finding]:
     """Leaves for learners that only one dataset has, or that differ; none for datasets without a common leaf, which belong to
     different tasks."""
+    read = ("observation", "action")
     kinds = [
-        {leaf.name: (leaf.dtype, leaf.shape) for leaf in schema if _is_read(leaf.name)} for schema in (first, second)
+        {leaf.name: f"{leaf.dtype} {list(leaf.shape)}" for leaf in schema if leaf.key[0] in read}
+        for schema in (first, second)
     ]
-    differ = [name for name in {**kinds[0], **kinds[1]} if kinds[0].get(name) != kinds[1].get(name)]
-    if 0 < len(differ) < len({**kinds[0], **kinds[1]}):
-        shown = [f"{name} ({' and '.join(_kind(kind.get(name)) for kind in kinds)})" for name in sorted(differ)]
-        what = f"leaves differ: {listed(shown, 3)}"
-        yield find("leaves_differ", what, Hits(len(differ)), len({**kinds[0], **kinds[1]}), unit="key")
-
-
-def _is_read(name: str) -> bool:
-    return name.partition("/")[0] in ("observation", "action") and name not in FLAGS
-
-
-def _kind(kind: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if kind is None else f"{kind[0]} {list(kind[1])}"
+    both = {name: [kind.get(name, "missing") for kind in kinds] for name in sorted({**kinds[0], **kinds[1]})}
+    differ = [f"{name} ({one} and {other})" for name, (one, other) in both.items() if one != other]
+    if 0 < len(differ) < len(both):
+        yield find("leaves_differ", f"leaves differ: {listed(differ, 3)}", Hits(len(differ)), len(both), unit="key")
 
 
 def _scales(name: str, first: Usual, second: Usual) -> Iterator[Finding]:

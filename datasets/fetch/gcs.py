@@ -177,8 +177,7 @@ class GcsLocation(Location):
     def _explain_missing(self, obj: RemoteObject, error: ObjectNotFoundError) -> FetchError:
         """Distinguish replaced from removed objects: both are 404."""
         with suppress(FetchError):
-            now = self._describe(obj).version
-            if obj.version not in (None, now):
+            if obj.version is not None and (now := self._describe(obj).version) != obj.version:
                 return replaced(obj.url, f"generation {now} instead of {obj.version}")
         return error
 

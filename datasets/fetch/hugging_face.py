@@ -112,17 +112,16 @@ class HubLocation(Location):
         session = self._session()
         http = session.http
         # The version that the store states is not the Hub's; size and sha256 identify the object.
-        name, commit = quote(_name_and_revision(repository)[0]), session.commit(repository)
-        store_url = f"{http.url}/datasets/{name}/resolve/{commit}/{quote(inside)}"
+        name, commit = _name_and_revision(repository)[0], session.commit(repository)
+        store_url = f"{http.url}/datasets/{quote(name)}/resolve/{commit}/{quote(inside)}"
         try:
             yield from http.open(replace(obj, url=store_url, version=None), offset)
         except ForbiddenError as error:
             # The Hub lists the file but does not send it: the repository is gated, or the token may not read it.
             message = f"{obj.url}: the Hub refuses the file (HTTP {error.status})"
-            place = f"{endpoint()}/datasets/{_name_and_revision(repository)[0]}"
-            refusal = ForbiddenError(
-                message, hint=f"if the repository is gated, accept its terms at {place}, and set HF_TOKEN"
-            )
+            place = f"{endpoint()}/datasets/{name}"
+            hint = f"if the repository is gated, accept its terms at {place}, and set HF_TOKEN"
+            refusal = ForbiddenError(message, hint=hint)
             refusal.status = error.status
             raise refusal from error
 

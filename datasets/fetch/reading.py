@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
-from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
+from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError
 from ...storage.checksums import Crc32c
 from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
@@ -185,13 +185,11 @@ CLOSE_SECONDS = 0.2
 class Readahead(Generic[T]):
     """Yields the same items in the same order; a thread, started at once, fetches up to `depth` of them in advance.
 
-    An exception of the inner iterator is raised in place of the item. Close it (or use it in a `with`) if it is not read
-    to its end: that stops the thread and closes the inner iterator.
+    An exception of the inner iterator is raised in place of the item. Close it if it is not read to its end: that stops the
+    thread and closes the inner iterator.
     """
 
     def __init__(self, iterable: Iterable[T], depth: int) -> None:
-        if depth < 1:
-            raise UsageError(f"depth must be at least 1, not {depth}")
         self._channel = _Channel(depth)
         # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
         fill = partial(self._channel.fill, iter(iterable))
@@ -210,12 +208,6 @@ class Readahead(Generic[T]):
         self._stop()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
-
-    def __enter__(self) -> Readahead[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Channel:

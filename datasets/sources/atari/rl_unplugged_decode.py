@@ -140,8 +140,8 @@ class EpisodeStream:
         self._obj = obj
         self.source = CountedStream(location, obj)
         with ExitStack() as stack:
-            network = stack.enter_context(Readahead(iter(self.source), depth=16))
-            self._pieces = stack.enter_context(Readahead(self._unpack(network), depth=2))
+            network = stack.enter_context(closing(Readahead(iter(self.source), depth=16)))
+            self._pieces = stack.enter_context(closing(Readahead(self._unpack(network), depth=2)))
             self._open = stack.pop_all()
 
     def __iter__(self) -> Iterator[tuple[str, Episode]]:
