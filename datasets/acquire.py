@@ -73,7 +73,8 @@ def _download(request: Request, listener: Listener) -> Outcome:
         source.check_existing(existing, request.options)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
         return _keep_or_repair(place, request, existing, request.mirror, listener)
-    _check_free(place, request)
+    if not request.dry_run:
+        place.lock().check_free()  # before a provider is asked for it
     asked, request = request.options.parts, extend(place, request, _declared(source))
 
     def on_place(where: str) -> None:
@@ -189,7 +190,8 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
         if source.reads_any:  # how it takes its files follows from them
             _check_made_from(existing, _open_raw(path, source, place, request))
         return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
-    _check_free(place, request)
+    if not request.dry_run:
+        place.lock().check_free()
     request = extend(place, request, _declared(source))
     if not request.dry_run:
         make_writable(place.root)
@@ -223,12 +225,6 @@ def _check_same(existing: Manifest, mirror: str, there: converted.Copy | None) -
     if not converted.same_content(existing, there.manifest):
         message = f"{existing.id} already exists, and is not the dataset of {there.url}"
         raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
-
-
-def _check_free(place: DatasetPlace, request: Request) -> None:
-    """Raise DatasetBusyError if another process writes the dataset, before a provider is asked for it."""
-    if not request.dry_run:
-        place.lock().check_free()
 
 
 def _copy(

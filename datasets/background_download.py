@@ -146,7 +146,9 @@ def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDatas
     """
     from ..storage.partial_dataset import POLL, PartialDataset  # here: the process that downloads does without torch
 
-    place = _place_of(arguments)
+    place: DatasetPlace | None = None
+    with suppress(UnknownDatasetError, NotADatasetError):  # only a mirror knows its name: it is copied as a whole
+        place = find_place(arguments["dataset_id"], arguments.get("root"))
     while True:
         # A download by another process is followed below, not waited for.
         download = BackgroundDownload(function, {**arguments, "wait": False})
@@ -168,14 +170,6 @@ def open_when_begun(function: str, arguments: Mapping[str, Any]) -> PartialDatas
             with suppress(DatasetNotFoundError):
                 return PartialDataset(place, unfinished=True)
             time.sleep(POLL)
-
-
-def _place_of(arguments: Mapping[str, Any]) -> DatasetPlace | None:
-    """The place of a dataset; None if only a mirror knows its name: then it is copied as a whole."""
-    try:
-        return find_place(arguments["dataset_id"], arguments.get("root"))
-    except (UnknownDatasetError, NotADatasetError):
-        return None
 
 
 def _error(name: str, message: str, hint: str | None) -> RbdataError:

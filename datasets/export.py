@@ -634,7 +634,6 @@ def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
 
 
 def _lerobot_form(work: _Export, key: str) -> tuple[str, tuple[int, ...], Literal["numbers", "image", "video"]]:
-    """dtype, shape and kind of the column of a leaf."""
     leaf = work.leaf(key)
     shape = _picture_shape(leaf)
     if shape is None:

@@ -182,7 +182,6 @@ def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObjec
 
 
 def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
-    """What is at a URL that holds no dataset."""
     message = f"{location.url} holds no converted dataset: there is no {FILENAME} in it"
     try:
         objects, folders = location.list(), location.folders()

@@ -117,17 +117,14 @@ class Reader:
         return rows is not None and (rows.leaf.constant is None or bool(rows.leaf.constant))
 
     def blocks(self) -> Iterator[StepBlock]:
-        """All steps, in order."""
         count = len(self.dataset)
         return (self.read(low, min(low + self.steps, count)) for low in range(0, count, self.steps))
 
     def sample(self) -> list[StepBlock]:
-        """Evenly spaced blocks."""
         limit = max(1024, min(MAX_STEPS, _SAMPLE_BYTES // self.row_bytes))
         return [self.read(low, high) for low, high in sample_ranges(len(self.dataset), limit)]
 
     def read(self, low: int, high: int) -> StepBlock:
-        """One block."""
         rows: dict[str, Array] = {}
         for key, found in read_columns(self.dataset, low, high, [*self._single, *self._keys]):
             values = found.numpy().reshape(high - low, -1)

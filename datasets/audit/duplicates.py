@@ -61,7 +61,6 @@ class Duplicates:
         self._held = 0
 
     def see(self, block: StepBlock) -> None:
-        """Hash the rows of a block."""
         self.steps += len(block)
         hashes = row_hashes([block.rows[name] for name in self.names])
         if self.by_episode:
@@ -92,7 +91,6 @@ class Duplicates:
         return length >= (_SHORT if self.measured else _SHORT_COUNTS)
 
     def findings(self) -> Iterator[Finding]:
-        """Episodes and transitions that occur twice in this dataset."""
         again, of = repeats(self.episodes)
         what = "the same actions and rewards" if self.blind else "the same states, actions and rewards"
         if self.by_episode and len(again):

@@ -31,7 +31,6 @@ class Flags:
         self.ends_twice = Hits()
 
     def see(self, block: StepBlock) -> None:
-        """Look at the flags and the rewards of a block."""
         self.steps += len(block)
         none = np.zeros(len(block), bool)
         done, terminated, truncated = (block.rows.get("next/" + flag, none) for flag in FLAGS)

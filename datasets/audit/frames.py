@@ -75,7 +75,6 @@ def _border(frames: Array) -> float:
 
 
 def check_frames(name: str, sample: list[FrameSample]) -> Iterator[Finding]:
-    """What is wrong with the frames of a leaf."""
     low, high = (np.concatenate([getattr(one, side) for one in sample]) for side in ("low", "high"))
     steps = np.concatenate([one.steps for one in sample])
     empty = low == high

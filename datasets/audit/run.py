@@ -88,8 +88,6 @@ def audit_datasets(
 
 
 class _Run:
-    """One dataset's audit."""
-
     def __init__(self, dataset: Dataset, reward_range: Range | None, on_progress: Progress) -> None:
         self._began = time.monotonic()
         self.dataset, self._on_progress = dataset, on_progress
@@ -103,7 +101,6 @@ class _Run:
         self._skipped: dict[str, str] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """All findings, without the name of the dataset."""
         dataset, leaves, table = self.dataset, self.leaves, self.dataset.episodes
         if self._malformed:
             yield find("space_malformed", self._malformed, Hits(1), 1, unit="space")
@@ -158,11 +155,9 @@ class _Run:
             yield from check_alignment(windows)
 
     def summary(self) -> Summary:
-        """What is compared with other datasets."""
         return Summary(self.dataset.id, self.dataset.schema, self._usual, self._duplicates)
 
     def audited(self) -> Audited:
-        """What was read."""
         dataset, leaves = self.dataset, self.leaves
         if self._range is None:
             self._skipped["reward range"] = "no range is stated: give one with --reward-range"

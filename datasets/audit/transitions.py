@@ -108,7 +108,6 @@ class LeafTransitions:
             self._late += int((differs[:-1] & late).sum())
 
     def findings(self) -> Iterator[Finding]:
-        """Successors that are not the following states."""
         if not self.mismatch.count:
             return
         code, what = "successor_mismatch", "the successor of a step is not the state of the following step"
@@ -139,7 +138,6 @@ class Transitions:
         self._finals: list[Array] = []
 
     def see(self, block: StepBlock) -> None:
-        """Look at the transitions of a block."""
         if not self._leaves:
             return
         if self._finals:
@@ -194,7 +192,6 @@ class Transitions:
         return all(leaf.is_counted for leaf in self._leaves)
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the transitions."""
         for leaf in self._leaves:
             yield from leaf.findings()
         if not self._leaves or not self.steps:

@@ -147,7 +147,6 @@ class RewardValues:
         self._limits = tuple(float(limit[0]) for limit in outlier_limits(usual, _FAR_REWARD))
 
     def see(self, block: StepBlock) -> None:
-        """Look at the rewards of a block."""
         reward = block.rows["next/reward"]
         self.steps += len(block)
         finite = np.isfinite(reward)
@@ -162,7 +161,6 @@ class RewardValues:
         self.far.add(block.numbers(beyond & ~block.is_last))  # the last step may have a bonus
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the rewards."""
         name = "next/reward"
         if self.not_finite.count:
             yield find("reward_not_finite", "rewards are NaN or infinite", self.not_finite, self.steps, leaf=name)

@@ -97,7 +97,6 @@ svg.narrow { display: none; }
 
 
 def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeTable) -> str:
-    """The page."""
     command, python = how_to_load(manifest)
     shell = f"<pre>{_escape(command)}</pre>" if command else ""
     parts = [

@@ -165,7 +165,6 @@ class HubLocation(Location):
         return entries
 
     def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
-        """The valid entries of a folder in a repository."""
         session = self._session()
         name = quote(_name_and_revision(repository)[0])
         path = join_path(f"api/datasets/{name}/tree/{session.commit(repository)}", quote(inside))
@@ -212,7 +211,6 @@ def read_token() -> str:
 
 
 def endpoint() -> str:
-    """The address of the Hub."""
     return check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT").rstrip("/")
 
 
@@ -270,7 +268,6 @@ class _Session:
         return self._commits[repository]
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
-        """The entries of a listing, page by page."""
         url: str | None = f"{self.http.url}/{path}"
         pages = Pages(place, self.options.silence_timeout)
         while url is not None:

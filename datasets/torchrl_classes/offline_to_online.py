@@ -250,7 +250,6 @@ def _windows(buffer: Any) -> dict[str, Any]:
 
 
 def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> Any:
-    """The buffer over a dataset, however that is named."""
     if isinstance(dataset, str) and ":" in dataset and not Path(dataset).exists():
         if batch_size is None and "batch_size" not in options:
             raise UsageError("the batch_size must be provided for a dataset that is named with a prefix")

@@ -94,7 +94,6 @@ def _opened(payload: bytes) -> _Map:
 
 
 def _work(payload: bytes, chunk: bytes, first: int, seed: int) -> None:
-    """In a worker: one chunk."""
     work = _opened(payload)
     torch.set_num_threads(work.threads or 1)
     with seeded(seed):

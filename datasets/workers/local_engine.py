@@ -185,7 +185,6 @@ class LocalEngine:
             output.close()
 
     def close(self) -> None:
-        """Kill the workers and the server that they are forked from."""
         self.end_workers()
         server, self._server = self._server, None
         if server is not None:
