@@ -39,9 +39,8 @@ def check_own(dataset_id: str) -> None:
     head, _, rest = dataset_id.partition("/")
     if rest and head in source_names():
         message = f"{dataset_id} is the id of a dataset of the source {head}"
-        raise UsageError(
-            message, hint=f"call your own {MINE}/{rest}, or anything else that begins with no source's name"
-        )
+        hint = f"call your own {MINE}/{rest}, or anything else that begins with no source's name"
+        raise UsageError(message, hint=hint)
 
 
 def load_source(name: str) -> Source:

@@ -116,9 +116,8 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
         job = catalogue.load_source(source_name).open(name, open_location(raw_folder), ConvertOptions())
         paths = [Path(raw.item.url) for raw in job.raw_objects()]
     except RbdataError:  # some are missing: a download or a deletion was interrupted
-        return [
-            path for path in files_below(raw_folder) if f"/{name}/" in f"/{path.relative_to(raw_folder).as_posix()}"
-        ]
+        below = {path: path.relative_to(raw_folder).as_posix() for path in files_below(raw_folder)}
+        return [path for path, relative in below.items() if f"/{name}/" in f"/{relative}"]
     return [path for path in paths if raw_folder in path.parents and path.is_file()]
 
 

@@ -713,9 +713,8 @@ def _stated_fps(source: Mapping[str, Any]) -> float | None:
 def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _Tasks) -> None:
     videos = [key for key, column in columns.items() if column.kind == "video"]
     if videos:
-        work.notes.append(
-            f"{', '.join(videos)}: H.264 video, which changes values a little; --frames image keeps them."
-        )
+        about = "H.264 video, which changes values a little; --frames image keeps them."
+        work.notes.append(f"{', '.join(videos)}: {about}")
     grey = [key for key in videos if columns[key].shape[2] == 1]
     if grey:
         work.notes.append(f"{', '.join(grey)}: one channel, of which the video has three equal ones.")

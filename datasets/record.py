@@ -118,9 +118,8 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
         return env.id, lambda: gymnasium.make(env)
     if isinstance(env, gymnasium.Env):
         if num_envs > 1:
-            raise UsageError(
-                "num_envs needs more than one environment", hint="give its id, or a function that makes one"
-            )
+            hint = "give its id, or a function that makes one"
+            raise UsageError("num_envs needs more than one environment", hint=hint)
         return env.spec.id if env.spec else None, lambda: _kept_open(env)
     if callable(env):
         with refusing_exits("what makes the environment"):
@@ -130,9 +129,8 @@ def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any]
             found = made.spec.id if made.spec else None
             made.close()
         return found, env
-    raise ArgumentTypeError(
-        f"{type(env).__name__} is not an environment", hint="give an id, an EnvSpec, a factory or a gymnasium.Env"
-    )
+    hint = "give an id, an EnvSpec, a factory or a gymnasium.Env"
+    raise ArgumentTypeError(f"{type(env).__name__} is not an environment", hint=hint)
 
 
 def _kept_open(env: Any) -> Any:

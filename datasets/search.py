@@ -58,9 +58,7 @@ def select(
     for given, known, what in ((observations, OBSERVATIONS, "observations"), (actions, ACTIONS, "actions")):
         if given is not None and given not in known:
             raise UsageError(f"there is no kind of {what} {given!r}", hint=f"kinds: {', '.join(known)}")
-    wanted = [
-        entry for entry in entries if observations in (None, entry.observations) and actions in (None, entry.actions)
-    ]
+    wanted = [one for one in entries if observations in (None, one.observations) and actions in (None, one.actions)]
     if max_bytes is None:
         return wanted, 0
     small = [entry for entry in wanted if entry.bytes is not None and entry.bytes <= max_bytes]

@@ -137,6 +137,5 @@ def check_scores(name: str, reference: ReferenceScores | None, table: EpisodeTab
         (low, high), of = (_EXPERT, "an expert's") if "expert" in words else (_RANDOM, "a random policy's")
     if not low <= mean <= high:
         what = f"the mean score is {real(mean)}; {of} would be from {low:g} to {high:g} ({reference.description})"
-        yield find(
-            "return_implausible", what, Hits.of(np.flatnonzero(whole)), len(table), unit="episode", leaf="next/reward"
-        )
+        hits = Hits.of(np.flatnonzero(whole))
+        yield find("return_implausible", what, hits, len(table), unit="episode", leaf="next/reward")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ...storage.amounts import count, html_table, plural
@@ -23,82 +24,76 @@ class Kind:
     effect: str
 
 
+_error, _warning, _note = (partial(Kind, severity) for severity in SEVERITIES)
+
 #: Grouped by subject. The codes are stable.
 GROUPS: Mapping[str, Mapping[str, Kind]] = {
     "Values": {
-        "reward_not_finite": Kind("error", "one such reward makes the loss, and then every weight, NaN"),
-        "reward_out_of_range": Kind("warning", "value targets leave the range that the task allows"),
-        "reward_constant": Kind("note", "returns depend on the length of episodes alone"),
-        "reward_zero": Kind(
-            "note", "there is nothing to learn from rewards: this is for goals, imitation or relabelling"
-        ),
-        "reward_outlier": Kind("warning", "a few steps dominate the loss, and reward scaling hides all others"),
-        "observation_not_finite": Kind(
-            "error", "one such value makes the network's output, and then every weight, NaN"
-        ),
-        "observation_constant": Kind("warning", "the policy sees nothing of the state"),
-        "observation_constant_column": Kind("note", "normalisation divides by a deviation of 0 here"),
-        "observation_outlier": Kind("warning", "normalisation squeezes all other values together"),
-        "observation_out_of_space": Kind("warning", "scaling by the stated bounds leaves its range"),
-        "action_not_finite": Kind("error", "one such value makes the loss, and then every weight, NaN"),
-        "action_constant": Kind("warning", "nothing can be learnt about any other action"),
-        "action_constant_column": Kind("note", "nothing can be learnt about other values of this part of the action"),
-        "action_unused": Kind("note", "values of actions that never occur are extrapolated"),
-        "action_outlier": Kind("warning", "scaling by the largest action squeezes all others together"),
-        "action_out_of_space": Kind("warning", "a policy bounded to the space cannot repeat these actions"),
-        "action_no_choice": Kind(
-            "error", "an embedding or a one-hot code of the action fails or reads outside its table"
-        ),
-        "other_not_finite": Kind("note", "only learners that read this leaf are affected"),
-        "space_malformed": Kind("error", "bounds of values cannot be checked, nor networks sized by the space"),
+        "reward_not_finite": _error("one such reward makes the loss, and then every weight, NaN"),
+        "reward_out_of_range": _warning("value targets leave the range that the task allows"),
+        "reward_constant": _note("returns depend on the length of episodes alone"),
+        "reward_zero": _note("there is nothing to learn from rewards: this is for goals, imitation or relabelling"),
+        "reward_outlier": _warning("a few steps dominate the loss, and reward scaling hides all others"),
+        "observation_not_finite": _error("one such value makes the network's output, and then every weight, NaN"),
+        "observation_constant": _warning("the policy sees nothing of the state"),
+        "observation_constant_column": _note("normalisation divides by a deviation of 0 here"),
+        "observation_outlier": _warning("normalisation squeezes all other values together"),
+        "observation_out_of_space": _warning("scaling by the stated bounds leaves its range"),
+        "action_not_finite": _error("one such value makes the loss, and then every weight, NaN"),
+        "action_constant": _warning("nothing can be learnt about any other action"),
+        "action_constant_column": _note("nothing can be learnt about other values of this part of the action"),
+        "action_unused": _note("values of actions that never occur are extrapolated"),
+        "action_outlier": _warning("scaling by the largest action squeezes all others together"),
+        "action_out_of_space": _warning("a policy bounded to the space cannot repeat these actions"),
+        "action_no_choice": _error("an embedding or a one-hot code of the action fails or reads outside its table"),
+        "other_not_finite": _note("only learners that read this leaf are affected"),
+        "space_malformed": _error("bounds of values cannot be checked, nor networks sized by the space"),
     },
     "Flags, episodes and returns": {
-        "flags_disagree": Kind("error", "learners that read done and those that read terminated see other episodes"),
-        "root_flag_set": Kind("error", "slices and recurrent states are cut at the start of episodes"),
-        "end_inside": Kind("error", "slices end early, and what follows belongs to no episode"),
-        "no_end": Kind("error", "slices, returns and recurrent states run on into the next episode"),
-        "outcome_disagrees": Kind("error", "filters by outcome and value targets treat the end differently"),
-        "ends_twice": Kind("note", "the end counts as terminated: its value is not bootstrapped"),
-        "time_limit_terminated": Kind("warning", "the value of states near the time limit is learnt as 0"),
-        "short_episodes": Kind("note", "flags that are off by a step leave episodes of one step behind"),
-        "begins_midway": Kind("note", "returns of these episodes cover only a part of them"),
-        "ends_cut": Kind("note", "returns of these episodes cover only a part of them"),
-        "return_mismatch": Kind(
-            "error", "filters by return and reward scaling use numbers that the rewards do not have"
-        ),
-        "return_implausible": Kind("warning", "normalised scores and hyperparameters of papers do not apply"),
+        "flags_disagree": _error("learners that read done and those that read terminated see other episodes"),
+        "root_flag_set": _error("slices and recurrent states are cut at the start of episodes"),
+        "end_inside": _error("slices end early, and what follows belongs to no episode"),
+        "no_end": _error("slices, returns and recurrent states run on into the next episode"),
+        "outcome_disagrees": _error("filters by outcome and value targets treat the end differently"),
+        "ends_twice": _note("the end counts as terminated: its value is not bootstrapped"),
+        "time_limit_terminated": _warning("the value of states near the time limit is learnt as 0"),
+        "short_episodes": _note("flags that are off by a step leave episodes of one step behind"),
+        "begins_midway": _note("returns of these episodes cover only a part of them"),
+        "ends_cut": _note("returns of these episodes cover only a part of them"),
+        "return_mismatch": _error("filters by return and reward scaling use numbers that the rewards do not have"),
+        "return_implausible": _warning("normalised scores and hyperparameters of papers do not apply"),
     },
     "Transitions": {
-        "successor_mismatch": Kind("error", "value targets use a state that did not follow"),
-        "successor_own": Kind("error", "value targets use the state itself: no action seems to have an effect"),
-        "successor_late": Kind("error", "value targets use a state that lies a step too late"),
-        "successor_zero": Kind("warning", "value targets of truncated steps use the value of a state of zeros"),
-        "successor_leaks": Kind("warning", "value targets at these ends use the start of another episode"),
-        "terminal_goes_on": Kind("warning", "states that go on are learnt to have no future"),
-        "ends_go_on": Kind("note", "consecutive episodes are pieces of one trajectory, not independent samples"),
-        "observation_jump": Kind("warning", "value targets reach across a reset: an end of an episode is missing"),
-        "flags_shifted": Kind("warning", "value targets reach across a reset, and real last steps are cut off"),
-        "observation_repeated": Kind("warning", "actions seem to have no effect in these steps"),
-        "action_shifted": Kind("warning", "effects are learnt for the action of another step"),
-        "reward_shifted": Kind("warning", "rewards are credited to the action of another step"),
-        "observation_frozen": Kind("warning", "actions seem to have no effect in these episodes"),
+        "successor_mismatch": _error("value targets use a state that did not follow"),
+        "successor_own": _error("value targets use the state itself: no action seems to have an effect"),
+        "successor_late": _error("value targets use a state that lies a step too late"),
+        "successor_zero": _warning("value targets of truncated steps use the value of a state of zeros"),
+        "successor_leaks": _warning("value targets at these ends use the start of another episode"),
+        "terminal_goes_on": _warning("states that go on are learnt to have no future"),
+        "ends_go_on": _note("consecutive episodes are pieces of one trajectory, not independent samples"),
+        "observation_jump": _warning("value targets reach across a reset: an end of an episode is missing"),
+        "flags_shifted": _warning("value targets reach across a reset, and real last steps are cut off"),
+        "observation_repeated": _warning("actions seem to have no effect in these steps"),
+        "action_shifted": _warning("effects are learnt for the action of another step"),
+        "reward_shifted": _warning("rewards are credited to the action of another step"),
+        "observation_frozen": _warning("actions seem to have no effect in these episodes"),
     },
     "Duplicates": {
-        "episode_duplicate": Kind("warning", "these episodes count twice, and leak if they are split for validation"),
-        "transition_duplicate": Kind("warning", "these transitions count several times"),
+        "episode_duplicate": _warning("these episodes count twice, and leak if they are split for validation"),
+        "transition_duplicate": _warning("these transitions count several times"),
     },
     "Frames": {
-        "frame_constant": Kind("warning", "the policy sees nothing of the state in these frames"),
-        "frame_black_all": Kind("error", "the policy sees nothing of the state"),
-        "frame_dark": Kind("warning", "dividing by 255 leaves the network an input of nearly 0"),
-        "frame_frozen": Kind("warning", "the policy sees no motion in these episodes"),
-        "frame_size": Kind("warning", "what is seen has another size in these episodes"),
+        "frame_constant": _warning("the policy sees nothing of the state in these frames"),
+        "frame_black_all": _error("the policy sees nothing of the state"),
+        "frame_dark": _warning("dividing by 255 leaves the network an input of nearly 0"),
+        "frame_frozen": _warning("the policy sees no motion in these episodes"),
+        "frame_size": _warning("what is seen has another size in these episodes"),
     },
     "Two datasets": {
-        "leaves_differ": Kind("note", "what is trained on the one cannot be evaluated on the other"),
-        "scales_differ": Kind("warning", "statistics of the one are wrong for the other"),
-        "episode_shared": Kind("warning", "validation measures what was memorised"),
-        "transition_shared": Kind("warning", "validation measures what was memorised"),
+        "leaves_differ": _note("what is trained on the one cannot be evaluated on the other"),
+        "scales_differ": _warning("statistics of the one are wrong for the other"),
+        "episode_shared": _warning("validation measures what was memorised"),
+        "transition_shared": _warning("validation measures what was memorised"),
     },
 }
 #: By code.

@@ -132,9 +132,8 @@ def constants(role: str, leaves: Sequence[ColumnValues], *, alone: bool) -> Iter
         same = np.flatnonzero(leaf.constant)
         if len(same):
             what = "the leaf never varies" if leaf.constant.all() else "columns that never vary"
-            yield find(
-                f"{role}_constant_column", what, Hits.of(same), len(leaf.constant), leaf=leaf.name, unit="column"
-            )
+            hits, total = Hits.of(same), len(leaf.constant)
+            yield find(f"{role}_constant_column", what, hits, total, leaf=leaf.name, unit="column")
 
 
 class RewardValues:

@@ -396,9 +396,8 @@ _FILES_SHOWN = 8
 def state_lineage(record: Mapping[str, Any]) -> Facts:
     """How a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
     source = record.get("input", {})
-    lines = [
-        ("made from", f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}")
-    ]
+    made_from = f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}"
+    lines = [("made from", made_from)]
     for fn in record.get("functions", []):
         args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
         lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
@@ -417,10 +416,8 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
         lines.append(("statistics", f"{name}: {', '.join(found) if isinstance(found, Mapping) else 'kept'}"))
     lines.append(("versions", ", ".join(f"{name} {value}" for name, value in (record.get("versions") or {}).items())))
     before = source.get("lineage")
-    if before:
-        lines += [
-            (f"before: {name}" if name == "made from" else name, text) for name, text in state_lineage(before)[:-1]
-        ]
+    for name, text in state_lineage(before)[:-1] if before else ():
+        lines.append((f"before: {name}" if name == "made from" else name, text))
     return lines
 
 

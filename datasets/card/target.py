@@ -30,10 +30,8 @@ def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a file", hint="choose another path")
     if target.is_file() and not force and (edited or not is_ours(target)):
-        what = "" if edited else " and was not written by rbdata"
-        raise DatasetExistsError(
-            f"{target} already exists{what}", hint="choose another path, or replace it with --force"
-        )
+        message = f"{target} already exists" + ("" if edited else " and was not written by rbdata")
+        raise DatasetExistsError(message, hint="choose another path, or replace it with --force")
 
 
 def check_outside(target: Path, folder: Path, manifest: Manifest) -> None:

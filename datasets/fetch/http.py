@@ -71,9 +71,8 @@ class HttpLocation(Location):
         except ValueError:
             valid = False
         if not valid or parts.query or parts.fragment:
-            message = (
-                f"{url.rpartition('@')[2].partition('?')[0].partition('#')[0]}: not the URL of a folder on a web server"
-            )
+            shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
+            message = f"{shown}: not the URL of a folder on a web server"
             raise UsageError(message, hint="give http(s)://host/folder, without '?' or '#'")
         login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
         # Users may write '$' or a space unquoted; URLs are compared and requested quoted.
@@ -165,9 +164,8 @@ class HttpLocation(Location):
                 raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
             _reject_web_page(response, obj)
             headers = response.headers
-            return replace(
-                obj, size=length(headers), checksums=stated_checksums(headers), version=stated_version(headers)
-            )
+            size, version = length(headers), stated_version(headers)
+            return replace(obj, size=size, checksums=stated_checksums(headers), version=version)
 
     # -- one folder --------------------------------------------------------------------------------------------------
 
@@ -178,9 +176,8 @@ class HttpLocation(Location):
         try:
             response = self.request("GET", url)
         except (ForbiddenError, ObjectNotFoundError) as error:
-            error.hint = (
-                f"{error.hint}; to list a folder, the server must serve a directory index (an index page) of it"
-            )
+            needed = "to list a folder, the server must serve a directory index (an index page) of it"
+            error.hint = f"{error.hint}; {needed}"
             raise
         with response:
             if _page_path(response.url) != _page_path(url):

@@ -97,10 +97,8 @@ class Pages:
             message = f"{self._place}: the listing has no end: page {number} leads back to an earlier one"
             raise FetchError(message, hint=_NO_END)
         if number > MAX_PAGES or self._names > MAX_LISTED or self._characters > MAX_CHARACTERS:
-            message = (
-                f"{self._place}: the listing has no end, or is too long: {self._names:,} names on {number:,} pages"
-            )
-            raise FetchError(message, hint=_NO_END)
+            found = f"{self._names:,} names on {number:,} pages"
+            raise FetchError(f"{self._place}: the listing has no end, or is too long: {found}", hint=_NO_END)
         self.check_time()
         self._seen.add(hash(following))
 

@@ -224,12 +224,7 @@ def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
 
 
 def copy_converted(
-    copy: Copy,
-    place: DatasetPlace,
-    listener: Listener,
-    *,
-    force: bool,
-    command: str,
+    copy: Copy, place: DatasetPlace, listener: Listener, *, force: bool, command: str
 ) -> tuple[Estimate, Manifest]:
     """Copy a converted dataset; the caller holds the lock of ``place``.
 

@@ -68,12 +68,7 @@ class LocalEngine:
     """
 
     def __init__(
-        self,
-        procs: int,
-        modules: Sequence[str] = (),
-        *,
-        in_flight: int | None = None,
-        patience: float | None = None,
+        self, procs: int, modules: Sequence[str] = (), *, in_flight: int | None = None, patience: float | None = None
     ) -> None:
         self.parallel, self.separate = procs, procs > 1
         self.name = f"local, {procs} process{'' if procs == 1 else 'es'}"
