@@ -167,13 +167,12 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
             return candidates[0], _source_of(candidates[0])
         if candidates:
             raise UnknownDatasetError(f"{text!r} could be {' or '.join(candidates)}", hint="write the full id")
+    hint = suggestion(text, local)
     if head == MINE and rest:
         check_id(text)
-        hint = suggestion(text, local)
         if "did you mean" not in hint:
             hint = f"`{settings.command('list', '--local')}` shows the datasets that are there"
-        raise UnknownDatasetError(f"unknown dataset {text!r}", hint=hint)
-    raise UnknownDatasetError(f"unknown dataset {text!r}", hint=suggestion(text, local))
+    raise UnknownDatasetError(f"unknown dataset {text!r}", hint=hint)
 
 
 def split_address(text: str) -> tuple[str, str] | None:

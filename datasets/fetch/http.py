@@ -32,7 +32,7 @@ from .location import (
     is_plain_name,
     require_inside,
 )
-from .retries import MISSING, FetchOptions, no_ranges, raise_network_error, status_error, transient
+from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, status_error, transient
 
 if TYPE_CHECKING:
     import requests
@@ -90,7 +90,9 @@ class HttpLocation(Location):
     def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
         with self._get(obj, start, f"bytes={start}-{start + length - 1}") as (response, skip):
             if skip or (response.status_code == 200 and length != obj.size):
-                raise no_ranges(obj.url)
+                refusal = FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
+                refusal.whole_files_only = True
+                raise refusal
             data = b"".join(_body(response, obj, 0))
         if len(data) != length:
             raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
@@ -271,7 +273,8 @@ def parse_index(page: str, url: str) -> Index:
     Only links one level below the page count. Sort links (``?C=N;O=D``), parents, other servers and names that are not
     plain (``..%2f``) are omitted. Takes time in proportion to the size of the page, for any content.
     """
-    page = _without_comments(page)
+    first, *rest = page.split("<!--")
+    page = first + "".join(part.partition("-->")[2] for part in rest)  # without comments
     files: set[str] = set()
     folders: set[str] = set()
     has_parent = False
@@ -306,11 +309,6 @@ def _links(page: str) -> Iterator[str]:
         link = html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
         if link and len(link) <= _LONGEST_LINK:
             yield link
-
-
-def _without_comments(page: str) -> str:
-    first, *rest = page.split("<!--")
-    return first + "".join(part.partition("-->")[2] for part in rest)
 
 
 def _content(page: str, tag: str) -> str:

@@ -91,13 +91,6 @@ def replaced(url: str, change: str = "") -> ObjectChangedError:
     return ObjectChangedError(message, hint="run the command again; the bytes of the old version are discarded")
 
 
-def no_ranges(url: str) -> FetchError:
-    """The error for a server that answers a request for a range with the whole file."""
-    error = FetchError(f"{url}: the server sends whole files only", hint=NO_RANGES)
-    error.whole_files_only = True
-    return error
-
-
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """The Retry-After header, a number or a date, in seconds from now."""
     from email.utils import parsedate_to_datetime

@@ -6,6 +6,7 @@ regroups, and makes a dataset with a manifest.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -190,8 +191,6 @@ def map_records(
 
 def _pickled(work: _Map) -> bytes:
     """The work by value, with the function's module where a fresh process would not find that (notebooks, tests)."""
-    import io
-
     import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):
@@ -199,20 +198,14 @@ def _pickled(work: _Map) -> bytes:
             check_attributes(obj)
             return super().reducer_override(obj)
 
-    def dumps() -> bytes:
-        file = io.BytesIO()
+    module = sys.modules.get(getattr(work.fn, "__module__", None) or "")
+    top = "__main__" if module is None else module.__name__.partition(".")[0]
+    with ExitStack() as stack, io.BytesIO() as file:
+        if top != "__main__" and not any(finder.find_spec(top, None) for finder in sys.meta_path):
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
         Pickler(file).dump(work)
         return file.getvalue()
-
-    module = sys.modules.get(getattr(work.fn, "__module__", None) or "")
-    top = "" if module is None else module.__name__.partition(".")[0]
-    if module is None or top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):
-        return dumps()
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return dumps()
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _shown(steps: Any, pbar: bool) -> Any:
