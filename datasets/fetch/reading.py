@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
-from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError
+from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
 from ...storage.checksums import Crc32c
 from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
@@ -190,6 +190,8 @@ class Readahead(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], depth: int) -> None:
+        if depth < 1:
+            raise UsageError(f"depth must be at least 1, not {depth}")
         self._channel = _Channel(depth)
         # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
         fill = partial(self._channel.fill, iter(iterable))

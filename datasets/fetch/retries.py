@@ -41,7 +41,7 @@ _reached: set[str] = set()
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """Retries, time-outs and credentials of requests."""
+    """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
 
     attempts: int = 6
     """Failures in a row without progress after which there is no retry."""
@@ -62,6 +62,16 @@ class FetchOptions:
     def timeouts(self) -> tuple[float, float]:
         """For connecting and between two bytes, as requests and Google's client expect them."""
         return self.connect_timeout, self.silence_timeout
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise UsageError(f"attempts must be at least 1, not {self.attempts}")
+        if min(self.backoff, self.backoff_cap) < 0:
+            raise UsageError("backoff times must not be negative")
+        if min(self.connect_timeout, self.silence_timeout) <= 0:
+            raise UsageError("time-outs must be more than 0 seconds")
+        if self.anonymous not in (True, False, "auto"):
+            raise UsageError(f"anonymous must be True, False or 'auto', not {self.anonymous!r}")
 
 
 LATER = "try again later, or use another mirror (--mirror)"

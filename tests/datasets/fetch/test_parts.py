@@ -23,7 +23,7 @@ from rbdata.datasets.fetch.http import parse_index
 from rbdata.datasets.fetch.http_responses import accepted_encoding, hex_of_base64
 from rbdata.datasets.fetch.location import PerProcess, split_ranges
 from rbdata.datasets.fetch.retries import retry_after_seconds, wait_before_retry
-from rbdata.errors import ChecksumError, TransientFetchError
+from rbdata.errors import ChecksumError, TransientFetchError, UsageError
 from servers import crc32c_hex
 
 
@@ -256,6 +256,10 @@ class TestReadahead:
         del ahead
         gc.collect()
         wait_until(lambda: source.closed_by is not None and not threads())
+
+    def test_depth_is_checked(self) -> None:
+        with pytest.raises(UsageError):
+            Readahead([], 0)
 
     def test_the_type_is_public(self) -> None:
         with closing(Readahead([1], 1)) as ahead:
