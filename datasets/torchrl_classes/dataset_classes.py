@@ -705,8 +705,9 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         `TensorDictReplayBuffer`. Raises UsageError for columns of different lengths, or a missing ``episode_index``.
         """
         if num_slices is not None or slice_len is not None:
-            slices = {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
-            options.setdefault("sampler", SliceSampler(**slices, traj_key="episode"))
+            slices: dict[str, Any] = {"num_slices": num_slices, "slice_len": slice_len}
+            slices |= {"strict_length": strict_length, "traj_key": "episode"}
+            options.setdefault("sampler", SliceSampler(**slices))
         storage = TensorStorage(_lerobot_records(columns, rehydrate))
         return TensorDictReplayBuffer(storage=storage, batch_size=batch_size, **options)
 
