@@ -90,6 +90,10 @@ class ComponentOptions(CollateOptions, total=False):
     transform: Any
 
 
+class GetOption(TypedDict, total=False):
+    download: bool | str
+
+
 class SplitOption(TypedDict, total=False):
     """Refused by the class of OpenML: there is nothing to split."""
 
@@ -112,8 +116,10 @@ class GenDGRLReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, SplitOp
     pass
 
 
-class OpenMLReplayOptions(DrawOptions, ReplayOptions, OpenMLOptions, SplitOption, AcceptChangedOption, total=False):
-    download: bool | str
+class OpenMLReplayOptions(
+    DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
+):
+    pass
 
 
 class PlainReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
