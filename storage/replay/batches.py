@@ -174,14 +174,13 @@ class Places:
 
 @dataclass
 class Prepared:
-    """A batch that has been drawn and whose small leaves have been read.
+    """A batch that has been drawn and whose small leaves have been read, in ``columns`` by path, each ``[steps, ...]``.
 
-    ``columns`` by path, each ``[steps, ...]``; ``index``: storage rows; ``places``: their places in time, if windows need them.
-    ``state_rows`` is set if there are state leaves, ``achieved`` if goals are replaced (`pipeline.Relabeling`).
-    ``windows``: the rows that stacks of state leaves were cut from, ``[B, k + 1, *shape]`` by path, where those of a step and
-    its successor overlap. ``reader``: the reader of its rows; a later write may require a new reader. ``before``: the state of
-    the order before the draw (`pipeline.OrderState`; None if none is kept). ``ran_out``: whether the batch ends a pass.
-    ``transforms``: their state before they changed the batch, if that was made ahead.
+    ``index``: storage rows; ``places``: their places in time, if windows need them. ``state_rows`` is set if there are state
+    leaves, ``achieved`` if goals are replaced (`pipeline.Relabeling`). ``windows``: the rows ``[B, k + 1, *shape]`` by path
+    that the stacks of a state leaf were cut from, at a step and its successor. ``reader``: a write may require a new one.
+    ``before``: the state of the order before the draw, if kept (`pipeline.OrderState`). ``ran_out``: whether the batch ends a
+    pass. ``transforms``: their state before they changed the batch, if that was made ahead.
     """
 
     draw: Draw
@@ -198,10 +197,7 @@ class Prepared:
 
 
 class RecordReader:
-    """Reads whole records, from a list or by a user's ``get``, which cannot be read leaf by leaf.
-
-    It has the methods of a `BatchReader`. ``complete`` returns the records as the storage returns them.
-    """
+    """Reads whole records, as the storage returns them, where they cannot be read leaf by leaf; in place of a `BatchReader`."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -226,10 +222,7 @@ class RecordReader:
 
 
 class BatchReader:
-    """Reads batches leaf by leaf, from a storage that has fields.
-
-    ``with_info`` puts the sampler's information into the batch: ``index``, weights, slice flags.
-    """
+    """Reads batches leaf by leaf, from a storage with fields; ``with_info``: puts ``index``, weights, slice flags into them."""
 
     def __init__(self, storage: Storage, spec: WindowSpec, *, with_info: bool = True) -> None:
         fields = storage.fields()

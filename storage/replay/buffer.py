@@ -93,8 +93,7 @@ class ReplayBuffer:
     - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
     - ``consume_after_n_samples``: records are removed after this number of batches, see `ConsumingSampler`.
     - ``sample_unit``: the records to read for each record drawn, see `SampleUnit`.
-    - ``delayed_init``: make the parts when they are first used, which may be in another process. The default is True with a
-      ``transform_factory``.
+    - ``delayed_init``: make the parts at the first use, perhaps in another process; True by default with ``transform_factory``.
     - ``compilable``, ``service_backend_options``, ``transport_options``: no effect, because nothing is compiled or served here.
       ``service_backend`` and ``transport`` may be "direct" (or "auto").
     - ``end_key``, ``traj_key``: where windows (and the slices of ``rbdata.load``) find the edges of episodes, if not under the
@@ -494,10 +493,9 @@ class ReplayBuffer:
     def sample_at(self, index: Any) -> Any:
         """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 
-        ``index`` has the form of ``index`` in batches: a number, or numbers in a sequence or a tensor ``[n]``, for storages of
-        several dimensions ``[n, ndim]`` or a tuple of tensors; or a slice or a mask of all records. Nothing is drawn: the order
-        of batches does not change, the sampler's weights are left out, and `HERReplayBuffer` does not replace goals. Raises
-        SamplingError, which is also an IndexError, for rows that do not exist.
+        ``index``: a number, numbers in a sequence or a tensor ``[n]`` (for storages of several dimensions ``[n, ndim]`` or a
+        tuple of tensors), or a slice or a mask of all records. Nothing is drawn: the order of batches does not change, and
+        there are neither weights nor goals in hindsight. Raises SamplingError (an IndexError) for rows that do not exist.
         """
         with self._lock:
             if self._storage.ndim == 1 and is_part_of_all(index):
@@ -701,9 +699,7 @@ class ReplayBuffer:
         tree of columns: record i has their i-th elements. If there are more records than room, the newest stay. Raises
         SchemaError if keys, shapes or dtypes differ from the stored ones, ReadOnlyError if the buffer is read-only.
         """
-        data = as_list(data)
-        if len(self._transforms):
-            data = self._transforms.inv(data)
+        data = self._transforms.inv(as_list(data))
         if data is None:
             return torch.zeros((0, self._storage.ndim), dtype=torch.int64, device="cpu")
         with self._writing():
@@ -760,8 +756,7 @@ class ReplayBuffer:
             with self._writing():
                 write_leaf(self._storage, index, value, dim=self._swapped_dim)
             return
-        if len(self._transforms):
-            value = self._transforms.inv(value)
+        value = self._transforms.inv(value)
         with self._writing():
             write_records(self._storage, index, value, self._swapped_dim)
 
@@ -809,9 +804,8 @@ class ReplayBuffer:
         number, or ``[n]``) a record is written only if its stored version is not newer (with ``require_newer``: is older),
         and gets the new version; of several writes to one row the newest version wins, of equal ones the last.
 
-        Everything is checked before anything is written. Raises UnsupportedError without
-        ``track_generations=True``, UnknownKeyError for a key that is not stored, SchemaError for other shapes or dtypes,
-        UsageError for arguments that contradict each other.
+        Before anything is written raises UnsupportedError without ``track_generations=True``, UnknownKeyError for a key that is
+        not stored, SchemaError for other shapes or dtypes, UsageError for arguments that contradict each other.
         """
         with self._writing():
             parts = self._storage, self._writer

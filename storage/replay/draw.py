@@ -96,17 +96,15 @@ class Draw:
         """The storage rows of all steps drawn, in order; int64 ``[steps]``."""
         return self.indices() if self.timeline is None else self.timeline.rows(self.indices())
 
-    def ends(self) -> torch.Tensor:
-        """The place in ``indices`` of the last step of every piece, int64 ``[n]``."""
-        if self.lengths is None:
-            return torch.arange(1, len(self.start) + 1, device="cpu") * self.length - 1
-        if self.padded:
-            return torch.arange(0, len(self.start) * self.length, self.length, device="cpu") + self.lengths - 1
-        return self.lengths.cumsum(0) - 1
-
     def beginnings(self) -> torch.Tensor:
         """The place in ``indices`` of the first step of every piece, int64 ``[n]``."""
-        return self.ends() - self.each_length() + 1
+        if self.lengths is None or self.padded:
+            return torch.arange(len(self.start), device="cpu") * self.length
+        return self.lengths.cumsum(0) - self.lengths
+
+    def ends(self) -> torch.Tensor:
+        """The place in ``indices`` of the last step of every piece, int64 ``[n]``."""
+        return self.beginnings() + (self.length if self.lengths is None else self.lengths) - 1
 
     def mask(self) -> torch.Tensor:
         """True where ``indices`` holds a step, False where it holds padding; bool ``[steps]``."""

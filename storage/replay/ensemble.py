@@ -169,8 +169,7 @@ class SamplerEnsemble(_EnsemblePart, Sampler):
     """The samplers of an ensemble's members, and which members a batch comes from.
 
     - ``p``: probabilities of the members, as weights >= 0 of any sum; None: equal. ``"sampleable"``: in proportion to the
-      number of records (or starts of slices) that can be drawn from each at that moment; 0 for members too small for their
-      part.
+      number of records (or starts of slices) to draw a part from that each has at that moment.
     - ``sample_from_all``: a part from every member, in order; excludes ``p``.
     - ``num_buffer_sampled``: the number of parts of a batch; the default is the number of members.
 
@@ -324,19 +323,15 @@ def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:
     return batch
 
 
-def _index_of(ids: list[int], rows: list[torch.Tensor], dims: int = 1) -> TensorDictBase:
+def _index_of(ids: list[int], rows: list[torch.Tensor] | torch.Tensor, dims: int = 1) -> TensorDictBase:
     """``buffer_ids`` and ``index`` of each record, int64, ``[parts, records, ...]``, a lazy stack if the parts differ in shape;
     ``dims`` dimensions of the rows count records."""
     if len({row.shape for row in rows}) > 1:
         return LazyStackedTensorDict.lazy_stack([_index_of([member], [row], dims)[0] for member, row in zip(ids, rows)])
-    return _named_rows(ids, torch.stack(rows), dims)
-
-
-def _named_rows(ids: list[int], rows: torch.Tensor, dims: int = 1) -> TensorDict:
-    """`_index_of` of the rows of all parts, ``[parts, records, ...]``."""
-    shape = rows.shape[: dims + 1]
+    stacked = rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
+    shape = stacked.shape[: dims + 1]
     members = torch.tensor(ids, device="cpu").view(-1, *[1] * dims).expand(shape).contiguous()
-    return TensorDict({"buffer_ids": members, "index": rows}, shape)
+    return TensorDict({"buffer_ids": members, "index": stacked}, shape)
 
 
 def _info_of(ids: list[int], infos: list[dict[Any, Any]]) -> TensorDict:
@@ -377,10 +372,8 @@ class ReplayBufferEnsemble:
     """Draws ``num_buffer_sampled`` of the ``buffers`` (default: as many as there are), and a part of the batch from each.
 
     - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
-    - ``p``: probability that a part of a batch comes from each member, as positive weights of any sum; by default equal. It is
-      the share over many batches: in one batch, shares are multiples of 1 / ``num_buffer_sampled``. ``"sampleable"``: in
-      proportion to the size of each member at that moment. ``sample_from_all``: a part from every member, in order; excludes
-      ``p``.
+    - ``p``, ``sample_from_all``: see `SamplerEnsemble`. ``p`` is the share over many batches: in one batch, shares are
+      multiples of 1 / ``num_buffer_sampled``.
     - ``prefetch``: the number of parts that each member makes ahead, see `ReplayBuffer`.
     - ``transform`` or ``transform_factory``: applied after the members' own.
     - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, which replaces
@@ -595,7 +588,7 @@ class ReplayBufferEnsemble:
         for key in first:
             leaf = torch.cat([first[key], *(columns[key] for columns in others)]).unflatten(0, shape)
             joined[key] = leaf if is_ordered else leaf.index_select(0, order)
-        index = _named_rows(ids, joined.pop("index"))
+        index = _index_of(ids, joined.pop("index"))
         device = None if set(devices.values()) == {None} else torch.device("cpu")
         return nest(joined, shape, device).set("index", index)
 
@@ -645,7 +638,7 @@ class ReplayBufferEnsemble:
         if self._routing_key is None and self._routing_dim is None:
             hint = "write to its members: ensemble[0].extend(...)"
             raise ReadOnlyError("an ensemble doesn't allow writing", hint=hint)
-        data = self._transforms.inv(data) if len(self._transforms) else data
+        data = self._transforms.inv(data)
         ids = _members_of(data, len(self.buffers), self._routing_key, self._routing_dim)
         flat = data.reshape(-1)
         index: torch.Tensor | None = None

@@ -192,10 +192,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` whose batches have goals and rewards in hindsight, see `hindsight`.
 
     - ``reward_fn``: gets the relabelled steps as a TensorDict, ``[n]``, and returns their rewards, ``[n]`` or ``[n, 1]``.
-    - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or
-      ``[n, 1]``: which steps end the episode, for environments that end it when the goal is reached. The result becomes
-      ``terminated``, and ``done`` follows. By default flags stay as stored, as in TorchRL: a step that reaches its new goal is
-      then not terminated, and a step that reached the stored goal still is.
+    - ``terminated_fn``: gets the relabelled steps, with their new goals and rewards, and returns bool ``[n]`` or ``[n, 1]``:
+      which steps end the episode, for environments that end it at the goal. The result becomes ``terminated``, and ``done``
+      follows. By default flags stay as stored, as in TorchRL, also where a step reaches its new goal or reached the stored one.
     - ``her_ratio``: the fraction of every batch that is relabelled, from its beginning; the rest is as stored.
     - ``strategy``: "future", "final", "episode" or "random".
     - ``goal_key``, ``achieved_goal_key``, ``reward_key``: the keys of goals, achieved goals and rewards. With
@@ -205,8 +204,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
       dataset's episode table (see `Edges`). Goals never come from another episode, whatever the sampler draws.
     - all other ``options`` are those of `TensorDictReplayBuffer`.
 
-    Goals are replaced before the buffer's transforms are applied, which therefore see the new ones. All but ``end_key`` may be
-    assigned at any time.
+    The buffer's transforms see the new goals. All but ``end_key`` may be assigned at any time.
     """
 
     @with_options(HindsightOptions, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__)

@@ -427,10 +427,9 @@ def split_trajectories(
 
     Trajectories are identified by ``trajectory_key`` (default ``traj_ids``, under ``prefix``, which is ``collector`` if the
     batch has it), or if that is missing by ``("next", done_key)``; ids are then added. Always added: ``mask`` beside the ids,
-    bool ``[trajectories, longest]``, True for data. Takes one gather per key for any number of trajectories. With
-    ``as_nested`` (True, or a layout such as ``torch.jagged``) nothing is filled up: leaves are nested tensors, the batch is
-    ``[trajectories, -1]`` (jagged: ``[trajectories]``) without a mask, unless all trajectories have the same length.
-    Raises SchemaError if both ids and done are missing.
+    bool ``[trajectories, longest]``, True for data. With ``as_nested`` (True, or a layout such as ``torch.jagged``) leaves are
+    nested tensors, the batch is ``[trajectories, -1]`` (jagged: ``[trajectories]``) without a mask, unless all trajectories
+    have the same length. Raises SchemaError if both ids and done are missing.
     """
     if trajectory_key is not None:
         ids_key = as_key(trajectory_key)

@@ -431,12 +431,13 @@ class TensorDictMaxValueWriter(Writer):
     _cursor = cursor
 
     def add(self, data: Any) -> Any:
-        self._check(data)
-        row = int(self.extend(data.unsqueeze(0))[0])
+        row = int(self.extend(data.unsqueeze(0) if is_tensor_collection(data) else data)[0])
         return None if row < 0 else row
 
     def extend(self, data: Any) -> torch.Tensor:
-        self._check(data)
+        if not is_tensor_collection(data):
+            message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
+            raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
         ranks = data.get(self.rank_key if len(self.rank_key) > 1 else self.rank_key[0], None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
@@ -466,11 +467,6 @@ class TensorDictMaxValueWriter(Writer):
             self._storage.set(rows, data[records])
         self._storage.ordered = 0
         return index
-
-    def _check(self, data: Any) -> None:
-        if not is_tensor_collection(data):
-            message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
-            raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
 
     def empty(self, empty_write_count: bool = True) -> None:
         self._current_top_values = []

@@ -25,9 +25,8 @@ class ConsumingSampler(Sampler):
     """Uniform without replacement inside a batch; a record is consumed after ``max_sample_count`` batches.
 
     ``len(buffer)`` counts the remaining records, a larger batch is short, iteration ends with the last record, and `add` and
-    `extend` write to consumed rows first. The cost of a draw is proportional to the length of the storage. For storages of one
-    dimension, without prefetching, shared memory, windows, or shares of data-parallel training. Raises UsageError unless
-    ``max_sample_count`` is a whole number >= 1.
+    `extend` write to consumed rows first. The cost of a draw is proportional to the length of the storage, which has one
+    dimension. Not with prefetching, shared memory, windows, or data-parallel training. Raises UsageError for counts below 1.
     """
 
     ahead = False

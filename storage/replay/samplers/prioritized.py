@@ -358,8 +358,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Slices may end after their episode (right ``span``, which a single value sets), but not begin before it: a left span is
     turned off with a warning. With a right span, episodes that are too short by at most the span are drawn from as well.
-    Positional arguments and ``device`` are those of `PrioritizedSampler`, all others those of
-    `SliceSampler`.
+    Positional arguments and ``device`` are those of `PrioritizedSampler`, all others those of `SliceSampler`.
     """
 
     ahead = False
@@ -453,9 +452,3 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         state = {**PrioritizedSampler.__getstate__(self), "_pools": {}, "_starts": None, "_known": None}
         del state["_eligible"]
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        PrioritizedSampler.__setstate__(self, state)
-
-    def __repr__(self) -> str:
-        return SliceSampler.__repr__(self)

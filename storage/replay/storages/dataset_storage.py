@@ -45,9 +45,8 @@ class DatasetStorage(Storage):
     ``growth``: limit the shown steps as recorded in ``growth`` of a storage: pairs of the number of batches drawn before and
     the steps shown from then on. ``watch``: look for more of a `PartialDataset` before a batch; otherwise only `show` changes
     the shown steps. ``derive`` returns the leaves by which the dataset is read, and ``statistics`` has the values used for them
-    (`derived_leaves.derivation`). ``keys``: the leaves to read, with leaves below them and their successors; flags, the
-    reward and leaves that ``derive`` adds are always included. Raises UsageError for a ``growth`` of another dataset,
-    UnknownKeyError.
+    (`derived_leaves.derivation`). ``keys``: the leaves to read, with leaves below them and their successors; flags, the reward
+    and leaves that ``derive`` adds are always included. Raises UnknownKeyError, UsageError for a ``growth`` of another dataset.
     """
 
     immutable = True

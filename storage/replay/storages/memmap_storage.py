@@ -54,10 +54,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     without it, the first write to such a folder raises DatasetExistsError. Without ``scratch_dir`` the files are temporary:
     they are removed with the storage, by the process that made them (if that was killed, when the next process needs
     temporary files). ``auto_cleanup`` overrides whether files are removed. Disk space is reserved before rows are written:
-    DiskSpaceError if there is not enough.
-    Pickles contain no rows: the unpickled storage has the same files. ``copy.deepcopy`` copies the rows into temporary files.
-    Batches are copies: changing them never reaches the files. ``shared_init`` and ``cleanup_memmap`` have no effect: every
-    process that has the storage may write the first record.
+    DiskSpaceError if there is not enough. Pickles contain no rows: the unpickled storage has the same files; ``copy.deepcopy``
+    copies the rows into temporary files. Changed batches never reach the files. ``shared_init`` and ``cleanup_memmap`` have
+    no effect: every process that has the storage may write the first record.
     """
 
     def __init__(
