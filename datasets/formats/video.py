@@ -47,7 +47,7 @@ class Video:
         require_av(name)
         from av.video.reformatter import VideoReformatter
 
-        self._path, self._name, self._pixels = path, name, pixels
+        self._path, self.name, self._pixels = path, name, pixels
         #: One for all frames: setting up the conversion of a frame takes longer than a small frame.
         self._converter = VideoReformatter()
         self._check_boxes()
@@ -183,7 +183,7 @@ class Video:
             raise self._corrupt(f"{what} cannot be read ({error})") from error
 
     def _corrupt(self, why: str) -> CorruptSourceError:
-        return CorruptSourceError(f"{self._name} is not a valid video: {why}", hint=REFETCH)
+        return CorruptSourceError(f"{self.name} is not a valid video: {why}", hint=REFETCH)
 
 
 def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:

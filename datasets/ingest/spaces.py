@@ -273,14 +273,15 @@ def text_width(space: Mapping[str, Any]) -> int:
     return max(1, int(space["max_length"]) * widest)
 
 
-def text_rows(values: Sequence[str | bytes], width: int, name: str) -> np.ndarray:
+def text_rows(values: Sequence[str | bytes | memoryview], width: int, name: str, hint: str | None = None) -> np.ndarray:
     """Texts as rows of bytes, uint8 ``[n, width]``, zero-padded. Raises CorruptSourceError for longer ones, and for
     those that end with a NUL, which the padding would hide."""
     rows = np.zeros((len(values), width), np.uint8)
     for row, value in enumerate(values):
         data = value.encode() if isinstance(value, str) else bytes(value)
         if len(data) > width:
-            raise CorruptSourceError(f"{name}: a text of {len(data)} bytes, its space allows {width} ({data[:40]!r})")
+            message = f"{name}: a text of {len(data)} bytes, its space allows {width} ({data[:40]!r})"
+            raise CorruptSourceError(message, hint=hint)
         if data.endswith(b"\0"):
             raise CorruptSourceError(f"{name}: a text that ends with a NUL cannot be stored ({data[:40]!r})")
         rows[row, : len(data)] = np.frombuffer(data, np.uint8)

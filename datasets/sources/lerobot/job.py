@@ -68,9 +68,8 @@ class LerobotJob(EpisodeFilesJob):
         listed, self.tasks = self._listed(videos)
         self.listed = _chosen_episodes(self.info, listed, extra["episodes"])
         names = frozenset(feature.name for feature in self.info.features)
-        width = max([len(text.encode()) for text in self.tasks.values()], default=0)
-        if "task_index" not in names or extra["text"] == "omit":
-            width = 0
+        texts = self.tasks.values() if "task_index" in names and extra["text"] == "bytes" else ()
+        width = max((len(text.encode()) for text in texts), default=0)
         if width > _LONGEST_TASK:
             raise UsageError(f"{self.info.where}: a task has {width} bytes", hint="leave texts out: --text omit")
         self._text_width = width

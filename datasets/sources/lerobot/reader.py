@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -54,27 +53,26 @@ class LerobotReader(EpisodeReader):
     def unit_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
         """The episodes, in order, each with the file that holds its rows."""
         files = {raw.name.removeprefix(self.prefix): raw for raw in raws}
+        pixels = {feature.name: DEPTH if feature.depth else COLOUR for feature in self.columns.values()}
         table: _Table | None = None
-        videos: dict[str, tuple[str, Video]] = {}
+        videos: dict[str, Video] = {}
         try:
             for one in self.listed:
                 raw = files[one.data]
-                if table is None or table.name != one.data:
+                if table is None or table.name != raw.name:
                     table = _Table(raw)
                 for key, span in one.videos.items():
-                    if key not in videos or videos[key][0] != span.path:
+                    if key not in videos or videos[key].name != span.path:
                         if key in videos:
-                            videos.pop(key)[1].close()
-                        feature = next(feature for feature in self.columns.values() if feature.name == key)
-                        pixels = DEPTH if feature.depth else COLOUR
-                        videos[key] = (span.path, Video(files[span.path].file, span.path, pixels))
+                            videos[key].close()
+                        videos[key] = Video(files[span.path].file, span.path, pixels[key])
                 if one.length:
-                    yield raw, self._episode(one, table, {key: video for key, (_, video) in videos.items()}, raw)
+                    yield raw, self._episode(one, table, videos, raw)
                 else:
                     table.rows_of(one.number, 0, f"{one.data}: episode {one.number}")
                     raw.counts["empty_episodes"] += 1
         finally:
-            for _, video in videos.values():
+            for video in videos.values():
                 video.close()
 
     def _episode(self, one: ListedEpisode, table: _Table, videos: Mapping[str, Video], raw: RawInput) -> Episode:
@@ -94,8 +92,8 @@ class LerobotReader(EpisodeReader):
         if "timestamp" in self.names:
             off = table.numbers("timestamp", low, high, where) - np.arange(high - low) / self.fps
             raw.counts["late_rows"] += int((np.abs(off) > 0.5 / self.fps).sum())
-        end = _end(single, numbers, raw.counts)
-        steps = high - low if end.is_blank else high - low - 1
+        terminated, truncated, is_blank = _end(single, numbers, raw.counts)
+        steps = high - low if is_blank else high - low - 1
         states: dict[str, Rows] = {}
         for key, feature in self.columns.items():
             if feature.dtype == "video":
@@ -113,7 +111,7 @@ class LerobotReader(EpisodeReader):
             actions["next/success"] = single["next.success"][:steps, None].astype(bool)
         rewards = single.get("next.reward", np.zeros(high - low, np.float32))[:steps]
         raw.counts["steps_without_reward"] += 0 if "next.reward" in single else steps
-        return Episode(states, actions, rewards, *end)
+        return Episode(states, actions, rewards, terminated, truncated, is_blank)
 
     def _texts(self, indices: np.ndarray, where: str) -> np.ndarray:
         used, places = np.unique(indices, return_inverse=True)
@@ -180,21 +178,17 @@ def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
 # -- how an episode ends -------------------------------------------------------------------------------------------------
 
 
-class _End(NamedTuple):
-    """As in `Episode`."""
-
-    terminated: bool = False
-    truncated: bool = False
-    is_blank: bool = False
-
-
-def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], counts: Counter[str]) -> _End:
-    """How the episode of these rows ends; ``numbers`` are its columns by key. Counts irregularities."""
+def _end(
+    flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], counts: Counter[str]
+) -> tuple[bool, bool, bool]:
+    """How the episode of these rows ends: terminated, truncated, is_blank, as in `Episode`. ``numbers`` are its columns by key.
+    Counts irregularities."""
     done = flags.get("next.done", np.zeros(0)).astype(bool)
-    end, inner, is_repeated, failed = _End(), int(done[:-1].sum()), False, False
+    inner = int(done[:-1].sum())
+    terminated = truncated = is_blank = is_repeated = failed = False
     if len(done) and done[-1]:
         success = flags.get("next.success")
-        by_clock = bool(flags["next.truncated"][-1]) if "next.truncated" in flags else False
+        by_clock = "next.truncated" in flags and bool(flags["next.truncated"][-1])
         over = bool(flags["next.terminated"][-1]) if "next.terminated" in flags else not by_clock
         # Without success it may have been the time limit, where the data do not say that the episode was terminated.
         failed = success is not None and not success[-1] and "next.terminated" not in flags
@@ -203,12 +197,12 @@ def _end(flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], cou
             np.array_equal(values[-1], values[-2], equal_nan=True) for values in same
         )
         if is_repeated:  # the only ends of lerobot's evaluation are success and the time limit
-            end, inner = _End(over and not failed, by_clock or failed), inner - 1
+            terminated, truncated, inner = over and not failed, by_clock or failed, inner - 1
         else:
-            end = _End(truncated=True) if by_clock else _End(terminated=True, is_blank=True)
-    counts.update(blank_successors=end.is_blank, inner_dones=inner, repeated_rows=is_repeated)
-    counts.update(done_without_success=end.is_blank and failed)
-    return end
+            terminated, truncated, is_blank = not by_clock, by_clock, not by_clock
+    counts.update(blank_successors=int(is_blank), inner_dones=inner, repeated_rows=int(is_repeated))
+    counts.update(done_without_success=int(is_blank and failed))
+    return terminated, truncated, is_blank
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------

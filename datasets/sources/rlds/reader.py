@@ -298,11 +298,19 @@ class RldsReader(EpisodeReader):
         if not rows:
             counts["empty_episodes"] += 1
             return None
-        flags = {name: _flags(row.get(f"{STEPS}/{name}"), rows, name == "is_last") for name in _ENDS}
-        terminal, last = bool(flags["is_terminal"][-1]), bool(flags["is_last"][-1])
+        is_last, is_terminal = (_flags(row.get(name), rows, name == _FLAGS[0]) for name in _FLAGS)
+        terminal, last = bool(is_terminal[-1]), bool(is_last[-1])
+        # A few writers mark the row before the last: the transition that ended it, not the state that it ended in.
+        terminated = bool(is_terminal[-2:].any())
         kept = keep and terminal
         steps = rows - (not kept)
-        self._count(row, flags, kept, counts)
+        counts["kept_last_rows"] += kept
+        counts["blank_successors"] += kept or (terminal and _ends_blank(row))
+        counts["unused_last_rows"] += terminal and not kept and _is_real(row)
+        counts["given_up_steps"] += not terminal and _has_reward(row)
+        counts["early_ends"] += bool(is_last[:-1].any())
+        counts["cut_episodes"] += not (last or terminated)
+        counts["episodes_without_rewards"] += _REWARD not in row
         states: dict[str, Rows] = {}
         actions: dict[str, Rows] = {}
         for name, values in row.items():
@@ -317,8 +325,6 @@ class RldsReader(EpisodeReader):
             actions.update(self._leaves(values, steps))
         reward = row.get(_REWARD)
         rewards = np.zeros(rows, np.float32) if reward is None else reward.elements().reshape(rows)
-        # A few writers mark the row before the last: the transition that ended it, not the state that it ended in.
-        terminated = terminal or bool(flags["is_terminal"][-2:].any())
         return Episode(states, actions, rewards[:steps], terminated, last and not terminated, is_blank=kept)
 
     def _read(self, lists: Lists, where: str) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -340,19 +346,6 @@ class RldsReader(EpisodeReader):
                 raise CorruptSourceError(f"{where}: {values.count} values of {name}, not one")
         return row, once
 
-    def _count(
-        self, row: Mapping[str, Values], flags: Mapping[str, np.ndarray], kept: bool, counts: Counter[str]
-    ) -> None:
-        """Count the irregularities of an episode."""
-        terminal = bool(flags["is_terminal"][-1])
-        counts["kept_last_rows"] += kept
-        counts["blank_successors"] += kept or (terminal and _ends_blank(row))
-        counts["unused_last_rows"] += terminal and not kept and _is_real(row)
-        counts["given_up_steps"] += not terminal and _has_reward(row)
-        counts["early_ends"] += bool(flags["is_last"][:-1].any())
-        counts["cut_episodes"] += not (flags["is_last"][-1] or flags["is_terminal"][-2:].any())
-        counts["episodes_without_rewards"] += _REWARD not in row
-
     def _is_real(self, lists: Lists, where: str) -> bool:
         """Whether the last row of a terminal episode is a step."""
         names = (*_READ, *(feature.name for feature in self.features if _is_in(feature.name, _ACTION)))
@@ -365,10 +358,12 @@ class RldsReader(EpisodeReader):
         """The first rows of a feature by their leaf. A feature of the episode has its value in each row."""
         feature, key = values.feature, self.keys[values.feature.name]
         shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
+        hint = _LONGER.format(self.most)
         if feature.kind == "text":
-            shape, blocks = (self.most,), self._texts(values)
+            shape, bounds = (self.most,), row_blocks(len(values.strings), self.most)
+            blocks = (text_rows(values.strings[low:high], self.most, values.where, hint) for low, high in bounds)
         elif feature.items == -1:
-            shape, blocks = (self.most, *shape), values.padded(self.most, _LONGER.format(self.most))
+            shape, blocks = (self.most, *shape), values.padded(self.most, hint)
             yield self.keys[f"{feature.name}/length"], values.sizes()[:rows]
         elif feature.kind == "numbers" or feature.items is not None or not shape:
             shape = (feature.items, *shape) if feature.items is not None else shape
@@ -377,14 +372,6 @@ class RldsReader(EpisodeReader):
             blocks = _repeated(blocks, rows)
         stored = (cast_rows(block, dtype, values.where) for block in blocks)
         yield key, LazyRows(dtype, shape, _first(stored, rows))
-
-    def _texts(self, values: Values) -> Iterator[np.ndarray]:
-        longest = max(map(len, values.strings), default=0)
-        if longest > self.most:
-            message = f"{values.where}: a text of {longest} bytes, longer than a row holds"
-            raise CorruptSourceError(message, hint=_LONGER.format(self.most))
-        for low, high in row_blocks(len(values.strings), self.most):
-            yield text_rows([bytes(text) for text in values.strings[low:high]], self.most, values.where)
 
 
 #: Features that are read even if they do not become leaves.
