@@ -492,20 +492,22 @@ class EpisodeFilesJob(StagedJob):
     def _target(self, unit: Unit, folder: Path | None = None) -> Path:
         return (folder or self._folder) / f"unit-{unit.number:05d}"
 
-    def _decoded(self, folder: Path, unit: Unit) -> Recording | None:
-        """A unit that was decoded from these objects, as far as their place states what they are."""
-        try:
-            found = Recording(self._target(unit, folder))
-        except (OSError, ValueError):
-            return None
-        same = len(found.objects) == len(unit.objects) and all(map(_is_of, found.objects, unit.objects))
-        return found if same else None
+    def _decoded(self, folder: Path) -> Iterator[Recording | None]:
+        """The recording of each unit that was decoded from these objects, as far as their place states what they are."""
+        for unit in self.units:
+            try:
+                found = Recording(self._target(unit, folder))
+            except (OSError, ValueError):
+                yield None
+                continue
+            same = len(found.objects) == len(unit.objects) and all(map(_is_of, found.objects, unit.objects))
+            yield found if same else None
 
     def _dictionary(self, folder: Path) -> Path:
         """The file of the dictionary, with a name that follows from what is stated of the objects that it is made from: those
         of the first unit that is not known to be without a step."""
-        decoded = ((unit, self._decoded(folder, unit)) for unit in self.units)
-        first = next((unit for unit, found in decoded if found is None or found.states[0]), self.units[0])
+        pairs = zip(self.units, self._decoded(folder))
+        first = next((unit for unit, found in pairs if found is None or found.states[0]), self.units[0])
         stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in first.objects]
         return folder / f"{DICTIONARY}-{crc32c(repr(stated).encode())}"
 
@@ -513,20 +515,15 @@ class EpisodeFilesJob(StagedJob):
         """The units to be decoded. Without the dictionary, only units without a step count as decoded."""
         path = self._dictionary(folder)
         dictionary = crc32c(path.read_bytes()) if path.is_file() else None
-        left = []
-        for index, unit in enumerate(self.units):
-            found = self._decoded(folder, unit)
-            if found is None or (found.states[0] and found.about.get("dictionary") != dictionary):
-                left.append(index)
-        return left
+        return [
+            index
+            for index, found in enumerate(self._decoded(folder))
+            if found is None or (found.states[0] and found.about.get("dictionary") != dictionary)
+        ]
 
     def _first(self) -> Recording | None:
         """The first unit with a step, if all before it are decoded."""
-        for unit in self.units:
-            decoded = self._decoded(self._folder, unit)
-            if decoded is None or decoded.states[0]:
-                return decoded
-        return None
+        return next((found for found in self._decoded(self._folder) if found is None or found.states[0]), None)
 
     @cached_property
     def _every(self) -> list[Recording]:

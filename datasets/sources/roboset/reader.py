@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TRIAL = re.compile(r"Trial(\d{1,9})")
 _SIMULATED = ("observations", "actions", "rewards", "done")
 _SOLVED = "config/solved"
-_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_]+")
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_/]+")
 
 
 class RobosetJob(EpisodeFilesJob):
@@ -116,24 +116,19 @@ class _Trial:
     def episodes(self, empty: frozenset[str]) -> Iterator[Episode]:
         """The trial's runs of steps whose action and reward are numbers, each up to the next row that is flagged done."""
         steps = max(0, self.rows - 1)
-        actions = [self._read(path) for path in self._arrays if self._is_action(path)]
         real = np.ones(self.rows, bool)
-        for rows in actions:
+        for rows in (self._read(path) for path in self._arrays if self._is_action(path)):
             if rows.dtype.kind == "f":
                 real &= ~np.isnan(rows).any(tuple(range(1, rows.ndim)))
-        rewards: np.ndarray = np.zeros(steps, np.float32)
-        done: np.ndarray = np.zeros(steps, bool)
-        usable: np.ndarray = real[:steps].copy()
+        rewards, done, usable = np.zeros(steps, np.float32), np.zeros(steps, bool), real[:steps].copy()
         if self._real:
             self._counts["unrewarded_trials"] += 1
         else:
-            rewards = self._read("rewards")[1:].reshape(-1)
-            if len(rewards) != steps:
-                raise CorruptSourceError(
-                    f"{self._where}: rewards is {list(self._read('rewards').shape)}, not one number a row"
-                )
-            flags = self._read("done")[1:] != 0
-            done = flags.any(tuple(range(1, flags.ndim)))
+            rewards, flags = self._read("rewards")[1:], self._read("done")[1:] != 0
+            if rewards.size != steps:
+                message = f"{self._where}: rewards is {list(rewards.shape[1:])} in a row, not one number"
+                raise CorruptSourceError(message)
+            rewards, done = rewards.reshape(-1), flags.any(tuple(range(1, flags.ndim)))
             usable &= np.isfinite(rewards)
         self._counts["given_up_steps"] += bool(self.rows and real[-1])
         self._counts["unusable_steps"] += int(np.count_nonzero(~usable))
@@ -178,12 +173,11 @@ class _Trial:
         if path in ("time", "data/time"):
             return "time"
         if self._real:
-            key = (
-                "info/user" if path == "data/user" else f"{'action' if self._is_action(path) else 'observation'}/{rest}"
-            )
+            top = "action" if self._is_action(path) else "observation"
+            key = "info/user" if path == "data/user" else f"{top}/{rest}"
         else:
             key = {"observations": "observation", "actions": "action"}.get(path, f"info/{rest or first}")
-        return "/".join(_NOT_IN_KEYS.sub("_", part) for part in key.split("/"))
+        return _NOT_IN_KEYS.sub("_", key)
 
     def _is_read(self, path: str, array: h5py.Dataset) -> bool:
         """Whether an array becomes a leaf. Raises CorruptSourceError for one that does, and is damaged."""

@@ -53,8 +53,7 @@ class RobosetSource(Source):
 
         def logs_at(path: str) -> list[FoundFile]:
             with suppress(ObjectNotFoundError):
-                found = files_below(location, path, _SUFFIX)
-                if found:
+                if found := files_below(location, path, _SUFFIX):
                     return found
             file = path.removesuffix(_SUFFIX) + _SUFFIX
             return [(file, location.stat(file))]
