@@ -48,9 +48,9 @@ from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps,
 RECORDING = "recording"
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
-#: The guessed share of their size that compressed frames take if no environment can be tried; it ranges from 1/200 (Pong) to
-#: 1/2 (noise).
-GUESSED_RATIO = 0.1
+#: The share of their size that compressed frames take if no environment can be tried, and the smallest and largest share as
+#: multiples of it: from 1/200 (Pong) to 1/2 (noise). Frames may be that far from those of a short trial, too.
+_GUESSED, _MEASURED = (0.1, 1 / 20, 5.0), (1 / 3, 3.0)
 
 REWARD, END, DICTIONARY, ABOUT, RESUME_FILE = "reward", "end", "dictionary", "about.json", "kept.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
@@ -315,6 +315,8 @@ class RecordedJob(StagedJob):
     staging = "recording"
     #: Whether a recording that was interrupted is continued.
     continues_recording = False
+    #: The share of their size that compressed rows took in a trial, if there was one.
+    measured_ratio: float | None = None
     #: The folder of the recording, set by `staging_tasks`.
     _folder: Path
     #: The spaces of observation and action, if they are known.
@@ -347,30 +349,22 @@ class RecordedJob(StagedJob):
         """Write the recording into a folder."""
         raise NotImplementedError
 
-    def ratio(self) -> float:
-        """The share of their size that large rows are expected to take when compressed."""
-        return GUESSED_RATIO
-
-    def _compresses(self) -> bool:
+    @property
+    def compresses(self) -> bool:
+        """Whether large rows are compressed."""
         return bool(self.bulk) and not load_codec(self._codec).fixed_rows
-
-    def ratio_range(self) -> tuple[float, float]:
-        """The smallest and the largest share, as multiples of `ratio`."""
-        return 1 / 20, 5.0
 
     def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
         """The expected size on disk of this many steps."""
+        ratio = low = high = 1.0
+        if self.compresses:
+            ratio, low, high = _GUESSED if self.measured_ratio is None else (self.measured_ratio, *_MEASURED)
         small = sum(column.row_bytes for column in self.columns if not column.large)
-        large: float = sum(column.row_bytes for column in self.columns if column.large)
-        if large and not load_codec(self._codec).fixed_rows:
-            large *= self.ratio()
-        bulk = set(self.bulk)
-        lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in bulk)
+        large = ratio * sum(column.row_bytes for column in self.columns if column.large)
+        lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk)
         lasting += int(large) * (2 if self.options.layout == "ted" else 1)
         # The recording lies beside the dataset until that is complete.
-        disk, stored = int(steps * (small + large + 5 + lasting)), steps * lasting
-        low, high = self.ratio_range() if self._compresses() else (1.0, 1.0)
-        guessed = steps * int(large) if self._compresses() else 0
+        disk, stored, guessed = int(steps * (small + large + 5 + lasting)), steps * lasting, steps * int(large)
         return Expectation(
             *(0, steps, episodes, disk, ["recording"]),
             stored_bytes=(int(stored - guessed * (1 - low)), int(stored + guessed * (high - 1))),

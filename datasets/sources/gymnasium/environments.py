@@ -379,7 +379,7 @@ def _set_by_installed(kind: type) -> set[str]:
     found: set[str] = set()
     for one in kind.__mro__:
         if not is_local_module(one.__module__):
-            found.update(*(_assigned(code) for code in _own_codes(one, "__init__")))
+            found.update(*(names_in(code, "STORE_ATTR") for code in _own_codes(one, "__init__")))
     return found
 
 
@@ -408,7 +408,7 @@ def _changed_by_classes(kind: type) -> dict[type, set[str]]:
     for one, names in found.items():
         for value in vars(one).values():
             code = getattr(value.fget, "__code__", None) if isinstance(value, property) else None
-            names |= _assigned(code) if code is not None else set()
+            names |= names_in(code, "STORE_ATTR") if code is not None else set()
     left, done = [*_RUNS], set[str]()
     while left:
         name = left.pop()
@@ -417,14 +417,9 @@ def _changed_by_classes(kind: type) -> dict[type, set[str]]:
         done.add(name)
         for one, names in found.items():
             for code in _own_codes(one, name):
-                names |= _assigned(code)
+                names |= names_in(code, "STORE_ATTR")
                 left += [other for other in code.co_names if other not in done]
     return found
-
-
-def _assigned(code: CodeType) -> frozenset[str]:
-    """The attributes that a code object assigns."""
-    return names_in(code, "STORE_ATTR")
 
 
 def _own_codes(kind: type, name: str) -> Iterator[CodeType]:

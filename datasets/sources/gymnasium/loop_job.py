@@ -114,23 +114,21 @@ class EpisodeLog:
 
     def pieces(self) -> Iterator[Piece]:
         """The records of whole episodes, in order."""
-        for place in self.kept:
-            yield self._read(place)
-
-    def _read(self, place: _RecordPlace) -> Piece:
         import zstandard
 
-        self._file.seek(place.offset)
-        data = self._file.read(place.stored)
-        if place.stored < place.bytes:
-            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=place.bytes)
-        rows, at = [], 0
-        for column in self._columns:
-            count = place.steps + (place.begins and column.per == "state")
-            rows.append(np.frombuffer(data, column.dtype, count * int(np.prod(column.shape, dtype=int)), at))
-            rows[-1] = rows[-1].reshape(count, *column.shape)
-            at += rows[-1].nbytes
-        return Piece(place.env, bool(place.begins), place.end, rows, np.frombuffer(data, "<f8", place.steps, at))
+        for place in self.kept:
+            self._file.seek(place.offset)
+            data = self._file.read(place.stored)
+            if place.stored < place.bytes:
+                data = zstandard.ZstdDecompressor().decompress(data, max_output_size=place.bytes)
+            rows, at = [], 0
+            for column in self._columns:
+                count = place.steps + (place.begins and column.per == "state")
+                some = np.frombuffer(data, column.dtype, count * int(np.prod(column.shape, dtype=int)), at)
+                rows.append(some.reshape(count, *column.shape))
+                at += some.nbytes
+            rewards = np.frombuffer(data, "<f8", place.steps, at)
+            yield Piece(place.env, bool(place.begins), place.end, rows, rewards)
 
     def _scan(self) -> tuple[list[_RecordPlace], int]:
         """The records that are whole, and where the last of them ends."""

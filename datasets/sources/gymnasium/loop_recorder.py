@@ -50,11 +50,12 @@ from ...ingest.request import Listener, Request
 from ...ingest.run import run
 from .environments import PYTHON, changes_of_environment, describe_environment
 from .loop_job import LOG, EpisodeLog, LoopJob, Piece
-from .policy import checked, seeded
+from .policy import check_action, seeded
 from .recording import LeafRows, first_observation, to_end, to_reward
 from .source import check_name, join_name
 
 _OVERWRITTEN = 'put a copy into infos["final_obs"], or use another autoreset mode than same-step'
+_NOT_RECORDED = "this action cannot be recorded:"
 #: After how many steps an environment is reset, to see whether the reset changes what the last step returned.
 _TRIED_STEPS = (1, 3, 10)
 #: The locks of the recorders that are open, with the process that opened them.
@@ -90,8 +91,10 @@ class _OpenEpisode:
         """Begin an episode; an episode that did not end is truncated, or dropped if it has no steps."""
         if self.is_open and self.steps:
             self._write(END_TRUNCATED)
-        self._clear()
-        self.is_open = False
+        self.is_open, self._bytes = False, 0
+        self._rewards.clear()
+        for rows in self._rows:
+            rows.clear()
         states = self._copied(self._tape.job.observation, observation)
         self.is_open, self._begins, self.steps = True, 1, 0
         self._put(0, states)
@@ -156,18 +159,10 @@ class _OpenEpisode:
             for rows, column in zip(self._rows, tape.job.columns)
         ]
         tape.log.append(Piece(self._env, bool(self._begins), end, rows, rewards))
-        kept = [] if end else [rows[-1] for rows in self._rows]
-        rewards_kept = [] if end else self._rewards[-1:]
-        self._clear()
-        for rows_kept, row in zip(self._rows, kept):
-            rows_kept.append(row)
-        self._rewards += rewards_kept
-
-    def _clear(self) -> None:
-        for rows in self._rows:
-            rows.clear()
-        self._rewards.clear()
         self._begins = self._bytes = 0
+        del self._rewards[:last]
+        for written in self._rows:
+            del written[:last]
 
 
 class Tape:
@@ -282,19 +277,14 @@ class Tape:
             self.log.close()
 
     def abandon(self) -> None:
-        """Stop, and leave the episodes that ended to the next recorder of this name."""
-        if not self.is_ours:
+        """Stop, unless it is stopped, and leave the episodes that ended to the next recorder of this name."""
+        if self._is_released or not self.is_ours:
             return
         with suppress(UsageError):  # its file was edited meanwhile
             after = {"layers": describe_environment(self._env), "python": PYTHON}
             self._writer.remember("environment", after, 1)
         self.log.close()
         self._release()
-
-    def abandon_if_open(self) -> None:
-        """Stop when the recorder is garbage-collected without having been stopped."""
-        if not self._is_released:
-            self.abandon()
 
     def _release(self) -> None:
         self._is_released = True
@@ -336,7 +326,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)  # type: ignore[arg-type]  # of several environments `__new__` has made the other class
         self._tape: Tape | None = Tape(env, 1, **options)
-        finalize(self, self._tape.abandon_if_open).atexit = False
+        finalize(self, self._tape.abandon).atexit = False
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
 
@@ -361,7 +351,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         lane = self._tape.lanes[0]
         if not lane.is_open:
             raise UsageError("there is no episode to step in", hint="call reset() first")
-        taken = lane.action(_taken(action, self.env.action_space, None))
+        taken = lane.action(check_action(action, self.env.action_space, None, _NOT_RECORDED))
         with self._tape.cutting():
             observation, reward, terminated, truncated, info = self.env.step(action)
             lane.step(taken, observation, reward, terminated, truncated)
@@ -409,7 +399,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         if self._mode == AutoresetMode.SAME_STEP and isinstance(env.unwrapped, gymnasium.vector.AsyncVectorEnv):
             _check_final_observations(env.unwrapped)
         self._tape: Tape | None = Tape(env, env.num_envs, **options)
-        finalize(self, self._tape.abandon_if_open).atexit = False
+        finalize(self, self._tape.abandon).atexit = False
         self.dataset_id = self._tape.place.id
         self.path: Path | None = None
         #: After an error, of which no lane knows whether its environment was stepped.
@@ -423,7 +413,9 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             return self.env.reset(seed=seed, options=options)
         with self._cutting(self._tape):
             observations, info = self.env.reset(seed=seed, options=options)
-            for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
+            for lane, begins, observation in zip(
+                self._tape.lanes, which, iterate(self.env.observation_space, observations)
+            ):
                 if begins:
                     lane.begin(observation)
         self._must_reset = self._must_reset and not which.all()
@@ -435,7 +427,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
             return self.env.step(actions)
         if self._must_reset:
             raise UsageError("there are no episodes to step in", hint="call reset() first, for all environments")
-        stacked = _taken(actions, self.env.single_action_space, self.num_envs)
+        stacked = check_action(actions, self.env.single_action_space, self.num_envs, _NOT_RECORDED)
         lanes = self._tape.lanes
         taken = [
             lane.action(one) if lane.is_open else []
@@ -444,7 +436,7 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
         with self._cutting(self._tape):
             with self._final_observations_copied():
                 observations, rewards, terminated, truncated, info = self.env.step(actions)
-            for i, (lane, observation) in enumerate(zip(lanes, self._each(observations))):
+            for i, (lane, observation) in enumerate(zip(lanes, iterate(self.env.observation_space, observations))):
                 if not lane.is_open:
                     if self._mode == AutoresetMode.NEXT_STEP:
                         lane.begin(observation)
@@ -504,9 +496,6 @@ class VectorRecorder(gymnasium.vector.VectorWrapper):
                 f"environment {number} of {self.dataset_id} reuses its observation: the reset overwrote the final one"
             )
             raise RbdataError(message, hint=_OVERWRITTEN)
-
-    def _each(self, observations: Any) -> Any:
-        return iterate(self.env.observation_space, observations)
 
 
 class _CopiesFinal:
@@ -618,14 +607,3 @@ def _is_foreign(array: np.ndarray) -> bool:
     while isinstance(base, np.ndarray):
         base = base.base
     return base is not None
-
-
-def _taken(action: Any, space: gymnasium.Space[Any], count: int | None) -> Any:
-    """The action as it is recorded. Raises UsageError for an action outside the space."""
-    try:
-        return checked(action, space, count)
-    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-        wanted = f"{space}" if count is None else f"{count} of {space}, stacked"
-        raise UsageError(
-            f"the action {action!r:.80} cannot be recorded: {reason(error)}", hint=f"the environment takes {wanted}"
-        ) from error

@@ -199,12 +199,8 @@ class Actor:
         if self._epsilon and self._count == 1 and self._dice.random() < self._epsilon:
             return self._space.sample()
         given = self._attempt(self._policy, observation)
-        try:
-            action = checked(given, self._space, self._count if self._count > 1 else None)
-        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-            wanted = f"{self._space}" if self._count == 1 else f"{self._count} of {self._space}, stacked"
-            message = f"the policy {self._name} returned {_short(given)}: {reason(error)}"
-            raise UsageError(message, hint=f"the environment takes {wanted}") from error
+        count = self._count if self._count > 1 else None
+        action = check_action(given, self._space, count, f"the policy {self._name} returned")
         return self._mixed(action) if self._epsilon and self._count > 1 else action
 
     def _mixed(self, actions: Any) -> Any:
@@ -219,23 +215,32 @@ class Actor:
         return concatenate(self._space, items, room)
 
 
-def checked(action: Any, space: gymnasium.Space, count: int | None) -> Any:
+def check_action(action: Any, space: gymnasium.Space, count: int | None, what: str) -> Any:
     """An action as the space has it; with ``count`` those of ``count`` environments, stacked.
 
-    Raises TypeError or ValueError in words for a wrong structure, shape or kind of number, a Discrete action that does not
-    exist, one that is not finite, and one that the dtype of the space does not hold. Box actions may lie outside the
+    Raises UsageError, which begins with ``what``, for a wrong structure, shape or kind of number, a Discrete action that does
+    not exist, one that is not finite, and one that the dtype of the space does not hold. Box actions may lie outside the
     bounds: what happens then is the environment's affair.
     """
+    try:
+        return _checked(action, space, count)
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+        wanted = f"{space}" if count is None else f"{count} of {space}, stacked"
+        message = f"{what} {action!r:.80}: {reason(error)}"
+        raise UsageError(message, hint=f"the environment takes {wanted}") from error
+
+
+def _checked(action: Any, space: gymnasium.Space, count: int | None) -> Any:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         if not isinstance(action, dict) or set(action) != set(space.spaces):
             raise TypeError(f"not a dict of {', '.join(space.spaces)}")
-        return {key: checked(action[key], inner, count) for key, inner in space.spaces.items()}
+        return {key: _checked(action[key], inner, count) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         if not isinstance(action, (tuple, list)) or len(action) != len(space.spaces):
             raise TypeError(f"not a tuple of {len(space.spaces)}")
-        return tuple(checked(one, inner, count) for one, inner in zip(action, space.spaces))
+        return tuple(_checked(one, inner, count) for one, inner in zip(action, space.spaces))
     if isinstance(space, spaces.Text):
         values = [action] if count is None else action
         if (count is not None and len(action) != count) or not all(space.contains(one) for one in values):
@@ -280,11 +285,6 @@ def _limits(space: Any) -> tuple[Any, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return space.start, space.start + space.nvec
     return 0, 2
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @contextmanager

@@ -211,10 +211,8 @@ class _Recording:
         self._notes += self._values.notes()
         states = [lane.all_states for lane in self._lanes]
         counts = {"actions_out_of_bounds": self._outside}
-        own = {
-            self._task.given["policy_content"].get("file"),
-            *self._task.given["policy_content"].get("files", {}).values(),
-        }
+        content = self._task.given["policy_content"]
+        own = {content.get("file"), *content.get("files", {}).values()}
         opened = {label: state for label, state in files.labelled(Path.cwd()).items() if state not in (WRITTEN, *own)}
         self._writer.finish({"states": states, "counts": counts, "notes": self._notes, "opened": opened})
 
@@ -324,14 +322,14 @@ class RecordingJob(EnvironmentJob):
                 raise UsageError(message, hint=f"record fewer environments, or more {unit}")
         self.made = replace(made, count=count)
         self._policy = self.given["policy"] if policy is None else policy
-        self._ratio: float | None = None
         notes: list[str] = []
         with importable(), heard(notes):
             self._policy_content = policy_content(self._policy)
             with replace(made, count=1, own=None).opened() as (env,):  # one environment is enough for the spaces
                 self._environment = describe_environment(env)
                 super().__init__(made.id, env, count, options)
-                self._ratio = self._measure(env) if made.make is None and self._compresses() else None
+                if made.make is None and self.compresses:
+                    self.measured_ratio = self._measure(env)
         self._notes = notes
         if made.make is None and not has_local_code(self._environment):
             self._environment = []  # its id and arguments identify it
@@ -341,9 +339,9 @@ class RecordingJob(EnvironmentJob):
         told = {
             "policy_content": self._policy_content.get("content"),
             "policy_files": self._policy_content.get("files"),
+            "environment_layers": self._environment,
+            "process": self._process,
         }
-        told["environment_layers"] = self._environment
-        told["process"] = self._process
         return {
             "converter": self.converter,
             "environment": self.spec,
@@ -355,11 +353,8 @@ class RecordingJob(EnvironmentJob):
 
     def describe(self) -> dict[str, Any]:
         policy = dict(self._policy_content)
-        about: dict[str, Any] = {
-            **super().describe(),
-            "options": {**self.given, "unknown_next": self.options.unknown_next},
-        }
-        about["policy_sha256"] = policy.pop("file", None)
+        options = {**self.given, "unknown_next": self.options.unknown_next}
+        about: dict[str, Any] = {**super().describe(), "options": options, "policy_sha256": policy.pop("file", None)}
         # Acting may have changed policy and environment: they are the same all the same.
         policy_after, environment_after = policy.get("content"), self._environment
         with suppress(UsageError):  # their files were edited meanwhile
@@ -385,13 +380,6 @@ class RecordingJob(EnvironmentJob):
     def expect(self) -> Expectation:
         steps, episodes = self.given["steps"], self.given.get("episodes") or 0
         return self.expect_rows(steps or 0, episodes)  # the lengths of episodes are unknown beforehand
-
-    def ratio(self) -> float:
-        return super().ratio() if self._ratio is None else self._ratio
-
-    def ratio_range(self) -> tuple[float, float]:
-        # Measured on some seconds of random play, which later frames may be unlike.
-        return super().ratio_range() if self._ratio is None else (1 / 3, 3.0)
 
     def _measure(self, env: Any) -> float | None:
         """The compressed share of large rows, measured in a short trial of the environment with random actions."""
