@@ -79,22 +79,19 @@ class FillTask:
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Write all rows of the part. Returns its record: what each sink returns, and the object's checksum if computed."""
-        with limited(self.files):
-            return self._fill(on_block)
-
-    def _fill(self, on_block: OnBlock) -> dict[str, Any]:
-        records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
         where = (self.index, self.first_state, self.states, self.all_states, self.threads)
-        rest = [name for name, record in records.items() if record is None]
-        sinks = {name: open_sink(self.folder, self.schema[name], *where) for name in rest}
-        crc32c = None
-        with closing(self.source.blocks([self.schema[name] for name in sinks], self.threads)) as blocks:
-            for block in blocks:
-                for position, starts in block.runs:
-                    sinks[block.leaf].write(position, block.buffer, starts)
-                crc32c = block.crc32c
-                on_block(block.done, block.fetched, block.retries)
-        return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": crc32c}
+        checksum = None
+        with limited(self.files):
+            records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
+            rest = [self.schema[name] for name, record in records.items() if record is None]
+            sinks = {leaf.name: open_sink(self.folder, leaf, *where) for leaf in rest}
+            with closing(self.source.blocks(rest, self.threads)) as blocks:
+                for block in blocks:
+                    for position, starts in block.runs:
+                        sinks[block.leaf].write(position, block.buffer, starts)
+                    checksum = block.crc32c
+                    on_block(block.done, block.fetched, block.retries)
+            return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": checksum}
 
 
 def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, files: RawFiles | None = None) -> list[FillTask]:
@@ -483,13 +480,9 @@ def _file_name(item: RemoteObject) -> str:
     return f"{crc32c(item.url.encode())}-{item.name}"
 
 
-def _source_record(job: Job, plan: Plan) -> dict[str, Any]:
-    """``source`` of the manifest."""
-    names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
-    return {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
-
-
 def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
+    names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
+    source = {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
     unverified = job.unverified()
     returns, lengths = plan.episodes.summary()
     provenance: dict[str, Any] = {
@@ -505,7 +498,7 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         schema=job.schema,
         steps=plan.steps,
         episodes=len(plan.episodes),
-        source=_source_record(job, plan),
+        source=source,
         parts=[part.to_json() for part in plan.parts],
         spaces=plan.spaces,
         counts=plan.counts,
