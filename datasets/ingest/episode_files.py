@@ -477,10 +477,13 @@ class EpisodeFilesJob(StagedJob):
         for index in sorted(left, key=lambda index: -self.units[index].size):
             unit = self.units[index]
             remove_tree(self._target(unit))
-            reader = unit.reader or self.reader
             how = (self.options, dictionary, threads, begins)
-            tasks.append(_DecodeTask(index, unit, reader, self._target(unit), *how))
+            tasks.append(_DecodeTask(index, unit, self.reader_of(unit), self._target(unit), *how))
         return tasks
+
+    def reader_of(self, unit: Unit) -> EpisodeReader:
+        """How the objects of a unit are read; called when the unit is about to be decoded."""
+        return unit.reader or self.reader
 
     def holds_staged(self, folder: Path) -> bool:
         """Whether there are objects that were fetched, or begun."""

@@ -95,10 +95,9 @@ class GenDgrlReader(EpisodeReader):
             if self.game is None:
                 found = found or game
                 if game is None or game != found:
-                    message = (
-                        f"{raw.name}: {member.name} is of {game or 'an unknown game'}, not of {found or 'a known one'}"
-                    )
-                    raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
+                    pair = f"{game or 'an unknown game'}, not of {found or 'a known one'}"
+                    hint = "name the dataset with --dataset, such as chaser-1M_E"
+                    raise CorruptSourceError(f"{raw.name}: {member.name} is of {pair}", hint=hint)
             elif game not in (None, self.game):
                 continue
             where = f"{raw.name}: {member.name}"
@@ -198,8 +197,7 @@ def _arrays(file: IO[bytes] | None, size: int, where: str) -> dict[str, np.ndarr
             raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
         return _unzipped(head + file.read(), where)
     if head != _NPY:
-        message = f"{where} is neither a pickled dictionary (.npy) nor an .npz: it begins with {head!r}"
-        raise CorruptSourceError(message)
+        raise CorruptSourceError(f"{where} is neither a pickled dictionary (.npy) nor an .npz: it begins with {head!r}")
     version, _ = file.read(2) or b"\0\0"
     length = int.from_bytes(file.read(2 if version == 1 else 4), "little")
     if b"'|O'" not in file.read(min(length, 1 << 12)):
@@ -243,24 +241,19 @@ def _is_frames(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
 def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     """The arrays as they are used: one number a step, flags bool. Raises CorruptSourceError where they do not fit together."""
     check_keys(_KEYS, where, arrays)
-    shapes = {key: arrays[key].shape for key in _KEYS}
-    steps = arrays["actions"].size
-    observations = arrays["observations"]
+    observations, *others = (arrays[key] for key in _KEYS)
+    steps = others[0].size
     if _is_frames(observations.dtype, observations.shape):
         observations = _to_bytes(observations, where)
-    lengths = [shapes["observations"][:1] == (steps + 1,)]
-    lengths += [shapes[key] in ((steps,), (steps, 1)) for key in _KEYS[1:]]
-    if not steps or not all(lengths) or observations.ndim != 4:
-        listed = ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items())
-        raise CorruptSourceError(f"{where}: the shapes do not fit together: {listed}")
-    if observations.dtype != np.uint8 or arrays["actions"].dtype.kind not in "iu":
-        message = f"{where} has observations of {observations.dtype} and actions of {arrays['actions'].dtype}"
-        raise CorruptSourceError(message)
-    dones = to_flags(arrays["dones"], f"{where}: dones")
-    actions = cast_rows(arrays["actions"].reshape(-1), np.int64, f"{where}: actions")
+    fit = steps and observations.ndim == 4 and len(observations) == steps + 1
+    if not fit or any(one.shape not in ((steps,), (steps, 1)) for one in others):
+        shapes = ", ".join(f"{key} {list(arrays[key].shape)}" for key in _KEYS)
+        raise CorruptSourceError(f"{where}: the shapes do not fit together: {shapes}")
+    actions, rewards, dones = (one.reshape(-1) for one in others)
+    if observations.dtype != np.uint8 or actions.dtype.kind not in "iu":
+        raise CorruptSourceError(f"{where} has observations of {observations.dtype} and actions of {actions.dtype}")
+    actions, dones = cast_rows(actions, np.int64, f"{where}: actions"), to_flags(dones, f"{where}: dones")
     if dones[:-1].any():
-        raise CorruptSourceError(
-            f"{where}: row {int(dones.argmax())} of {steps} is done, which only the last one can be"
-        )
-    rewards = arrays["rewards"].reshape(-1)
+        message = f"{where}: row {int(dones.argmax())} of {steps} is done, which only the last one can be"
+        raise CorruptSourceError(message)
     return {"observations": observations, "actions": actions, "rewards": rewards, "dones": dones}

@@ -48,7 +48,6 @@ from ...ingest.episode_files import (
 from ...ingest.job import ConvertOptions, Plan
 from ...ingest.spaces import Json, LossyCastError, box_json, cast, cast_rows, nested_space, stored_dtype, text_rows
 from ...ingest.trajectories import Column
-from ...workers.task import Task
 
 LastRow = Literal["auto", "observation", "step"]
 _ENDS = ("is_last", "is_terminal")
@@ -152,16 +151,14 @@ class RldsJob(EpisodeFilesJob):
             raise error
         return units, lengths
 
-    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """As in the base class; the first file decides for all others what the last row is, unless that is asked for."""
-        self._folder = folder
-        self.reader = replace(self.reader, last_row=self._last_row())
-        return super().staging_tasks(folder, threads)
+    def reader_of(self, unit: Unit) -> RldsReader:
+        return replace(self.reader, last_row=self._last_row())
 
     def _last_row(self) -> LastRow:
+        """What is asked for; else the first file decides for all others, once it is decoded."""
         asked: LastRow = self.options.extra["last_row"]
-        first = self._first()
-        if asked != "auto" or first is None:
+        first = self._first() if asked == "auto" else None
+        if first is None:
             return asked
         return "step" if first.counts.get("kept_last_rows") else "observation"
 
@@ -170,7 +167,7 @@ class RldsJob(EpisodeFilesJob):
         plan = super().plan(columns, files, on_progress)
         first = self._first()
         if self.first_decides and len(self.units) > 1 and first is not None:
-            what = "a step" if self.reader.last_row == "step" else "an observation, not a step"
+            what = "a step" if self._last_row() == "step" else "an observation, not a step"
             decided = f"of all files was decided by {first.objects[0]['name']}, the first with a step"
             plan.notes.append(f"What the last row of a terminated episode is ({what}) {decided}; --last-row states it.")
         return plan
