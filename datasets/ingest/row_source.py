@@ -144,7 +144,7 @@ class StagedPart(RowSource):
         for leaf in leaves:
             position = 0
             for run in self.leaves[leaf.name]:
-                for rows in _decoded(run, leaf) if run.dictionary else _mapped(run, leaf):
+                for rows in _row_blocks(run, leaf):
                     starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
                     done += len(rows)
                     yield Block(leaf.name, rows.reshape(-1).data, [(position, starts)], done, crc32c=self.crc32c)
@@ -185,26 +185,19 @@ def read_lengths(path: Path) -> np.ndarray:
     return np.fromfile(lengths_path(path), np.int64)
 
 
-def _mapped(run: StagedRows, leaf: Leaf) -> Iterator[np.ndarray]:
-    """Raw rows in blocks, uint8 ``[n, row_bytes]``."""
+def _row_blocks(run: StagedRows, leaf: Leaf) -> Iterator[np.ndarray]:
+    """The rows in blocks, decompressed, uint8 ``[n, row_bytes]``."""
     if not run.rows:
         return
-    data = np.memmap(run.path, np.uint8, "r").reshape(-1, leaf.row_bytes)[run.first : run.first + run.rows]
+    data, stop = np.memmap(run.path, np.uint8, "r"), run.first + run.rows
+    if run.dictionary:
+        decode = compressed_codec(leaf.codec).decoder(run.dictionary.read_bytes(), leaf.row_bytes)
+        lengths = read_lengths(run.path)
+        starts = np.cumsum(lengths) - lengths
     size = max(1, BLOCK_BYTES // leaf.row_bytes)
-    for low in range(0, run.rows, size):
-        yield np.ascontiguousarray(data[low : low + size])
-
-
-def _decoded(run: StagedRows, leaf: Leaf) -> Iterator[np.ndarray]:
-    """Compressed rows in blocks, decompressed, uint8 ``[n, row_bytes]``."""
-    if not run.rows:
-        return
-    assert run.dictionary is not None
-    decode = compressed_codec(leaf.codec).decoder(run.dictionary.read_bytes(), leaf.row_bytes)
-    blob = np.memmap(run.path, np.uint8, "r")
-    lengths = read_lengths(run.path)
-    starts = np.cumsum(lengths) - lengths
-    size = max(1, BLOCK_BYTES // leaf.row_bytes)
-    for low in range(run.first, run.first + run.rows, size):
-        high = min(low + size, run.first + run.rows)
-        yield decode(blob, starts[low:high], lengths[low:high])
+    for low in range(run.first, stop, size):
+        high = min(low + size, stop)
+        if run.dictionary:
+            yield decode(data, starts[low:high], lengths[low:high])
+        else:
+            yield np.ascontiguousarray(data.reshape(-1, leaf.row_bytes)[low:high])

@@ -293,7 +293,17 @@ def resolve_transitions(
     if not has_next:
         rows.blank = terminated | unknown
     if unknown_next == "truncate":
-        _give_up(rows, unknown, terminals)
+        given_up = np.flatnonzero(unknown)
+        rows.keep[given_up] = False
+        given_up = given_up[given_up > 0]
+        given_up = given_up[~end[given_up - 1]]  # those with a row before
+        before = given_up - 1
+        rows.last[before] = rows.truncated[before] = True
+        rows.by_clock[before] = rows.by_clock[given_up]
+        # Where terminals do not end trajectories, the row before may be flagged terminal: it is now the last row, and nothing
+        # follows it.
+        rows.terminated[before] = terminals[before]
+        rows.inner[before] = False
     starts = np.ones_like(end)
     starts[1:] = end[:-1]
     rows.counts = {
@@ -323,21 +333,6 @@ def compare_successors(after: np.ndarray, stated: np.ndarray) -> tuple[np.ndarra
 def longest(end: np.ndarray) -> int:
     """Rows of the longest trajectory."""
     return int(np.diff(np.flatnonzero(end), prepend=-1).max(initial=0))
-
-
-def _give_up(every: TransitionRows, unknown: np.ndarray, terminals: np.ndarray) -> None:
-    rows = np.flatnonzero(unknown)
-    every.keep[rows] = False
-    before = rows - 1
-    has_before = before >= 0
-    has_before[has_before] = ~every.end[before[has_before]]
-    rows, before = rows[has_before], before[has_before]
-    every.last[before] = every.truncated[before] = True
-    every.by_clock[before] = every.by_clock[rows]
-    # Where terminals do not end trajectories, the row before may be flagged terminal: it is now the last row, and nothing
-    # follows it.
-    every.terminated[before] = terminals[before]
-    every.inner[before] = False
 
 
 # -- outcomes and rewards ----------------------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ def specification(env: Any) -> dict[str, Any] | None:
         missing += [getattr(wrap, "__name__", type(wrap).__name__) for wrap in wraps]
         arguments = {name: value for name, value in arguments.items() if name not in _OF_MAKE_VEC}
         found["max_episode_steps"] = arguments.pop("max_episode_steps", found["max_episode_steps"])
-    limits = [layer.spec.max_episode_steps for layer in layers if _is_time_limit(layer) and layer.spec]
+    limited = [layer.spec for layer in layers if isinstance(layer, gymnasium.wrappers.TimeLimit)]
+    limits: list[Any] = [one.max_episode_steps for one in limited if one]
     found["max_episode_steps"] = min(limits, default=found["max_episode_steps"])
     found["kwargs"] = {name: value for name, value in arguments.items() if _is_json(value)}
     wrappers = spec.additional_wrappers
@@ -179,10 +180,6 @@ def _wrappers_inwards(env: Any) -> Iterator[Any]:
         yield env
         env = env.env
     yield env
-
-
-def _is_time_limit(layer: Any) -> bool:
-    return isinstance(layer, gymnasium.wrappers.TimeLimit)
 
 
 def _is_json(value: Any) -> bool:

@@ -180,18 +180,12 @@ class Actor:
         Raises UsageError for one outside the space's kind, FunctionError when the policy fails.
         """
         if self._count == 1:
-            return (self._all.sample() if self._policy is None else self._act(observations[0]),)
+            return (self._act(observations[0]),)
         from gymnasium.vector.utils import iterate
 
-        stacked = None if self._policy is None else self._stacked(observations)
+        # In separate memory: a policy may keep or change what it gets.
+        stacked = None if self._policy is None else _stacked(self._observed, observations)
         return list(iterate(self._all, self._act(stacked)))
-
-    def _stacked(self, observations: Sequence[Any]) -> Any:
-        """Observations as vector environments give them, in separate memory: a policy may keep or change them."""
-        from gymnasium.vector.utils import concatenate, create_empty_array
-
-        room: Any = create_empty_array(self._observed, self._count)
-        return concatenate(self._observed, observations, room)
 
     def _act(self, observation: Any) -> Any:
         if self._policy is None:
@@ -205,14 +199,21 @@ class Actor:
 
     def _mixed(self, actions: Any) -> Any:
         """Each action replaced, with probability epsilon, by a random one."""
-        from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+        from gymnasium.vector.utils import iterate
 
         chosen = self._dice.random(self._count) < self._epsilon
         if not chosen.any():
             return actions
         items = [self._space.sample() if lot else one for lot, one in zip(chosen, iterate(self._all, actions))]
-        room: Any = create_empty_array(self._space, self._count)
-        return concatenate(self._space, items, room)
+        return _stacked(self._space, items)
+
+
+def _stacked(space: gymnasium.Space, values: Sequence[Any]) -> Any:
+    """Values of a space as vector environments give them."""
+    from gymnasium.vector.utils import concatenate, create_empty_array
+
+    room: Any = create_empty_array(space, len(values))
+    return concatenate(space, values, room)
 
 
 def check_action(action: Any, space: gymnasium.Space, count: int | None, what: str) -> Any:
