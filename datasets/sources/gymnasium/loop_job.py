@@ -169,13 +169,7 @@ class LoopJob(EnvironmentJob):
         self.more_notes: list[str] = []
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "converter": self.converter,
-            "environment": self.spec,
-            "environments": self.environments,
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "text": self.options.extra["text"],
-        }
+        return {**super().identity(), "environments": self.environments, "text": self.options.extra["text"]}
 
     def describe(self) -> dict[str, Any]:
         options = {"text": self.options.extra["text"], "unknown_next": self.options.unknown_next}

@@ -342,14 +342,8 @@ class RecordingJob(EnvironmentJob):
             "environment_layers": self._environment,
             "process": self._process,
         }
-        return {
-            "converter": self.converter,
-            "environment": self.spec,
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "policy_sha256": self._policy_content.get("file"),
-            **{name: value for name, value in told.items() if value},
-            **self.given,
-        }
+        told = {name: value for name, value in told.items() if value}
+        return {**super().identity(), "policy_sha256": self._policy_content.get("file"), **told, **self.given}
 
     def describe(self) -> dict[str, Any]:
         policy = dict(self._policy_content)

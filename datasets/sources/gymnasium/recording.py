@@ -178,6 +178,10 @@ class EnvironmentJob(RecordedJob):
             raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
         super().__init__(name, columns_of(self.observation, self.action), environments, options)
 
+    def identity(self) -> dict[str, Any]:
+        leaves = [leaf.to_json() for leaf in self.schema]
+        return {"converter": self.converter, "environment": self.spec, "leaves": leaves}
+
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
