@@ -24,6 +24,7 @@ import torch
 from tensordict import TensorDict
 
 from .codecs.codec import Rows
+from .memory_map import widest_word
 
 Pad = Literal["zero", "repeat"]
 
@@ -94,14 +95,24 @@ def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:
     else:
         out = rows.windows(windows.start, length)
     if len(windows.copied):
-        fixed = rows.take(torch.from_numpy(windows.source))
-        out.view(count * length, *shape).index_copy_(0, torch.from_numpy(windows.copied).to(out.device), fixed)
+        fixed = as_words(rows.take(torch.from_numpy(windows.source)))
+        words = as_words(out.view(count * length, *shape))
+        words.index_copy_(0, torch.from_numpy(windows.copied).to(out.device), fixed)
     if len(windows.blank):
-        flat = out.view(count * length, -1)
-        if rows.leaf.row_bytes % 8 == 0:
-            flat = flat.view(torch.int64)  # three times faster than byte by byte
-        flat.index_fill_(0, torch.from_numpy(windows.blank).to(out.device), 0)
+        words = as_words(out.view(count * length, *shape))
+        words.index_fill_(0, torch.from_numpy(windows.blank).to(out.device), 0)
     return out
+
+
+def as_words(rows: torch.Tensor) -> torch.Tensor:
+    """Contiguous rows ``[n, *shape]`` as whole numbers ``[n, words]`` in the same memory, to copy and fill.
+
+    torch can do that with few dtypes (not with uint16, for example), and is three times faster than byte by byte.
+    """
+    size = rows.shape[1:].numel()
+    if not size:
+        return rows.new_empty(len(rows), 0, dtype=torch.uint8)
+    return rows.view(len(rows), size).view(widest_word(size * rows.element_size())[1])
 
 
 def read_window(

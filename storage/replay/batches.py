@@ -32,7 +32,7 @@ from ..codecs import load_codec
 from ..keywords import whole_number
 from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
-from ..window import Pad, Windows, nest, plan_windows, read_window, read_windows
+from ..window import Pad, Windows, as_words, nest, plan_windows, read_window, read_windows
 from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import DistinctRows, Readable, by_position
@@ -489,7 +489,7 @@ class BatchReader:
             mask = wanted == within
             columns[key] = self._gather(rows, successors, within, high)
             if windows.padding == "zero":
-                columns[key][~mask] = 0
+                as_words(columns[key].flatten(0, 1))[~mask.flatten()] = 0
             columns[f"mask/{key}"] = mask
 
     @staticmethod
@@ -501,7 +501,8 @@ class BatchReader:
         else:
             is_final = (within == high[:, None] - 1).reshape(-1)
             found = rows.take(flat - is_final.long())
-            found[is_final] = successors.take(flat[is_final] - 1)
+            final = successors.take(flat[is_final] - 1).to(found.dtype)
+            as_words(found)[is_final] = as_words(final)
         return found.view(*within.shape, *rows.leaf.shape)
 
 

@@ -446,3 +446,35 @@ def test_only_the_named_leaves_are_stacked(tmp_path, options):
     for keys, message in (([], "no observation to stack"), ("pixels", "unknown keys to stack: pixels")):
         with pytest.raises(UsageError, match=message):
             sampled(frame_stack=3, stack_keys=keys)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0,)])
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.complex64])
+def test_windows_of_dtypes_that_torch_cannot_fill(dtype, shape):
+    """Depth frames are uint16: torch has neither ``index_fill_`` nor ``index_put_`` for it."""
+    size, width = 6, dtype.itemsize
+    memory = torch.arange(size * max(1, int(np.prod(shape))) * width, dtype=torch.uint8)
+    values = memory.view(dtype).view(size, -1)[:, : int(np.prod(shape))].reshape(size, *shape)
+    done = torch.tensor([[False], [False], [True]] * 2)
+    data = TensorDict({"observation": values, "next": {"observation": values.roll(-1, 0), "done": done}}, [size])
+
+    def made(**options):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=size, **options)
+        buffer.extend(data)
+        return buffer.sample_at(range(size))
+
+    def bits(tensor):
+        return tensor.contiguous().reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
+
+    zero = torch.zeros_like(values[0])
+    stacks = made(frame_stack=2)["observation"]
+    padded = made(windows={"observation": (-1, 1)}, padding="zero")["observation"]
+    repeated = made(windows={"observation": (-1, 1)})["observation"]
+    for step in range(size):
+        first = step % 3 == 0
+        before = zero if first else values[step - 1]
+        after = values[(step + 1) % size]
+        assert [bits(each) for each in stacks[step]] == [bits(before), bits(values[step])]
+        assert [bits(each) for each in padded[step]] == [bits(before), bits(values[step]), bits(after)]
+        nearest = values[step] if first else values[step - 1]
+        assert [bits(each) for each in repeated[step]] == [bits(nearest), bits(values[step]), bits(after)]
