@@ -33,6 +33,7 @@ from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
 from ..sources.gymnasium.policy import seeded
+from ..user_code.caller_settings import CallerSettings, as_caller
 from ..user_code.identity import check_attributes
 from ..user_code.loading import unpickled_copy
 from ..workers.task import usable_cpus
@@ -52,6 +53,7 @@ class _Map:
 
     def __init__(self, storage: Storage | None, fn: Function, single: bool, threads: int) -> None:
         self.storage, self.fn, self.single, self.threads = storage, fn, single, threads
+        self.settings = CallerSettings.read()
         self.target: TensorDictBase | None = None
 
     def apply(self, chunk: TensorDictBase, first: int) -> TensorDictBase:
@@ -97,7 +99,7 @@ def _opened(payload: bytes) -> _Map:
 def _work(payload: bytes, chunk: bytes, first: int, seed: int) -> None:
     work = _opened(payload)
     torch.set_num_threads(work.threads or 1)
-    with seeded(seed):
+    with seeded(seed), as_caller(work.settings):
         work.write(pickle.loads(chunk), first)
 
 
@@ -131,8 +133,8 @@ def map_records(
 
     Raises DiskSpaceError before the work begins; UsageError for a storage that holds no TensorDicts, for a function that does
     not return as many records, or returns records of other keys, shapes or dtypes than the first ones (it names them; values
-    that are not tensors must be the same for all), and for what files cannot hold; WorkerLostError when a process ended in
-    the middle of its work.
+    that are not tensors must be the same for all), for what files cannot hold, and for worker processes inside
+    ``torch.autocast``; WorkerLostError when a process ended in the middle of its work.
     """
     if dim:
         raise UsageError(f"records are mapped along dimension 0, not {dim}")
@@ -162,6 +164,7 @@ def map_records(
                 work.write(chunk, first, result)
         return TensorStorage(work.target)
 
+    CallerSettings.check_autocast()  # workers are outside it
     with seeded(seed):
         # By a copy: the function that makes the records has not been called before.
         example = unpickled_copy(_pickled(work)).apply(source[:1], 0)[0]

@@ -108,6 +108,21 @@ def test_seeds_do_not_depend_on_the_processes(method, tmp_path):
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
 
 
+def test_workers_have_the_settings_of_torch(tmp_path):
+    def third(batch):
+        return batch.select("a").set("third", torch.full((len(batch),), 1 / 3).double())
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        more = {"num_workers": 1, "mp_start_method": "forkserver"}
+        mapped = map_records(TensorStorage(data()), third, tmp_path / "double", **more)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (mapped[:]["third"] == 1 / 3).all()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(UsageError, match="autocast is on"):
+        map_records(TensorStorage(data()), third, tmp_path / "autocast", **more)
+
+
 def test_the_first_frames_changed_in_place(tmp_path):
     storage = LazyTensorStorage(20)
     storage.set(range(11), data())
