@@ -60,7 +60,11 @@ _IDLE_SECONDS = 5.0
 
 
 class _BlockFetcher:
-    """Runs ``load(number)`` in at most ``connections`` threads. A forked child, which has none of them, must call `begin`."""
+    """Runs ``load(number)`` in at most ``connections`` threads. A forked child, which has none of them, must call `begin`.
+
+    Ctrl-C may interrupt a caller at any place, and the next call goes on. So the lock is taken as such: a Condition, which is
+    Python code, may be interrupted with the lock held.
+    """
 
     def __init__(self, load: Callable[[int], None], connections: int) -> None:
         self._load, self._connections = load, connections
@@ -68,11 +72,12 @@ class _BlockFetcher:
 
     def begin(self) -> None:
         """Start empty: after a fork, threads and waiting callers belong to the parent."""
-        self._changed = threading.Condition()
-        self._asked: deque[int] = deque()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._asked: deque[tuple[int, Future[None]]] = deque()
         self._futures: dict[int, Future[None]] = {}
         self._plan: Iterator[int] = iter(())
-        self._threads = 0
+        self._threads: set[threading.Thread] = set()
         self._closed = False
 
     def fetch(self, numbers: Iterable[int]) -> None:
@@ -85,63 +90,70 @@ class _BlockFetcher:
 
     def plan(self, numbers: Iterable[int]) -> None:
         """Set what to fetch, in this order, while no reader waits; replaces the previous plan. Errors end a plan silently."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._plan = iter(numbers)
                 self._start(self._connections)
 
     def close(self, *, wait: bool = False) -> None:
         """Drop the plan and end the threads after their current jobs; with ``wait``, return after that."""
-        with self._changed:
+        with self._lock:
             self._closed, self._plan = True, iter(())
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not (wait and self._threads))
+            self._changed.wait_for(lambda: not (wait and self._living()))
 
     def _ask(self, number: int) -> Future[None]:
-        with self._changed:
+        with self._lock:
             future = self._futures.get(number)
             if future is None:
-                future = self._futures[number] = Future()
-                self._asked.append(number)
+                future = Future()
+                self._asked.append((number, future))
+                self._futures[number] = future
+            if self._asked:  # perhaps by a call that was interrupted before it started a thread
                 self._start(1)
             return future
 
     def _start(self, wanted: int) -> None:
         self._changed.notify(wanted)
-        for _ in range(min(wanted, self._connections - self._threads)):
-            self._threads += 1
-            threading.Thread(target=self._work, name="rbdata-blocks", daemon=True).start()
+        for _ in range(min(wanted, self._connections - len(self._living()))):
+            thread = threading.Thread(target=self._work, name="rbdata-blocks", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _living(self) -> set[threading.Thread]:
+        """The threads, without those whose start was interrupted."""
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        return self._threads
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 job = self._next()
                 if job is None and not self._closed:
                     self._changed.wait(_IDLE_SECONDS)
                     job = self._next()
                 if job is None:
-                    self._threads -= 1
+                    self._threads.discard(threading.current_thread())
                     self._changed.notify_all()
                     return
             number, future, planned = job
             try:
                 self._load(number)
             except BaseException as error:
-                with self._changed:
+                with self._lock:
                     self._futures.pop(number, None)
                     if planned:
                         self._plan = iter(())
                 future.set_exception(error)
             else:
-                with self._changed:
+                with self._lock:
                     self._futures.pop(number, None)
                 future.set_result(None)
 
     def _next(self) -> tuple[int, Future[None], bool] | None:
         """The next job; with the condition held."""
         if self._asked:
-            number = self._asked.popleft()
-            return number, self._futures[number], False
+            return *self._asked.popleft(), False
         for number in self._plan:
             if number not in self._futures:
                 future = self._futures[number] = Future()

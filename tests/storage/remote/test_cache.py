@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +21,7 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest
 from rbdata.storage.remote import block_cache, cache_folder, remote_dataset
+from rbdata.storage.remote.block_cache import _BlockFetcher
 from rbdata.storage.remote.remote_dataset import RemoteDataset
 from storage_tools import add_block_table, make_episodes, write_dataset
 
@@ -194,6 +197,32 @@ def test_rows_that_cannot_be_decoded_are_fetched_again(files, tmp_path):
     files.times = 99
     with pytest.raises(DamagedDatasetError):
         opened(files, tmp_path / "another").read(steps)
+
+
+def test_reads_go_on_after_ctrl_c():
+    """Wherever it interrupts a read: the lock stayed taken, and the next read waited forever."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    fetcher, rng, before = (
+        _BlockFetcher(lambda number: None, 4),
+        random.Random(0),
+        signal.signal(signal.SIGALRM, interrupt),
+    )
+    try:
+        for _ in range(300):
+            with suppress(KeyboardInterrupt, RuntimeError):  # the latter is Python's, of an interrupted Condition
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-5, 6e-4))
+                fetcher.fetch(range(6))
+                time.sleep(0.01)
+            again = threading.Thread(target=fetcher.fetch, args=([7, 8],), daemon=True)
+            again.start()
+            again.join(20)
+            assert not again.is_alive()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_threads_of_a_forked_process_begin_at_once(files, tmp_path):
