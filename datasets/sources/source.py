@@ -197,6 +197,14 @@ class Source:
         """`find_in_folder` with checked options."""
         return self.find_in_folder(location, self.check(options, "convert"))
 
+    def asked_dataset(self, options: ConvertOptions) -> str | None:
+        """The name that the option ``dataset`` of a conversion gives, if it does. Raises UsageError for an unknown one."""
+        asked: str | None = options.extra["dataset"]
+        name = asked and asked.removeprefix(f"{self.name}/")
+        if name and not self.knows(name):
+            raise UsageError(f"{self.name} has no dataset {asked!r}", hint=f"`rbdata list {self.name}` shows all")
+        return name
+
     def check(self, options: ConvertOptions, command: str) -> ConvertOptions:
         """Options with a value for each that the source declares: the one given, else the one in the settings, else the
         default.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....errors import ObjectNotFoundError, UsageError
+from ....errors import ObjectNotFoundError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
@@ -126,16 +126,14 @@ class D4rlSource(Source):
         from .job import D4rlJob
 
         files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
-        wanted = options.extra["dataset"]
-        if wanted is not None:
-            entry = registry().get(wanted.removeprefix("d4rl/"))
-            if entry is None:
-                raise UsageError(f"D4RL has no dataset {wanted!r}", hint="`rbdata list --source d4rl` shows all")
+        wanted = self.asked_dataset(options)
+        entry = registry()[wanted] if wanted else None
+        if entry is not None:
             files = [item for item in files if item.name == entry.file] or (files if len(files) == 1 else [])
         if len(files) != 1:
             message = f"{location.url} holds {len(files)} HDF5 files, not one"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one file")
         same = by_file(files[0].name)
-        if wanted is None:
+        if entry is None:
             entry = same[0] if len(same) == 1 else None
         return D4rlJob(entry, location, files[0], options, published=False)

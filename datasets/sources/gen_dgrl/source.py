@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....errors import UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
@@ -58,9 +57,7 @@ class GenDgrlSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """An archive, or a folder with one."""
-        wanted = (options.extra["dataset"] or "").removeprefix("gen_dgrl/")
-        if wanted and not self.knows(wanted):
-            raise UsageError(f"Gen-DGRL has no dataset {wanted!r}", hint="`rbdata list gen_dgrl` shows all")
+        wanted = self.asked_dataset(options) or ""
         item = only_object(location, "tar", ".tar.xz", ".tar")
         game = wanted.partition("-")[0] or item.name.partition(".")[0]
         return _job(None, game if game in GAMES else None, location, item.name, item, options)

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ....errors import FetchError, ObjectNotFoundError, UsageError
+from ....errors import FetchError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry
@@ -166,10 +166,7 @@ class OgbenchSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """One file, or a folder with the files of one set; beside those of training, those of validation are left out."""
-        wanted = options.extra["dataset"]
-        known = parse(wanted.removeprefix("ogbench/")) if wanted else None
-        if wanted and known is None:
-            raise UsageError(f"OGBench has no dataset {wanted!r}", hint="`rbdata list ogbench` shows all")
+        known = parse(self.asked_dataset(options) or "")
         every = [item for item in location.list() if item.name.endswith(".npz")]
         training = [item for item in every if not item.name.endswith("-val.npz")]
         own = {path.rpartition("/")[2] for path in known.files} if known else set()

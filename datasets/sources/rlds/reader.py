@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
+from ....storage import amounts
 from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
 from ....storage.writer import ColumnWriter
@@ -134,22 +135,18 @@ class RldsJob(EpisodeFilesJob):
             splits = ", ".join(split.name for split in self.splits)
             message = f"{location.url}/{folder}: dataset_info.json states no files of {splits}"
             raise CorruptSourceError(message, hint="it was written before the dataset was complete")
-        units, lengths, absent = list[Unit](), dict[str, int](), list[str]()
-        for number in range(len(stated)) if chosen is None else chosen:
-            file, length = stated[number] if number < len(stated) else (f"file {number}", 0)
-            if file not in listed:
-                absent.append(file)
-                continue
-            path = join_path(folder, file)
-            units.append(Unit(file, number, (raw_object(location, listed[file], path),)))
-            lengths[path] = length
+        numbers = range(len(stated)) if chosen is None else chosen
+        wanted = [(one, *(stated[one] if one < len(stated) else (f"file {one}", 0))) for one in numbers]
+        absent = [file for _, file, _ in wanted if file not in listed]
         if absent:
-            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
             hint = f"dataset_info.json names {len(stated)} files; choose of those that are there with --shards"
-            error = ObjectNotFoundError(f"{location.url}/{folder} has no {', '.join(absent[:3])}{more}", hint=hint)
+            missing = f"{location.url}/{folder} has no {amounts.listed(absent, 3)}"
+            error = ObjectNotFoundError(missing, hint=hint)
             error.partly_there = True
             raise error
-        return units, lengths
+        paths = {file: join_path(folder, file) for _, file, _ in wanted}
+        units = [Unit(file, one, (raw_object(location, listed[file], paths[file]),)) for one, file, _ in wanted]
+        return units, {paths[file]: length for _, file, length in wanted}
 
     def reader_of(self, unit: Unit) -> RldsReader:
         return replace(self.reader, last_row=self._last_row())
