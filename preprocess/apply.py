@@ -172,11 +172,9 @@ class InputView:
 
     def read(self, start: int, stop: int) -> TensorDict:
         """Steps ``start..stop-1`` as TED, batch ``[stop - start]``; no two tensors share memory."""
-        if not self.options.reads_neighbours:
-            td = self.dataset[start:stop]
-        else:
-            td = self._read_with_neighbours(torch.arange(start, stop, device="cpu"))
-        return self._truncate_added_ends(td, torch.arange(start, stop, device="cpu"))
+        steps = torch.arange(start, stop, device="cpu")
+        td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[start:stop]
+        return self._truncate_added_ends(td, steps)
 
     def read_step_leaves(self, start: int, stop: int) -> TensorDict:
         """`read` without state leaves; only if steps are read without their neighbours."""
@@ -260,6 +258,19 @@ class ResultBatch:
     lost_edges: np.ndarray | None = None
 
 
+class InputSteps(NamedTuple):
+    """The steps of one input: their numbers ``steps``, int64 ``[n]``, of a whole episode its first step.
+
+    ``ends``: the rows where an episode ends; None for a whole episode. ``where`` describes the steps in messages, ``counts``
+    counts over the results.
+    """
+
+    steps: torch.Tensor | int
+    ends: torch.Tensor | None
+    where: str
+    counts: ResultCounts
+
+
 class EpisodePiece(NamedTuple):
     """Some or all steps of a function's result for an episode of the view, ``td`` ``[n]``.
 
@@ -333,26 +344,25 @@ class Applier:
             td, counts = read(span.start, span.stop), ResultCounts()
             if not config.whole_episodes:
                 self.seed(span.start)
-                where, steps = self._describe(span.start, span.stop), torch.arange(span.start, span.stop, device="cpu")
+                at = self._at(span, counts)
                 for fn in chain:
-                    td = self._stored_result(fn, td, steps, where, self._ends(span), counts)
-                yield td, where
+                    td = self._stored_result(fn, td, at)
+                yield td, at.where
                 continue
             for low, high in self._episodes(span):
-                where = self._describe(low, high)
+                at = InputSteps(low, None, self._describe(low, high), counts)
                 episode = EpisodePiece(td[low - span.start : high - span.start], True, True)
                 self.seed(low)
-                for piece in self._pieces(episode, low, where, counts, chain):
-                    yield piece.td, where
+                for piece in self._pieces(episode, at, chain):
+                    yield piece.td, at.where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         self.seed(int(steps[0]))
         td = self.view.read_scattered(steps)
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
-        return self._columns(
-            td, steps, where, torch.zeros(0, dtype=torch.int64, device="cpu"), ResultCounts(), self.chain
-        )
+        no_ends = torch.zeros(0, dtype=torch.int64, device="cpu")
+        return self._columns(td, InputSteps(steps, no_ends, where, ResultCounts()), self.chain)
 
     def seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
@@ -394,44 +404,33 @@ class Applier:
 
     def _map_states(self, fn: BoundFunction, name: str, rows: torch.Tensor, where: str) -> torch.Tensor:
         with self.guard(fn.name, where):
-            mapped = fn.map_states(name, rows)
-        if not isinstance(mapped, torch.Tensor) or mapped.shape[:1] != rows.shape[:1]:
-            raise ResultError(f"{fn.name} did not return one row of {name} for each state, for {where}")
-        return mapped
+            return fn.map_states(name, rows)
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
     def _apply_to_batch(
         self, td: TensorDict, span: Chunk, mapped: int, counts: ResultCounts, source: SourceStates | None
     ) -> ResultBatch:
-        where = self._describe(span.start, span.stop)
-        steps = torch.arange(span.start, span.stop, device="cpu")
-        columns = self._columns(td, steps, where, self._ends(span), counts, self.chain[mapped:])
+        at = self._at(span, counts)
+        columns = self._columns(td, at, self.chain[mapped:])
         done = columns["next/done"].view(-1).numpy()
         edges = np.clip(self.view.episodes.starts[span.first : span.last + 1], span.start, span.stop) - span.start
         dones = np.diff(np.concatenate([[0], np.cumsum(done)])[edges])
-        return ResultBatch(where, columns, span.first, dones, len(td), source)
+        return ResultBatch(at.where, columns, span.first, dones, len(td), source)
 
-    def _ends(self, span: Chunk) -> torch.Tensor:
-        """The rows of a batch where episodes of the view end, int64."""
+    def _at(self, span: Chunk, counts: ResultCounts) -> InputSteps:
         last_rows = self.view.episodes.starts[1:][span.first : span.last] - 1
-        return torch.from_numpy(last_rows[last_rows < span.stop] - span.start)
+        ends = torch.from_numpy(last_rows[last_rows < span.stop] - span.start)
+        steps = torch.arange(span.start, span.stop, device="cpu")
+        return InputSteps(steps, ends, self._describe(span.start, span.stop), counts)
 
-    def _columns(
-        self,
-        td: TensorDict,
-        steps: torch.Tensor,
-        where: str,
-        ends: torch.Tensor,
-        counts: ResultCounts,
-        chain: Sequence[BoundFunction],
-    ) -> Columns:
-        """The result of several functions, for ``steps`` (int64 ``[n]``)."""
+    def _columns(self, td: TensorDict, at: InputSteps, chain: Sequence[BoundFunction]) -> Columns:
+        """The result of several functions for a batch."""
         nans = count_nans(leaves_of(td))  # before a function changes it
         for fn in chain[:-1]:
-            td = self._stored_result(fn, td, steps, where, ends, counts)
-        columns = self._last_result(td, steps, where, ends, counts, chain)
-        counts.nans += count_nans(columns) - nans
+            td = self._stored_result(fn, td, at)
+        columns = self._last_result(td, at, chain)
+        at.counts.nans += count_nans(columns) - nans
         return columns
 
     def _apply_to_episodes(
@@ -448,13 +447,13 @@ class Applier:
         has_nans = any(count_nans(leaves_of(td)).values())
         for number, (low, high) in enumerate(episodes):
             self.seed(low)
-            where = self._describe(low, high)
+            at = InputSteps(low, None, self._describe(low, high), counts)
             rows = slice(low - span.start, high - span.start)
             episode = EpisodePiece(td[rows], True, True)
             nans = count_nans(leaves_of(episode.td)) if has_nans else Counter()
             kept, edges = 0, 0
-            for piece in self._pieces(episode, low, where, counts, chain[:-1]):
-                columns = self._last_result(piece.td, low, where, None, counts, chain)
+            for piece in self._pieces(episode, at, chain[:-1]):
+                columns = self._last_result(piece.td, at, chain)
                 if columns is None:
                     continue
                 if has_nans:
@@ -464,7 +463,7 @@ class Applier:
                 edges |= FIRST * piece.is_first | LAST * piece.is_last
                 is_only = len(episodes) == 1 and piece.is_first and piece.is_last
                 pieces.append(copied(columns) if copy and not is_only else columns)
-                wheres.append(where)
+                wheres.append(at.where)
             if not kept:
                 continue
             counts.nans -= nans
@@ -479,112 +478,71 @@ class Applier:
             counts.nans += count_nans(whole)
         return ResultBatch(where, whole, span.first, dones, len(td), source, lost_edges)
 
-    def _pieces(
-        self, episode: EpisodePiece, step: int, where: str, counts: ResultCounts, chain: Sequence[BoundFunction]
-    ) -> Iterator[EpisodePiece]:
-        """The input of the function after ``chain`` for the episode that begins with ``step``: one episode, several or none.
+    def _pieces(self, episode: EpisodePiece, at: InputSteps, chain: Sequence[BoundFunction]) -> Iterator[EpisodePiece]:
+        """The input of the function after ``chain`` for an episode: one episode, several or none.
 
         Use each piece before requesting the next one, because functions may reuse the memory of results.
         """
         if not chain:
             yield episode
             return
-        td = self._stored_result(chain[0], episode.td, step, where, None, counts)
+        td = self._stored_result(chain[0], episode.td, at)
         if td is not None:
             for piece in EpisodePiece(td, episode.is_first, episode.is_last).episodes():
-                yield from self._pieces(piece, step, where, counts, chain[1:])
+                yield from self._pieces(piece, at, chain[1:])
 
-    def _stored_result(
-        self,
-        fn: BoundFunction,
-        td: TensorDictBase,
-        steps: torch.Tensor | int,
-        where: str,
-        ends: torch.Tensor | None,
-        counts: ResultCounts,
-    ) -> Any:
-        """The result of a function as it would be read if it had been stored; the arguments are those of `_result`."""
+    def _stored_result(self, fn: BoundFunction, td: TensorDictBase, at: InputSteps) -> Any:
+        """The result of a function as it would be read if it had been stored; None if it drops the episode."""
         if not fn.runs_users_code:
-            out = self._call(fn, td, steps, where)
+            out = self._call(fn, td, at)
             if out is None or keeps_bookkeeping(td, out):
                 return out
-            return as_stored(self._completed(fn, out, bookkeeping_of(td), where, ends, counts), copy=False)
-        columns = self._result(fn, td, steps, where, ends, counts)
+            return as_stored(self._completed(fn, out, bookkeeping_of(td), at), copy=False)
+        columns = self._result(fn, td, at)
         return None if columns is None else as_stored(columns, copy=True)
 
-    def _last_result(
-        self,
-        td: TensorDictBase,
-        steps: torch.Tensor | int,
-        where: str,
-        ends: torch.Tensor | None,
-        counts: ResultCounts,
-        chain: Sequence[BoundFunction],
-    ) -> Any:
+    def _last_result(self, td: TensorDictBase, at: InputSteps, chain: Sequence[BoundFunction]) -> Any:
         """The result of the last function; the input itself if all functions have been applied to states."""
         if chain:
-            return self._result(chain[-1], td, steps, where, ends, counts)
-        return self._completed(self.chain[-1], td, bookkeeping_of(td), where, ends, counts)
+            return self._result(chain[-1], td, at)
+        return self._completed(self.chain[-1], td, bookkeeping_of(td), at)
 
-    def _result(
-        self,
-        fn: BoundFunction,
-        td: TensorDictBase,
-        steps: torch.Tensor | int,
-        where: str,
-        ends: torch.Tensor | None,
-        counts: ResultCounts,
-    ) -> Columns | None:
-        """The result of one function, checked and completed.
-
-        ``steps``: the steps of the input, int64 ``[n]``. ``ends``: the rows where an episode ends. For a whole episode,
-        ``ends`` is None and ``steps`` is its first step; the result is None if the function drops the episode.
-        """
+    def _result(self, fn: BoundFunction, td: TensorDictBase, at: InputSteps) -> Columns | None:
+        """The result of one function, checked and completed; None if it drops the episode."""
         before = bookkeeping_of(td)
-        if isinstance(steps, torch.Tensor) and self.config.chain.per == "sample":
-            assert ends is not None
-            return complete(self._call_for_samples(fn, td, steps, where), before, fn.name, where, ends, counts)
-        out = self._call(fn, td, steps, where)
-        if ends is None and out is None:
-            return None
-        return self._completed(fn, out, before, where, ends, counts)
+        if at.ends is not None and self.config.chain.per == "sample":
+            return complete(self._call_for_samples(fn, td, at), before, fn.name, at.where, at.ends, at.counts)
+        out = self._call(fn, td, at)
+        return None if at.ends is None and out is None else self._completed(fn, out, before, at)
 
-    def _completed(
-        self,
-        fn: BoundFunction,
-        out: Any,
-        before: Columns,
-        where: str,
-        ends: torch.Tensor | None,
-        counts: ResultCounts,
-    ) -> Columns:
-        given = before["next/done"]
-        columns = columns_of(check_batch(out, fn.name, where, None if ends is None else len(given)), fn.name, where)
+    def _completed(self, fn: BoundFunction, out: Any, before: Columns, at: InputSteps) -> Columns:
+        given, ends = before["next/done"], at.ends
+        checked = check_batch(out, fn.name, at.where, None if ends is None else len(given))
+        columns = columns_of(checked, fn.name, at.where)
         if ends is None:
             ends = torch.tensor([len(next(iter(columns.values()), given)) - 1], device="cpu")
-        return complete(columns, before, fn.name, where, ends, counts)
+        return complete(columns, before, fn.name, at.where, ends, at.counts)
 
-    def _call_for_samples(self, fn: BoundFunction, td: TensorDictBase, steps: torch.Tensor, where: str) -> Columns:
-        """The function called with one step at a time."""
-        collected = CollectedSteps(fn.name)
+    def _call_for_samples(self, fn: BoundFunction, td: TensorDictBase, at: InputSteps) -> Columns:
+        collected, steps = CollectedSteps(fn.name), torch.as_tensor(at.steps)
         with unchanged_process(self.opened):
             for row, sample in enumerate(td.unbind(0)):
-                numbers = self._numbers(fn, steps[row]) if fn.takes else {}
-                with self.guard(fn.name, f"step {row} of {where}"):
+                where, numbers = f"step {row} of {at.where}", self._numbers(fn, steps[row]) if fn.takes else {}
+                with self.guard(fn.name, where):
                     out = fn(sample, self.generator, **numbers)
                 if not isinstance(out, TensorDictBase) or out.batch_size:
                     what = f"batch size {list(out.batch_size)}" if isinstance(out, TensorDictBase) else repr(type(out))
-                    message = f"{fn.name} returned {what} instead of one step, for step {row} of {where}"
+                    message = f"{fn.name} returned {what} instead of one step, for {where}"
                     raise ResultError(message, hint="with --per sample a function gets one step and returns one")
-                collected.add(out, f"step {row} of {where}")
+                collected.add(out, where)
         return collected.columns
 
-    def _call(self, fn: BoundFunction, td: Any, steps: torch.Tensor | int, where: str) -> Any:
-        given = _shapes_of_input(td)  # before the function changes it
-        numbers = self._numbers(fn, steps) if fn.takes else {}
+    def _call(self, fn: BoundFunction, td: TensorDictBase, at: InputSteps) -> Any:
+        leaves = [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]  # before it changes them
+        numbers = self._numbers(fn, at.steps) if fn.takes else {}
         with (
             unchanged_process(self.opened) if fn.runs_users_code else nullcontext(),
-            self.guard(fn.name, where, given),
+            self.guard(fn.name, at.where, (td.batch_size, leaves)),
         ):
             return fn(td, self.generator, **numbers)
 
@@ -616,7 +574,6 @@ class Applier:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _episodes(self, span: Chunk) -> list[tuple[int, int]]:
-        """First step and end of each episode."""
         return list(pairwise(self.view.episodes.starts[span.first : span.last + 1].tolist()))
 
     def _describe(self, start: int, stop: int) -> str:
@@ -656,13 +613,6 @@ def _function_error(error: BaseException, name: str, where: str, given: _GivenSh
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     shapes = f"; its input: {_describe_input(given)}" if given else ""
     return FunctionError(f"{name} raised {description}{at}, for {where}{shapes}", hint=hint, detail=detail)
-
-
-def _shapes_of_input(td: Any) -> _GivenShapes | None:
-    """Batch size, and dtype and shape of each leaf; None for anything but a TensorDict."""
-    if not isinstance(td, TensorDictBase):
-        return None
-    return td.batch_size, [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]
 
 
 def _describe_input(given: _GivenShapes) -> str:

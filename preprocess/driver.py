@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,29 +53,22 @@ _BLOCK_STEPS = 1 << 20
 Record = Mapping[str, Any]
 
 
-@dataclass
-class EdgeCheck:
-    """Checks successors across the edges of chunks. ``unchained`` collects the observations whose successors differ from the
-    observation of the following step."""
-
-    context: RunContext
-    layout: Layout
-    unchained: set[str] = field(default_factory=set)
-
-    def add(self, number: int, record: Record, others: Mapping[int, Record]) -> None:
-        """Compare the part of chunk ``number`` with its neighbours. Raises ResultError if a state leaf has other successors."""
-        self.unchained.update(record["unchained"])
-        before, after = others.get(number - 1), others.get(number + 1)
-        for left, right, at in ((before, record, number), (record, after, number + 1)):
-            if left is None or right is None or not left["open"]:
-                continue
-            for name in left["edges"]:
-                if left["edges"][name][1] != right["edges"][name][0]:
-                    self.unchained.add(name)
-                    leaf = self.layout.schema.get(name)
-                    if leaf is not None and leaf.kind == "state":
-                        where = f"at step {self.context.chunks[at].start:,} of {self.context.input.id}"
-                        raise unchained_error(self.context.config.chain.last_name, name, where)
+def _unchained_of(context: RunContext, layout: Layout, records: Mapping[int, Record], number: int) -> set[str]:
+    """The observations whose successors differ from the observation of the following step, in the part of chunk ``number``
+    and at its edges. Raises ResultError if a state leaf has other successors."""
+    unchained = set(records[number]["unchained"])
+    for before in (number - 1, number):
+        left, right = records.get(before), records.get(before + 1)
+        if left is None or right is None or not left["open"]:
+            continue
+        for name in left["edges"]:
+            if left["edges"][name][1] != right["edges"][name][0]:
+                unchained.add(name)
+                leaf = layout.schema.get(name)
+                if leaf is not None and leaf.kind == "state":
+                    where = f"at step {context.chunks[before + 1].start:,} of {context.input.id}"
+                    raise unchained_error(context.config.chain.last_name, name, where)
+    return unchained
 
 
 def make_manifest(
@@ -216,12 +209,10 @@ def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: set[str]) -
 
 
 def _make_lineage(context: RunContext, probe: ProbeResult, unchained: set[str], other_returns: bool) -> dict[str, Any]:
-    """See `lineage`."""
-    keys = ("functions", "per", "batch", "windows", "num_frames", "seed", "versions")
+    keys = ("functions", "per", "batch", "windows", "num_frames", "seed", "versions", "process")
     return {
         "input": describe_input(context.input),
-        **{key: context.identity[key] for key in keys},
-        **{key: context.identity[key] for key in ("process",) if key in context.identity},
+        **{key: context.identity[key] for key in keys if key in context.identity},
         "statistics": named_statistics(context.config.chain.functions, context.config.statistics),
         "leaves": leaf_changes(probe, other_returns),
         "unchained": sorted(unchained),
@@ -357,7 +348,6 @@ def _examine(request: Request, engine: Engine | None) -> FunctionChain:
 
 
 def _make_dataset(context: RunContext, engine: Engine, listener: Listener, *, own_engine: bool) -> Preprocessed:
-    """Make the dataset, continuing an interrupted run."""
     place = context.place
     make_writable(place.root)
     with place.lock() as lock:
@@ -458,12 +448,8 @@ def _choose_chunks(context: RunContext, probe: ProbeResult, parallel: int, write
 
 
 def _write_parts(
-    context: RunContext,
-    layout: Layout,
-    probe: ProbeResult,
-    writer: DatasetWriter,
-    workers: Workers,
-) -> tuple[Estimate, Mapping[int, Mapping[str, Any]], set[str]]:
+    context: RunContext, layout: Layout, probe: ProbeResult, writer: DatasetWriter, workers: Workers
+) -> tuple[Estimate, Mapping[int, Record], set[str]]:
     """Write and append the parts of all chunks. Returns the estimate, the records of the parts by chunk, and the
     observations whose successor is not that of the following step."""
     config, chunks = context.config, context.chunks
@@ -476,24 +462,22 @@ def _write_parts(
         undecoded = frozenset(passthrough_leaves(context, probe)).intersection(layout.compressed)
     for path, manifest in context.source.folders:  # copied bytes get new checksums: they must be intact
         check_leaves(path, manifest, undecoded)
-    edges = EdgeCheck(context, layout)
-    for number, record in records.items():
-        edges.add(number, record, records)
+    unchained = {name for number in records for name in _unchained_of(context, layout, records, number)}
     writer.merge()
     how: dict[str, Any] = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": undecoded}
     next_merge = time.monotonic() + MERGE_EVERY
     left = [chunk for chunk in chunks if chunk.index not in records]
     for index, record in workers.run("write_part", config, left, workers.listener.on_progress, **how):
-        edges.add(index, record, records)
+        records[index] = record
+        unchained |= _unchained_of(context, layout, records, index)
         record |= workers.files.new()
         writer.part_done(index, record)
-        records[index] = record
         now = time.monotonic()
         if now > next_merge:
             writer.merge()
             next_merge = time.monotonic() + max(MERGE_EVERY, MERGE_SHARE * (time.monotonic() - now))
         workers.listener.on_part_done(index)
-    return estimate, records, edges.unchained
+    return estimate, records, unchained
 
 
 def _estimate(

@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.user_code.identity import (
     Content,
@@ -193,7 +193,7 @@ class Function:
 
         Raises FunctionError if the loaded function is not the one that the request recorded.
         """
-        return _load(_Recorded(self.name, self.text, self.folder, self.payload, self.identity))
+        return _load(self.name, self.text, self.folder, self.payload, self.identity)
 
     @property
     def signature(self) -> inspect.Signature | None:
@@ -248,13 +248,11 @@ class Function:
                 raise
             except UsageError:  # they are used as they are
                 pass
-        if not callable(given) and (
-            marker := next((name for name, value in objects.items() if type(value) is object), None)
-        ):
-            message = (
-                f"the argument {marker} of {self.name} is an object(), which only its identity tells from another one"
-            )
-            raise UsageError(message, hint="give the function as an object, not as text, or use another value")
+        markers = [name for name, value in objects.items() if type(value) is object]
+        if markers and not callable(given):
+            what = f"the argument {markers[0]} of {self.name} is an object()"
+            hint = "give the function as an object, not as text, or use another value"
+            raise UsageError(f"{what}, which only its identity tells from another one", hint=hint)
         return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name), together=together)
 
     def record(self) -> dict[str, Any]:
@@ -269,12 +267,8 @@ class Function:
             args = {**args, **objects}
         args, digest = describe_arguments(args, self.name, fn, builtin=is_builtin(fn))
         identity, files = self.identity, {**self.identity.files, **self.argument_files}
-        record = {
-            "function": self.name,
-            "source_sha256": identity.content,
-            "file_sha256": identity.file,
-            "args": args,
-        }
+        hashes = {"source_sha256": identity.content, "file_sha256": identity.file}
+        record = {"function": self.name, **hashes, "args": args}
         if digest is not None:
             record["args_sha256"] = digest
         for inner in self.named.values():
@@ -305,11 +299,9 @@ class Function:
             wanted = _plain_type(signature.parameters[name]) if name in signature.parameters else None
             if wanted and isinstance(value, str):
                 example = {"bool": "true or false", "int": "3", "float": "0.5"}[wanted]
-                message = (
-                    f"{self.name}: argument {name} is the text {value!r}, and its default or annotation is {wanted}"
-                )
+                what = f"{self.name}: argument {name} is the text {value!r}"
                 hint = f"for example {name}={example}; if it may be a text as well, annotate it: {name}: {wanted} | str"
-                raise UsageError(message, hint=hint)
+                raise UsageError(f"{what}, and its default or annotation is {wanted}", hint=hint)
 
 
 def _plain_type(parameter: inspect.Parameter) -> str | None:
@@ -320,24 +312,10 @@ def _plain_type(parameter: inspect.Parameter) -> str | None:
     return name if name in ("bool", "int", "float") else None
 
 
-class _Recorded(NamedTuple):
-    """Where a function is loaded from, and its identity in the request."""
-
-    name: str
-    text: str | None
-    folder: Path
-    payload: bytes | None
-    identity: Identity
-
-
 @functools.lru_cache(maxsize=32)
-def _load(given: _Recorded) -> Callable[..., Any]:
-    if given.text is not None:
-        fn = find_function(given.text, given.folder)
-    else:
-        assert given.payload is not None
-        fn = _unpickle(given.payload, given.name)
-    _check_identity(fn, given.name, given.identity)
+def _load(name: str, text: str | None, folder: Path, payload: bytes | None, identity: Identity) -> Callable[..., Any]:
+    fn: Callable[..., Any] = _unpickle(payload or b"", name) if text is None else find_function(text, folder)
+    _check_identity(fn, name, identity)
     return fn
 
 
@@ -376,9 +354,8 @@ def _check_globals(given: Callable[..., Any], copy: Callable[..., Any], name: st
     lost = sorted(one for one in read if one in given.__globals__ and one not in copy.__globals__)
     if lost:
         message = f"{name} reads {', '.join(lost)} in the body of a class: workers do not get it"
-        raise UsageError(
-            message, hint="assign it to a variable of the function before the class, or pass it as an argument"
-        )
+        hint = "assign it to a variable of the function before the class, or pass it as an argument"
+        raise UsageError(message, hint=hint)
 
 
 def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -410,9 +387,9 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
         ways = [True]
     else:  # of the user's own module the globals as they are, unless they are large or cannot be pickled
         ways = [True, False] if is_local_module(module.__name__) else [False]
+    others = {other for other in map(_local_module, (objects or {}).values()) if other is not None}
     for by_value in ways:
         modules = [module] if module is not None and by_value else []
-        others = {other for other in map(_local_module, (objects or {}).values()) if other is not None}
         modules += others - {module}
         importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
         try:

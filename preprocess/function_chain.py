@@ -143,9 +143,8 @@ def examine_functions(
             fn.check()
             if number and fn.numbers:
                 message = f"{fn.name} asks for {' and '.join(sorted(fn.numbers))}, the numbers in what it reads"
-                raise UsageError(
-                    message, hint="put it first in the chain, or run it after the others: on what they made"
-                )
+                hint = "put it first in the chain, or run it after the others: on what they made"
+                raise UsageError(message, hint=hint)
         functions = tuple(fn.resolve(one) for fn, one in zip(functions, given))
         ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
         return FunctionChain(

@@ -55,12 +55,8 @@ class Layout:
     @property
     def shapes(self) -> Shapes:
         """The dtype and row shape of every leaf of a result."""
-        shapes: Shapes = {}
-        for leaf in self.schema:
-            if leaf.constant is None:
-                for name in leaf.names:
-                    shapes[name] = (leaf.dtype, leaf.shape)
-        return shapes
+        leaves = [leaf for leaf in self.schema if leaf.constant is None]
+        return {name: (leaf.dtype, leaf.shape) for leaf in leaves for name in leaf.names}
 
 
 def observation_pairs(names: Mapping[str, Any]) -> list[str]:

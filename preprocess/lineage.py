@@ -67,16 +67,13 @@ def named_statistics(functions: Sequence[Function], statistics: Sequence[dict[st
 
 def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
     """The spaces of the input that are valid for the result: those of unchanged leaves."""
-    before, after, changed = probe.before, probe.after, probe.changed
-    remaining: dict[str, Any] = {}
-    for name, space in manifest.spaces.items():
-        below = [path for path in before if path == name or path.startswith(name + "/")]
-        unchanged = changed is not None and all(
-            path in after and after[path] == before[path] and path not in changed for path in below
-        )
-        if below and unchanged:
-            remaining[name] = space
-    return remaining
+    if probe.changed is None:
+        return {}
+    same = {path for path, form in probe.before.items() if probe.after.get(path) == form}.difference(probe.changed)
+    below = {
+        name: {path for path in probe.before if path == name or path.startswith(name + "/")} for name in manifest.spaces
+    }
+    return {name: space for name, space in manifest.spaces.items() if below[name] and below[name] <= same}
 
 
 def leaf_changes(probe: ProbeResult, other_returns: bool) -> dict[str, list[str]]:

@@ -28,13 +28,22 @@ from ..datasets.workers.task import Engine, OnBlock, Report
 from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of
 from ..storage.durable import write_atomically
+from ..storage.folder import remove_tree
 from ..storage.parts import PARTS
 from ..storage.schema import FLAGS
 from ..storage.scratch import ScratchFolder
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk, Episodes, cut_sections, split
 from .layout import SAMPLE_ROWS, Layout, choose_codec, choose_schema
-from .records import ROWS_PER_SAMPLE, ProbeResult, load_arrays, nothing_left_error, sample_path, unpack_counts
+from .records import (
+    ROWS_PER_SAMPLE,
+    ProbeResult,
+    collected_path,
+    load_arrays,
+    nothing_left_error,
+    sample_path,
+    unpack_counts,
+)
 from .request import DryRun, Listener, Preprocessed, RunConfig, RunContext
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
@@ -136,15 +145,17 @@ def _collect_one(config: RunConfig, number: int, pieces: Sequence[Chunk], worker
     """The statistics of one function."""
     import torch
 
-    from .records import collected_path, is_whole, load_arrays, load_note
-
     fn = config.chain.functions[number]
     fit = fn.fit
     assert fit is not None
     workers.listener.on_stage(f"first pass for {fn.label}")
     paths = {piece.index: collected_path(config.folder, number, piece.index) for piece in pieces}
-    for path in filter(is_whole, paths.values()):  # of an interrupted run
-        opened = json.loads(load_note(path))
+    for path in paths.values():  # of an interrupted run
+        try:
+            opened = json.loads(load_arrays(path)[1])
+        except ResultError:
+            remove_tree(path)
+            continue
         if differing(opened, config.chain.folder):
             path.unlink()
         else:
@@ -154,7 +165,7 @@ def _collect_one(config: RunConfig, number: int, pieces: Sequence[Chunk], worker
     for _ in workers.run("collect_statistics", config, left, number=number):
         done += 1
         workers.listener.on_stage(f"first pass for {fn.label}, {done} of {len(pieces)}")
-    loaded = (load_arrays(paths[piece.index]) for piece in pieces)
+    loaded = (load_arrays(paths[piece.index])[0] for piece in pieces)
     partials = ({name: torch.from_numpy(array) for name, array in arrays.items()} for arrays in loaded if arrays)
     first = next(partials, None)
     if first is None:
@@ -198,8 +209,9 @@ def probe_functions(context: RunContext, workers: Workers) -> ProbeResult:
     """
     for section in context.sections:
         for _, record in workers.run("try_functions", context.config, [section]):
-            if record["probe"] is not None:
-                return ProbeResult.from_json(record["probe"])
+            probe: ProbeResult | None = record["probe"]
+            if probe is not None:
+                return probe
     raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
 
 
@@ -213,8 +225,10 @@ def choose_layout(context: RunContext, probe: ProbeResult, workers: Workers) -> 
     codecs: dict[str, str] = {}
     dictionaries: dict[str, bytes] = {}
     for name in sorted(set(names).intersection(passthrough_leaves(context, probe))):
-        codecs[name], dictionaries[name], row_bytes = _input_codec(context, name)
-        step_bytes += row_bytes
+        path, manifest = context.source.folders[0]
+        codec = codec_of(manifest.schema[name])
+        codecs[name], dictionaries[name] = codec.name, codec.read_dictionary(path)
+        step_bytes += codec.stored_row_bytes(path, manifest.states)
     names = tuple(name for name in names if name not in codecs)
     samples: dict[str, np.ndarray] = {}
     if names and request.codec != PLAIN:
@@ -238,13 +252,6 @@ def passthrough_leaves(context: RunContext, probe: ProbeResult) -> list[str]:
     ]
 
 
-def _input_codec(context: RunContext, name: str) -> tuple[str, bytes, float]:
-    """Codec, dictionary and bytes per row of an unchanged leaf, taken from the input so that its rows can be copied."""
-    path, manifest = context.source.folders[0]
-    codec = codec_of(manifest.schema[name])
-    return codec.name, codec.read_dictionary(path), codec.stored_row_bytes(path, manifest.states)
-
-
 def _sample_results(
     config: RunConfig, sections: Sequence[Chunk], names: tuple[str, ...], workers: Workers
 ) -> dict[str, np.ndarray]:
@@ -258,7 +265,7 @@ def _sample_results(
     samples: dict[str, np.ndarray] = {}
     for name in names:
         paths = [sample_path(config.folder, name, section.index) for section in sampled]
-        rows = [array for array in (load_arrays(path)["rows"] for path in paths) if len(array)]
+        rows = [array for array in (load_arrays(path)[0]["rows"] for path in paths) if len(array)]
         samples[name] = np.concatenate(rows) if rows else np.zeros((0, 1), np.uint8)
         for path in paths:
             path.unlink(missing_ok=True)
@@ -315,9 +322,8 @@ def dry_run(
     steps_in = sum(chunk.rows for chunk in tried)
     steps_out = sum(record["steps"] for record in records)
     seconds = sum(record["seconds"] for record in records)
-    dropped = (
-        sum(int((unpack_counts(record["dones"]) == 0).sum()) for record in records) if config.whole_episodes else 0
-    )
+    dones = [unpack_counts(record["dones"]) for record in records if config.whole_episodes]
+    dropped = sum(int((one == 0).sum()) for one in dones)
     nans = sum((Counter(record["nans"]) for record in records), Counter[str]())
     probe = replace(probe, steps_in=steps_in, steps_out=steps_out, dropped=dropped, nans=dict(nans))
     share = steps_in / episodes.steps

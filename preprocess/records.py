@@ -17,7 +17,6 @@ import numpy as np
 
 from ..errors import ResultError
 from ..storage.durable import open_plain, write_atomically
-from ..storage.folder import remove_tree
 from ..storage.parts import PARTS
 from .layout import Shapes
 
@@ -121,17 +120,8 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray], note: str = "") -> No
     temporary.replace(path)
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays that `save_arrays` wrote. Raises ResultError where the file was changed (zip archives have checksums)."""
-    return _load(path)[0]
-
-
-def load_note(path: Path) -> str:
-    """The text that `save_arrays` wrote. Raises as `load_arrays`."""
-    return _load(path)[1]
-
-
-def _load(path: Path) -> tuple[dict[str, np.ndarray], str]:
+def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    """What `save_arrays` wrote. Raises ResultError where the file is missing or was changed (zip archives have checksums)."""
     try:
         with open_plain(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             if str(archive["of"]) != path.name:
@@ -139,16 +129,5 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], str]:
             arrays = {str(name): archive[f"_{number}"] for number, name in enumerate(archive["names"])}
             return arrays, str(archive["note"])
     except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ResultError(
-            f"{path} was changed: {error}", hint="run the command again: it makes the file once more"
-        ) from error
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a file holds what `save_arrays` wrote; any other file is removed."""
-    try:
-        load_arrays(path)
-    except ResultError:
-        remove_tree(path)
-        return False
-    return True
+        hint = "run the command again: it makes the file once more"
+        raise ResultError(f"{path} was changed: {error}", hint=hint) from error

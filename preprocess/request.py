@@ -29,7 +29,7 @@ from ..storage.codecs import codec_of, resolve_choice
 from ..storage.episodes import EpisodeTable, open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
-from ..storage.schema import Leaf, Schema
+from ..storage.schema import Schema
 from ..storage.writer import fingerprint
 from .chunks import Chunk, Episodes, choose_chunk_steps, choose_sizes, cut, cut_sections, view_episodes
 from .function_chain import FunctionChain, Per
@@ -71,13 +71,10 @@ class ReadOptions:
         """The approximate size of a step as functions get it, in bytes."""
         total = 0
         for leaf in schema:
-            stacked = self.frame_stack if _is_observation(leaf) else None
-            total += leaf.row_bytes * (2 if leaf.kind == "state" else 1) * (stacked or 1)
+            top = leaf.name.removeprefix("next/").partition("/")[0]
+            is_stacked = leaf.kind == "state" or top in ("observation", "pixels")
+            total += leaf.row_bytes * len(leaf.names) * (self.frame_stack or 1 if is_stacked else 1)
         return max(1, total)
-
-
-def _is_observation(leaf: Leaf) -> bool:
-    return leaf.kind == "state" or leaf.name.removeprefix("next/").partition("/")[0] in ("observation", "pixels")
 
 
 @dataclass(frozen=True)

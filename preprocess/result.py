@@ -333,9 +333,7 @@ def find_unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
             continue
         if len(ends) < _FEW_EPISODES and all(identical(here[a : b - 1], after[a + 1 : b]) for a, b in pairwise(ends)):
             continue
-        differ = differing(here[:-1], after[1:])
-        rows = differ.nonzero().squeeze(1)
-        rows = rows[~done[rows]]
+        rows = (differing(here[:-1], after[1:]) & ~done[:-1]).nonzero()
         if len(rows):
             broken[name] = int(rows[0])
     return broken
@@ -434,9 +432,7 @@ def _is_unchanged(
         return True
     if root is None or successors is None:
         return False
-    if root.dtype != rows.dtype or root.shape[1:] != rows.shape[1:]:
-        return False
-    if successors.dtype != rows.dtype or successors.shape != root.shape:
+    if any(one.dtype != rows.dtype or one.shape[1:] != rows.shape[1:] for one in (root, successors)):
         return False
     return all(
         identical(tensor[run.start : run.stop], rows[first : first + run.stop - run.start])

@@ -14,8 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +22,13 @@ import torch
 from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.workers.task import OnBlock
 from ..storage.codecs import codec_of
-from ..storage.parts import sync_parts
-from ..storage.schema import Leaf, Schema
+from ..storage.durable import sync_folder
+from ..storage.parts import PARTS
+from ..storage.schema import Schema
 from .apply import Applier, ResultBatch, isolated
 from .chunks import Chunk, split
 from .function import check_loaded, files_of_chain
+from .functions.leaves import covers
 from .layout import Shapes, observation_pairs
 from .records import (
     ROWS_PER_SAMPLE,
@@ -54,35 +55,24 @@ from .result import (
     shapes_of,
 )
 
-if TYPE_CHECKING:
-    from ..storage.dataset import Dataset
-
 
 class PartWriter:
-    """Writes the results of chunk ``number`` into ``folder``, leaf by leaf, and checks successors.
+    """Writes the results of chunk ``number``, leaf by leaf, and checks successors.
 
-    ``name``: the name of the function, for messages. ``shapes``: the shapes of all results. ``source``: the input, whose
-    rows may be copied for some leaves (`Input.copyable`).
+    ``shapes``: the shapes of all results. ``source``: the input, whose rows may be copied for some leaves.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        schema: Schema,
-        shapes: Shapes,
-        number: int,
-        source: Dataset,
-        copyable: Mapping[str, Path],
-    ) -> None:
-        self._name, self._folder = name, folder
+    def __init__(self, config: RunConfig, source: Schema, schema: Schema, shapes: Shapes, number: int) -> None:
+        self._name, self._folder = config.chain.last_name, config.folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
-        self._sinks = {leaf.name: codec_of(leaf).open_appender(folder, number) for leaf in self._leaves}
+        self._sinks = {leaf.name: codec_of(leaf).open_appender(self._folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
         #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
-        self._copyable = frozenset(
-            leaf.name for leaf in schema.states if _is_copyable(folder, leaf, source, copyable.get(leaf.name))
-        )
+        self._copyable: set[str] = set()
+        for leaf in schema.states:
+            old, stored = source.get(leaf.name), config.copyable.get(leaf.name)
+            if old is not None and stored is not None and codec_of(leaf).is_like(self._folder, old, stored):
+                self._copyable.add(leaf.name)
         self._pairs = observation_pairs(shapes)
         self._unchained: set[str] = set()
         self._steps = 0
@@ -107,7 +97,11 @@ class PartWriter:
         ends = done.nonzero().squeeze(1)
         for leaf in self._leaves:
             if leaf.name in copied:
-                self._copy(leaf, copied[leaf.name], runs, done)
+                states = copied[leaf.name]
+                for run in runs:  # with the final state where an episode ends
+                    first = states.first + run.first
+                    last = first + run.stop - run.start + int(done[run.stop - 1])
+                    self._sinks[leaf.name].copy(states.leaf, first, last)
                 continue
             rows = columns[leaf.name]
             if leaf.kind == "state":
@@ -115,13 +109,6 @@ class PartWriter:
             self._sinks[leaf.name].append(as_bytes(rows))
         self._steps += len(done)
         return set(copied)
-
-    def _copy(self, leaf: Leaf, source: SourceRows, runs: list[StepRun], done: torch.Tensor) -> None:
-        """Copy the states of each run, with the final state where an episode ends."""
-        for run in runs:
-            first = source.first + run.first
-            last = first + run.stop - run.start + int(done[run.stop - 1])
-            self._sinks[leaf.name].copy(source.leaf, first, last)
 
     def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, SourceRows]) -> None:
         unchanged = {path for name in copied for path in (name, "next/" + name)}
@@ -143,7 +130,7 @@ class PartWriter:
         """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``edges`` (hashes of the
         first observations and the last successors) and ``open`` (whether the last step is not done)."""
         leaves = {name: sink.finish(sync=False) for name, sink in self._sinks.items()}
-        sync_parts(self._folder)
+        sync_folder(self._folder / PARTS)
         edges = {name: [_hash_row(self._first[name]), _hash_row(self._last[name])] for name in self._first}
         return {
             "leaves": leaves,
@@ -173,12 +160,6 @@ def _in_state_order(
 
 def _hash_row(row: torch.Tensor) -> str:
     return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
-
-
-def _is_copyable(folder: Path, leaf: Leaf, source: Dataset, stored: Path | None) -> bool:
-    """Whether the leaf of the input has the codec and dictionary of ``leaf``; ``stored`` is a folder that has them."""
-    old = source.schema.get(leaf.name)
-    return old is not None and stored is not None and codec_of(leaf).is_like(folder, old, stored)
 
 
 #: Maximum number of episodes that are tried for the rows of a sampled chunk.
@@ -242,7 +223,7 @@ def write_part(
     began = time.perf_counter()
     applier = open_applier(config, "data")
     name = config.chain.last_name
-    part = PartWriter(name, config.folder, schema, shapes, chunk.index, applier.view.dataset, config.copyable)
+    part = PartWriter(config, applier.view.dataset.schema, schema, shapes, chunk.index)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
     lost_edges = np.zeros_like(dones)
     counts, steps = ResultCounts(), 0
@@ -279,12 +260,7 @@ def _leaves_with_space(applier: Applier) -> frozenset[str]:
     dataset = applier.view.dataset
     if applier.config.whole_episodes or not any(fn.runs_users_code for fn in applier.chain):
         return frozenset()  # of episodes no space is kept
-    spaces = dataset.manifest.spaces
-    return frozenset(
-        leaf.name
-        for leaf in dataset.schema
-        if any(leaf.name == name or leaf.name.startswith(name + "/") for name in spaces)
-    )
+    return frozenset(leaf.name for leaf in dataset.schema if covers(dataset.manifest.spaces, leaf.name))
 
 
 def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Collection[str]) -> set[str]:
@@ -295,11 +271,8 @@ def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Colle
     other = set(stored) - set(same)
     for name in set(names) - set(stored):
         found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
-        if (
-            found is None
-            or (found.shape, found.dtype) != (before.shape, before.dtype)
-            or differing(before, found).any()
-        ):
+        is_like = found is not None and (found.shape, found.dtype) == (before.shape, before.dtype)
+        if not is_like or differing(before, batch.columns[name]).any():
             other.add(name)
     return other
 
@@ -311,7 +284,7 @@ def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[
     _MOST_EPISODES of those that are kept. Then a batch or an episode of about the mean length is applied once more to
     measure the time, because the first call may load or compile something.
 
-    Returns ``{probe}``: a `ProbeResult` as JSON, None where every episode was dropped.
+    Returns ``{probe}``: a `ProbeResult`, None where every episode was dropped.
     """
     applier = open_applier(config, "trial")
     counts, shapes = ResultCounts(), Shapes()
@@ -320,9 +293,8 @@ def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[
     passthrough: list[str] = []
     kept = steps_in = steps_out = dropped = 0
     with isolated(applier):
-        spans = split(
-            section, applier.view.episodes, 1 if config.whole_episodes else config.batch, config.whole_episodes
-        )
+        size = 1 if config.whole_episodes else config.batch
+        spans = split(section, applier.view.episodes, size, config.whole_episodes)
         for span in spans:
             began = time.perf_counter()
             (batch,) = applier.apply(span, counts, map_states=False)
@@ -347,17 +319,12 @@ def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[
         before = shapes_of(leaves_of(applier.view.read(section.start, section.start + 1)))
         if not kept:
             return {"probe": None}
-        step_seconds = _measure(applier, _typical(spans) if config.whole_episodes else span, seconds)
-    result = ProbeResult(
-        before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, step_seconds
-    )
-    return {"probe": result.to_json()}
-
-
-def _typical(episodes: list[Chunk]) -> Chunk:
-    """The first episode whose length is nearest to the mean."""
-    mean = sum(episode.rows for episode in episodes) / len(episodes)
-    return min(episodes, key=lambda episode: abs(episode.rows - mean))
+        if config.whole_episodes:  # the first one whose length is nearest to the mean
+            mean = sum(span.rows for span in spans) / len(spans)
+            span = min(spans, key=lambda span: abs(span.rows - mean))
+        step_seconds = _measure(applier, span, seconds)
+    found = (before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, step_seconds)
+    return {"probe": ProbeResult(*found)}
 
 
 def _measure(applier: Applier, span: Chunk, seconds: float) -> float:
