@@ -114,7 +114,6 @@ def _headline(one: Audited, findings: tuple[Finding, ...]) -> str:
 
 
 def _scope(one: Audited) -> list[str]:
-    """What was checked, what was read in part, and what was not checked."""
     lines = [f"checked: {amounts.listed(one.checked, _SHOWN)}"]
     lines += [f"sampled: {amounts.count(steps)} steps of {name}" for name, steps in one.sampled.items()]
     return lines + [f"not checked: {name}, {why}" for name, why in one.skipped.items()]

@@ -481,5 +481,5 @@ def other_output_to_stderr() -> Iterator[None]:
 def _flush_c() -> None:
     """Flush C's buffer of stdout, which would otherwise be written after the redirection ends."""
     ctypes = sys.modules.get("ctypes")  # if it is not loaded, no user's function was called
-    if ctypes is not None and sys.platform != "win32":
+    if ctypes is not None:
         ctypes.CDLL(None).fflush(None)

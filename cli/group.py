@@ -26,14 +26,8 @@ from .options import Root
 
 
 def _convert_without_pydantic(params: list[Any]) -> None:
-    """Convert simple values of these parameters by `_process`."""
     for param in params:
         param.process_value = partial(_process, param, param.process_value)
-
-
-def _hint_of_empty(kind: Any) -> str:
-    other = "name a file or folder (. is the current one)" if kind is Path else "give it a value"
-    return f"{other}, or leave it out; an empty value often comes from a variable that is not set"
 
 
 def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
@@ -44,7 +38,9 @@ def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: An
     is_option = param.param_type_name == "option"
     if "" in (value if isinstance(value, (list, tuple)) else [value]) and (is_option or kind is Path):
         # From a variable that is not set, as in --root "$DATA"; a path would be the current folder.
-        raise UsageError(f"{param.opts[0] if is_option else param.metavar} is empty", hint=_hint_of_empty(kind))
+        hint = "name a file or folder (. is the current one)" if kind is Path else "give it a value"
+        hint += ", or leave it out; an empty value often comes from a variable that is not set"
+        raise UsageError(f"{param.opts[0] if is_option else param.metavar} is empty", hint=hint)
     if value is None and not param.required:
         converted = () if several else None
     elif kind in (str, Path) and isinstance(value, str):

@@ -70,13 +70,10 @@ def run(
 
 def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:
     if local:
-        counts = (
-            f"{amounts.plural(local.steps, 'step')} in {amounts.plural(local.episodes or 0, 'episode')}, "
-            if local.steps
-            else ""
-        )
-        shown = f"{catalogue_table.state(local)}, {counts}{amounts.size(local.bytes)}: {local.path}"
-        yield Fact("here", shown, str(local.path))
+        shown = f"{catalogue_table.state(local)}, "
+        if local.steps:
+            shown += f"{amounts.plural(local.steps, 'step')} in {amounts.plural(local.episodes or 0, 'episode')}, "
+        yield Fact("here", f"{shown}{amounts.size(local.bytes)}: {local.path}", str(local.path))
     yield Fact("environment", entry.environment or _UNKNOWN)
     yield Fact("observations", _kind(entry.observations, entry.observation_space))
     yield Fact("actions", _kind(entry.actions, entry.action_space))

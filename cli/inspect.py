@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from typer import Option
 
@@ -103,11 +102,12 @@ def run(
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
 
-    files = _Files(plot, frames, episode or [], video, html, croissant, card, force)
-    needs_overview = files.need_overview or out.json or not (out.quiet or episodes)
+    charts = plot or html or croissant or card
+    writes = charts or frames or episode or video
+    needs_overview = charts or out.json or not (out.quiet or episodes)
     remote = None
     if is_remote(dataset):
-        if files.requested:
+        if writes:
             hint = "fetch it first with `rbdata download --mirror`"
             raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
         with phase("reading"):
@@ -122,7 +122,10 @@ def run(
             return manifest, table, overview(path, manifest, table) if needs_overview else None
 
         manifest, table, found = read_snapshot(path, read)
-    notes = _write_files(files, path, manifest, table, found) if files.requested else []
+    notes = []
+    if writes:
+        targets = _Targets(plot, frames, episode or [], video, html, croissant, card)
+        notes = _write_files(targets, path, manifest, table, found, force=force)
 
     if out.json and found:
         record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
@@ -301,8 +304,7 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
 # -- the files that the command writes ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Targets(NamedTuple):
     """The files to write, as the options name them; ``episodes`` are those to draw on ``frames``."""
 
     plot: Path | None
@@ -312,19 +314,10 @@ class _Files:
     html: Path | None
     croissant: Path | None
     card: Path | None
-    force: bool
-
-    @property
-    def need_overview(self) -> bool:
-        return bool(self.plot or self.html or self.croissant or self.card)
-
-    @property
-    def requested(self) -> bool:
-        return bool(self.need_overview or self.frames or self.episodes or self.video)
 
 
 def _write_files(
-    files: _Files, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None
+    files: _Targets, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None, *, force: bool
 ) -> list[str]:
     """Write the requested figure, frames, animation and cards; returns a note about each.
 
@@ -381,7 +374,7 @@ def _write_files(
     for target, suffixes, _ in requested:
         check_outside(target, folder, manifest)
         # Users edit metadata and READMEs: they are replaced only with --force.
-        check_target(target, suffixes, force=files.force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
+        check_target(target, suffixes, force=force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
         if target.resolve() in seen:
             raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
         seen.add(target.resolve())

@@ -79,7 +79,8 @@ def run(
     here = {one.id: one for one in everything if _matches(one.id, source, match)}
     known = {} if local or source == catalogue.MINE else catalogue.entries(source, folder)
     absent = [entry for entry in known.values() if entry.id not in here and _matches(entry.id, None, match)]
-    remotes = {} if source == catalogue.MINE else _remotes(source, root)
+    listings = {} if source == catalogue.MINE else catalogue.remote_listings(source, root)
+    remotes = {name: {"remote": one.remote, "date": one.date} for name, one in listings.items()}
 
     if out.json:
         rows = [_record(one, known) for one in here.values()] + [catalogue_table.record(entry) for entry in absent]
@@ -159,14 +160,6 @@ def _refresh(source: str | None, root: Path | None) -> None:
                 if source:
                     raise
                 out.note(f"{name}: {error.message}")
-
-
-def _remotes(source: str | None, root: Path | None) -> dict[str, dict[str, str]]:
-    """The remotes whose lists are stored, and when they were listed."""
-    from ..datasets import catalogue
-
-    found = catalogue.remote_listings(source, root)
-    return {name: {"remote": one.remote, "date": one.date} for name, one in found.items()}
 
 
 def _source_row(summary: SourceSummary) -> tuple[str | None, ...]:

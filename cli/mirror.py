@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -84,54 +85,32 @@ def push(
         raise UsageError(f"{option} is for hf://datasets/owner/name, not for {without_login(url)}")
     if to_hub and raw:
         raise UsageError("--raw is not for the Hub, which gets a converted dataset", hint="push without --raw")
+    send: Any = partial(push_dataset, raw=raw)
     if to_hub:
         from ..datasets import hub
 
         if not licence and hub.stated_licence(dataset, root) is None:
-            licence = out.ask(
-                "Licence of the dataset, as the Hub names it (mit, cc-by-4.0, other, ...)", "--license NAME"
-            )
+            question = "Licence of the dataset, as the Hub names it (mit, cc-by-4.0, other, ...)"
+            licence = out.ask(question, "--license NAME")
+        send = partial(hub.push, licence=licence, public=public)
     fetch = FetchOptions(user_project=user_project)
     with byte_progress(f"pushing {dataset}", then="committing") as report:
-
-        def on_progress(name: str, done: int, total: int) -> None:
-            report(done, total)
-
-        if to_hub:
-            pushed = hub.push(
-                dataset,
-                url,
-                licence=licence,
-                public=public,
-                root=root,
-                force=force,
-                fetch=fetch,
-                on_progress=on_progress,
-            )
-        else:
-            pushed = push_dataset(dataset, url, root=root, raw=raw, force=force, fetch=fetch, on_progress=on_progress)
+        send = partial(send, on_progress=lambda name, done, total: report(done, total))
+        pushed = send(dataset, url, root=root, force=force, fetch=fetch)
     if out.json:
         out.document(vars(pushed))
     elif out.quiet:
         out.line(pushed.url)
     else:
-        sent = (
-            f"{amounts.plural(pushed.sent, 'file')}, {amounts.size(pushed.sent_bytes)}"
-            if pushed.sent
-            else "nothing new"
-        )
-        out.facts(
-            [
-                Fact("id", f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})", pushed.id),
-                Fact("url", pushed.url),
-                Fact(
-                    "stored",
-                    f"{amounts.plural(pushed.files, 'file')}, {amounts.size(pushed.bytes)}, verified",
-                    pushed.bytes,
-                ),
-                Fact("sent", sent, pushed.sent_bytes),
-            ]
-        )
+        sent = f"{amounts.plural(pushed.sent, 'file')}, {amounts.size(pushed.sent_bytes)}"
+        stored = f"{amounts.plural(pushed.files, 'file')}, {amounts.size(pushed.bytes)}, verified"
+        facts = [
+            Fact("id", f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})", pushed.id),
+            Fact("url", pushed.url),
+            Fact("stored", stored, pushed.bytes),
+            Fact("sent", sent if pushed.sent else "nothing new", pushed.sent_bytes),
+        ]
+        out.facts(facts)
         words = [pushed.url] if to_hub else [pushed.id, "--mirror", url]
         out.hint(settings.command("download", *words))
     return 0
@@ -185,9 +164,8 @@ def rm(
         with count_progress(f"deleting {held.name}") as on_progress:
             remove(held, url, fetch=fetch, on_progress=on_progress)
     if out.json:
-        out.document(
-            {"deleted": not dry_run, "name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
-        )
+        record = {"name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
+        out.document({"deleted": not dry_run, **record})
     elif out.quiet:
         out.line(held.name)
     else:

@@ -215,7 +215,6 @@ def _phrase(option: Any) -> str:
 
 
 def _store(option: Any, flag: str) -> Any:
-    """A callback that stores the value under the option's name."""
 
     def store(ctx: Context, param: typer.CallbackParam, value: Any) -> Any:
         if value is not None and value is not False and value != []:

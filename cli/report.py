@@ -62,7 +62,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
         if stages[-1] == WAITING:
             message = f"interrupted while waiting for the process that writes {dataset_id}, which continues"
             raise Interrupted(message, hint=f"wait again with: {settings.command(*out.arguments)}") from error
-        raise _interrupted(seen[-1].id if seen else dataset_id, seen[-1] if seen else None, len(parts_done)) from error
+        raise _interrupted(dataset_id, seen[-1] if seen else None, len(parts_done)) from error
 
 
 def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:
@@ -71,6 +71,7 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     from ..storage.manifest import FILENAME
 
     words, next_step = out.arguments, "continue with"
+    dataset_id = estimate.id if estimate else dataset_id
     if estimate is None:
         message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
     elif estimate.unread:
@@ -112,12 +113,10 @@ def announcement(estimate: Estimate) -> list[str]:
     elif estimate.fetch_bytes:
         origin.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
     about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
-    episodes = (
-        f", {amounts.plural(estimate.episodes, 'episode')}" if estimate.episodes or not estimate.estimated else ""
-    )
-    what = f"{about}{amounts.plural(estimate.steps, 'step')}{episodes}, {_size(estimate)}"
+    episodes, known = amounts.plural(estimate.episodes, "episode"), estimate.episodes or not estimate.estimated
+    what = f"{about}{amounts.plural(estimate.steps, 'step')}{f', {episodes}' if known else ''}, {_size(estimate)}"
     if estimate.estimated and not estimate.steps:  # episodes of unknown lengths
-        what = amounts.plural(estimate.episodes, "episode") if estimate.episodes else "the episodes"
+        what = episodes if estimate.episodes else "the episodes"
     return [*origin, f"write {what} to {target}"]
 
 

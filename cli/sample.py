@@ -113,8 +113,10 @@ def run(
 
 def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:
     """Key, shape, dtype, min, mean, max of every tensor."""
+    from ..preprocess.result import leaves_of
+
     rows: list[tuple[Any, ...]] = []
-    for name, value in _tensors(batch):
+    for name, value in leaves_of(batch).items():
         low, mean, high = _range(value)
         shape = list(value.shape) if out.json else f"[{', '.join(map(str, value.shape))}]"
         rows.append((name, shape, str(value.dtype).removeprefix("torch."), low, mean, high))
@@ -129,12 +131,6 @@ def _range(value: torch.Tensor) -> tuple[float, float, float]:
     ]
     lows, sums, highs = zip(*found)
     return min(lows), sum(sums) / value.numel(), max(highs)
-
-
-def _tensors(batch: TensorDict) -> list[tuple[str, Any]]:
-    """The tensors of a batch with their keys as paths."""
-    items = batch.items(include_nested=True, leaves_only=True)
-    return [("/".join(key) if isinstance(key, tuple) else key, value) for key, value in items]
 
 
 def _check_target(target: Path) -> None:
@@ -160,6 +156,7 @@ def _write(batch: TensorDict, target: Path) -> None:
     Written under a temporary name first: an interrupted command leaves nothing at the path, and the next one replaces its
     remains.
     """
+    from ..preprocess.result import leaves_of
     from ..storage.durable import close_durably, open_plain, sync_files
     from ..storage.folder import check_space, files_below, remove_tree
 
@@ -171,10 +168,10 @@ def _write(batch: TensorDict, target: Path) -> None:
             import numpy as np
 
             with open_plain(made, "xb") as file:
-                np.savez(file, **{name: value.numpy() for name, value in _tensors(batch)})
+                np.savez(file, **{name: value.numpy() for name, value in leaves_of(batch).items()})
                 close_durably(file)
         else:
-            size = sum(value.nbytes for _, value in _tensors(batch))
+            size = sum(value.nbytes for value in leaves_of(batch).values())
             check_space(target.parent, size, "the batch")  # writing to a map on a full disk kills the process
             batch.memmap(str(made))
             sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
@@ -186,7 +183,7 @@ def _write(batch: TensorDict, target: Path) -> None:
 
 def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:
     """Batches, transitions and bytes per second, and the speed as a share of the copy floor's."""
-    size = sum(value.numel() * value.element_size() for value in batch.values(include_nested=True, leaves_only=True))
+    size = sum(value.nbytes for value in batch.values(include_nested=True, leaves_only=True))
     rows = batch.numel()
     seconds, floor = _median_seconds(sample, _gather(rows, max(8, size // rows // 8 * 8)))
     return {

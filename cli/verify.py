@@ -68,9 +68,8 @@ def run(
     if mirror is not None and not repair:
         raise UsageError("--mirror is only for --repair", hint="add --repair")
     if repair and any(map(is_remote, ids)):
-        raise UsageError(
-            "--repair is for datasets on this machine", hint="at a mirror, `rbdata mirror push` sends what differs"
-        )
+        hint = "at a mirror, `rbdata mirror push` sends what differs"
+        raise UsageError("--repair is for datasets on this machine", hint=hint)
     from ..datasets.local import expand, full_id
 
     ids = expand(ids, root)
@@ -78,10 +77,9 @@ def run(
     for given in ids:
         given_as.setdefault(full_id(without_login(given), root), given)
     records = []
+    mend = partial(_repair, mirror, procs) if repair else None
     for dataset, given in given_as.items():
-        record, error = _check_and_repair(
-            given, dataset, root, quick, partial(_repair, mirror, procs) if repair else None
-        )
+        record, error = _check_and_repair(given, dataset, root, quick, mend)
         records.append(record)
         if error is None:
             continue
