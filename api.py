@@ -376,9 +376,10 @@ def load(
     Raises UsageError for options that contradict each other, and as `open_dataset` does.
     """
     if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
-        id_or_path = _open_several(
-            id_or_path, download, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check
-        )
+        if download is not False:
+            raise UsageError("download is for a single id")
+        id_or_path = _opened(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
+        id_or_path = dataset.concat(id_or_path, marked=True)
         root = cache_dir = cache_limit = None
         check = download = False
     elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check", "download")
@@ -418,12 +419,6 @@ def _opened(datasets: Any, **options: Any) -> list[dataset.Dataset]:
     if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
         raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
     return [one if isinstance(one, dataset.Dataset) else open_dataset(one, **options) for one in datasets]
-
-
-def _open_several(datasets: Any, download: Any, **options: Any) -> dataset.Dataset:
-    if download is not False:
-        raise UsageError("download is for a single id")
-    return dataset.concat(_opened(datasets, **options), marked=True)
 
 
 def _check_is_here(what: str, id_or_path: PathLike, check: bool, *cache: object) -> None:

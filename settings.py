@@ -266,7 +266,6 @@ def _check_name(name: str) -> None:
 
 
 def _parse(name: str, value: str) -> Any:
-    """The value to store for a text."""
     if not value:
         raise UsageError(f"{name} is empty", hint=f"remove it with `rbdata config unset {name}`")
     if name == "procs":
@@ -278,7 +277,6 @@ def _parse(name: str, value: str) -> Any:
 
 
 def _replace(file: Path, content: str) -> None:
-    """Write the file atomically."""
     from .storage.scratch import ScratchFolder
 
     try:

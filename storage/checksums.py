@@ -115,12 +115,14 @@ def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
 def sum_blocks(path: Path) -> list[list[Any]]:
     """The blocks of a file, ``[length, crc32c]`` in order; reads the whole file."""
     with open_plain(path, "rb", follow=True) as file:
-        return [list(checksum.range) for checksum in map(_summed, iter(lambda: file.read(BLOCK), b""))]
+        return [list(summed([block]).range) for block in iter(lambda: file.read(BLOCK), b"")]
 
 
-def _summed(data: bytes) -> Crc32c:
-    checksum = Crc32c()
-    checksum.update(data)
+def summed(pieces: Iterable[Any], begin: int | None = None) -> Crc32c:
+    """The checksum of bytes, one piece after the other."""
+    checksum = Crc32c(begin)
+    for piece in pieces:
+        checksum.update(piece)
     return checksum
 
 
@@ -153,14 +155,12 @@ def _power(count: int) -> int:
 
 def record_of(data: Any) -> list[Any]:
     """The recorded range (`Crc32c.record`) of a file that holds these bytes."""
-    checksum = Crc32c(0)
-    checksum.update(data)
-    return checksum.record
+    return summed([data], 0).record
 
 
 def crc32c(data: Any) -> str:
     """crc32c of a buffer, as eight hex digits."""
-    return _summed(data).hexdigest()
+    return summed([data]).hexdigest()
 
 
 def hash_file(path: Path, digest: Digest) -> Digest:

@@ -35,7 +35,7 @@ from . import plugins
 from .amounts import html_table, plural
 from .amounts import size as amount
 from .codecs import codec_of
-from .codecs.codec import Rows
+from .codecs.codec import Rows, WrappedRows
 from .episodes import EpisodeTable, map_episodes
 from .integrity import BlockChecks
 from .keywords import LazyModule
@@ -423,7 +423,9 @@ class Dataset:
 
     def _checked(self, steps: torch.Tensor | Iterable[int]) -> torch.Tensor:
         index = torch.as_tensor(steps if isinstance(steps, (torch.Tensor, np.ndarray)) else list(steps), device="cpu")
-        index = _whole_numbers(index)
+        if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
+            raise UsageError(f"steps are whole numbers, not {index.dtype}")
+        index = index.long()
         if index.ndim != 1:
             raise UsageError(f"steps must be one-dimensional, not {tuple(index.shape)}")
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
@@ -492,12 +494,6 @@ def open_folder(
     return opened if derive is None else DerivedDataset(opened, derive)
 
 
-def _whole_numbers(index: torch.Tensor) -> torch.Tensor:
-    if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
-        raise UsageError(f"steps are whole numbers, not {index.dtype}")
-    return index.long()
-
-
 class ConstantRows:
     """A leaf whose rows all hold one value; its file is not read."""
 
@@ -542,9 +538,9 @@ class DatasetView(Dataset):
         for member in members:
             member._check_reading()
         self.members, self._segments, self._keys, self._marked = tuple(members), segments, keys, marked
-        schema = Schema(tuple(common_leaves(self.members, keys)))
         self._table = make_table(self.members, self._segments)
-        self._rows = make_rows(self.members, self._segments, schema.leaves, self._table, marked)
+        leaves = common_leaves(self.members, keys)
+        self._rows = make_rows(self.members, self._segments, leaves, self._table, marked)
         for name, rows in self._rows.items():
             if rows.leaf.constant is not None:
                 self._rows[name] = ConstantRows(rows.leaf, rows.count)
@@ -600,8 +596,7 @@ def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", 
 
 def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
     """The manifest and the episode table of the first episodes of a dataset."""
-    columns = (table.start, table.length, table.returns, table.outcome, table.midway)
-    first = EpisodeTable(*(column[:episodes] for column in columns))
+    first = EpisodeTable(*(column[:episodes] for column in vars(table).values()))
     returns, lengths = first.summary()
     kept = replace(manifest, steps=first.steps, episodes=episodes, returns=returns, lengths=lengths)
     return kept, first
@@ -631,20 +626,15 @@ class DatasetPrefix(Dataset):
         return f"DatasetPrefix({self._whole!r}, steps={len(self)}, episodes={self.manifest.episodes})"
 
 
-class _FirstRows:
+class _FirstRows(WrappedRows):
     """The first ``count`` rows of a leaf."""
 
     def __init__(self, rows: Rows, count: int) -> None:
-        self.leaf, self.count, self._rows = rows.leaf, count, rows
+        super().__init__(rows)
+        self.count = count
 
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self._rows.windows(first, length)
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._rows.take(index)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self._rows.block(start, stop)
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return read()
 
 
 # -- leaves that are computed when they are read -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .codecs.codec import Rows
+from .codecs.codec import Rows, WrappedRows
 from .dataset import Dataset, DatasetPrefix, Derivation, DerivedDataset
 from .durable import write_atomically
 from .leaf import Leaf
@@ -89,7 +89,8 @@ def derive_leaves(
         scale, shift = reward
         rows["next/reward"] = AffineRows(rows["next/reward"], -shift / scale, 1 / scale)
     for name in extra:
-        rows[name] = _MAKERS[name](dataset, rows)
+        kind, dtype = _MAKERS[name]
+        rows[name] = kind(name, dtype, dataset, rows)
     return rows
 
 
@@ -110,7 +111,7 @@ def _extra_names(dataset: Dataset, extra: Any) -> tuple[str, ...]:
 # -- rows ------------------------------------------------------------------------------------------------------------------
 
 
-class AffineRows:
+class AffineRows(WrappedRows):
     """``(row - shift) / scale`` of the rows of a leaf, in float32 (float64 if the leaf is float64).
 
     Far from zero float32 holds neither a row (time stamps) nor ``shift`` to a small part of ``scale``: the difference is then
@@ -118,8 +119,9 @@ class AffineRows:
     """
 
     def __init__(self, rows: Rows, shift: Any, scale: Any) -> None:
+        super().__init__(rows)
         dtype = "float64" if rows.leaf.dtype == "float64" else "float32"
-        self._rows, self.leaf = rows, replace(rows.leaf, dtype=dtype, constant=None)
+        self.leaf = replace(rows.leaf, dtype=dtype, constant=None)
         self._dtype: torch.dtype = getattr(torch, dtype)
         shift, scale = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (shift, scale))
         lost = (shift.float().double() - shift).abs() > _LOST * scale.abs()
@@ -127,63 +129,45 @@ class AffineRows:
         self._within = torch.float64 if exact else torch.float32
         self._shift, self._scale = shift.to(self._within), scale.to(self._within)
 
-    @property
-    def count(self) -> int:
-        return self._rows.count
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        return self._mapped(self._rows.windows(first, length))
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._mapped(self._rows.take(index))
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self._mapped(self._rows.block(start, stop))
-
-    def _mapped(self, rows: torch.Tensor) -> torch.Tensor:
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         # By NumPy for the reason given in `row_index.lookup`.
-        values = rows.to(self._within).numpy()
+        values = read().to(self._within).numpy()
         with np.errstate(all="ignore"):
             mapped = np.divide(np.subtract(values, self._shift.numpy()), self._scale.numpy())
         return torch.from_numpy(mapped).to(self._dtype)
 
 
-class _IsFirst(ComputedRows):
-    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
-        super().__init__(Leaf("is_first", "step", "bool", (1,)), len(dataset))
-        self._dataset = dataset
+class _ExtraRows(ComputedRows):
+    """A leaf of ``extra``; ``rows`` are those of the other leaves."""
 
+    def __init__(self, name: str, dtype: str, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
+        super().__init__(Leaf(name, "step", dtype, (1,)), len(dataset))
+        self._dataset, self._others = dataset, rows
+
+
+class _IsFirst(_ExtraRows):
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return (lookup(self._dataset._starts, self._dataset.episode_of(index)) == index)[:, None]
 
 
-class _StepNumber(ComputedRows):
-    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
-        super().__init__(Leaf("step", "step", "int64", (1,)), len(dataset))
-        self._dataset = dataset
-
+class _StepNumber(_ExtraRows):
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return (index - lookup(self._dataset._starts, self._dataset.episode_of(index)))[:, None]
 
 
-class _Discount(ComputedRows):
+class _Discount(_ExtraRows):
     follows_action = True
 
-    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
-        self._terminated = rows["next/terminated"]
-        super().__init__(Leaf("discount", "step", "float32", self._terminated.leaf.shape), len(dataset))
-
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return 1 - self._terminated.take(index).float()
+        return 1 - self._others["next/terminated"].take(index).float()
 
 
-class _ReturnToGo(ComputedRows):
-    def __init__(self, dataset: Dataset, rows: Mapping[str, Rows]) -> None:
-        self._rewards, self._dataset = rows["next/reward"], dataset
-        super().__init__(Leaf("return_to_go", "step", "float32", self._rewards.leaf.shape), len(dataset))
+class _ReturnToGo(_ExtraRows):
+    def __init__(self, *leaf: Any) -> None:
+        super().__init__(*leaf)
         #: By step; the system allocates memory only for computed ones.
         self._sums = torch.empty(self.count, *self.leaf.shape, dtype=torch.float32, device="cpu")
-        self._known = torch.zeros(len(dataset._starts) - 1, dtype=torch.bool, device="cpu")
+        self._known = torch.zeros(len(self._dataset._starts) - 1, dtype=torch.bool, device="cpu")
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         episode = self._dataset.episode_of(index)
@@ -199,19 +183,23 @@ class _ReturnToGo(ComputedRows):
         for length in torch.unique(lengths).tolist():
             alike = starts[episodes[lengths == length]]
             for first in alike.split(max(1, _BLOCK_ELEMENTS // length)):
-                later = self._rewards.windows(first, length).double().flip(1).cumsum(1).flip(1)
+                later = self._others["next/reward"].windows(first, length).double().flip(1).cumsum(1).flip(1)
                 self._sums[first[:, None] + torch.arange(length, device="cpu")] = later.float()
         self._known[episodes] = True
 
 
-_MAKERS = {"is_first": _IsFirst, "step": _StepNumber, "return_to_go": _ReturnToGo, "discount": _Discount}
+_MAKERS = {
+    "is_first": (_IsFirst, "bool"),
+    "step": (_StepNumber, "int64"),
+    "return_to_go": (_ReturnToGo, "float32"),
+    "discount": (_Discount, "float32"),
+}
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------------
 
 
 def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
-    """Mean and standard deviation by leaf. Raises UsageError."""
     if normalize is None:
         return {}
     if isinstance(normalize, Mapping):
@@ -239,10 +227,9 @@ def _leaves(dataset: Dataset, key: Any) -> list[str]:
 
 def _given(dataset: Dataset, key: Any, values: Any) -> Moments:
     name = key if isinstance(key, str) else "/".join(key)
-    if _leaves(dataset, name) != [name]:
-        raise UsageError(
-            f"{name!r} is several leaves: give mean and std for each of {', '.join(_leaves(dataset, name))}"
-        )
+    leaves = _leaves(dataset, name)
+    if leaves != [name]:
+        raise UsageError(f"{name!r} is several leaves: give mean and std for each of {', '.join(leaves)}")
     if not isinstance(values, Mapping) or set(values) != {"mean", "std"}:
         raise UsageError(f'normalize of {name} is {{"mean": ..., "std": ...}}, not {values!r:.60}')
     shape = dataset.schema[name].shape
@@ -310,9 +297,8 @@ def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
 
 def _require_complete(dataset: Dataset, option: str, instead: str) -> None:
     if isinstance(dataset, PartialDataset) and not dataset.complete:
-        raise UsageError(
-            f"{option} needs all of {dataset.id}, which is incomplete", hint=f"wait until it is complete, {instead}"
-        )
+        message = f"{option} needs all of {dataset.id}, which is incomplete"
+        raise UsageError(message, hint=f"wait until it is complete, {instead}")
 
 
 def _compute(dataset: Dataset, name: str) -> Moments:

@@ -26,13 +26,9 @@ def is_about_reader(error: OSError) -> bool:
 
 def system_error(error: BaseException | None) -> OSError | None:
     """The OSError that an exception is or stands for: torch raises RuntimeError for some, with the errno at the end."""
-    found = (
-        re.fullmatch(r"(unable to .*): .* \((\d+)\)", str(error), re.DOTALL)
-        if isinstance(error, RuntimeError)
-        else None
-    )
-    if found:
-        return OSError(int(found[2]), f"{os.strerror(int(found[2]))}: {found[1]}")
+    if isinstance(error, RuntimeError):
+        found = re.fullmatch(r"(unable to .*): .* \((\d+)\)", str(error), re.DOTALL)
+        return OSError(int(found[2]), f"{os.strerror(int(found[2]))}: {found[1]}") if found else None
     return error if isinstance(error, OSError) else None
 
 

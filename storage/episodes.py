@@ -222,7 +222,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
         target = folder / FOLDER
         target.mkdir(parents=True, exist_ok=True)
         ranges: dict[str, list[list[object]]] = {}
-        for name, array in zip(_COLUMNS, (self.start, self.length, self.returns, self.outcome, self.midway)):
+        for name, array in zip(_COLUMNS, vars(self).values()):
             data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
             with open_replacement(target / f"{name}.memmap") as file:
                 file.write(data)

@@ -192,9 +192,8 @@ def check_id(dataset_id: str) -> None:
     longest = max(parts, key=lambda part: len(part.encode()))
     if len(longest.encode()) > _LONGEST_PART:
         message = f"{longest[:40]!r}... of the id has {len(longest.encode())} bytes"
-        raise UsageError(
-            message, hint=f"folders are named after the parts of an id: at most {_LONGEST_PART} bytes each"
-        )
+        hint = f"folders are named after the parts of an id: at most {_LONGEST_PART} bytes each"
+        raise UsageError(message, hint=hint)
 
 
 def make_writable(root: Path) -> None:
@@ -262,11 +261,9 @@ def check_space(path: Path, needed: int, what: str) -> None:
     free = free_bytes(path)
     reserve = max(needed // 50, 64 << 20)
     if needed + reserve > free:
-        message = (
-            f"{what} needs about {size(needed)} on {path}, where {size(free)} are free "
-            f"({size(reserve)} are kept in reserve)"
-        )
-        raise DiskSpaceError(message, hint="free some space, or choose another disk with --root or RBDATA_ROOT")
+        message = f"{what} needs about {size(needed)} on {path}, where {size(free)} are free"
+        hint = "free some space, or choose another disk with --root or RBDATA_ROOT"
+        raise DiskSpaceError(f"{message} ({size(reserve)} are kept in reserve)", hint=hint)
 
 
 def remove_tree(path: Path) -> None:
@@ -294,15 +291,11 @@ def remove_links(folder: Path) -> None:
             path = Path(here, name)
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode):
-                if _is_file_name(name):
+                if name in _FILES or _FILE_NAME.search(name):
                     remove_tree(path)
                     folders.remove(name)
             elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 path.unlink()
-
-
-def _is_file_name(name: str) -> bool:
-    return name in _FILES or bool(_FILE_NAME.search(name))
 
 
 def _keep_only(folder: Path, names: Collection[str]) -> None:
@@ -317,7 +310,6 @@ def _keep_only(folder: Path, names: Collection[str]) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether all files match the manifest of the folder."""
     from .integrity import verify
 
     remove_links(folder)

@@ -19,13 +19,10 @@ of the action (observation, reward, done, terminated, truncated). ``done = termi
 from __future__ import annotations
 
 import os
-import sys
 import weakref
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,9 +31,9 @@ import numpy as np
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .amounts import html_table, plural
 from .amounts import size as amount
-from .checksums import BLOCK, Crc32c, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces, sum_range
+from .checksums import BLOCK, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces, sum_range, summed
 from .codecs import codec_of
-from .codecs.codec import GuardedRows, Rows, StoredRows
+from .codecs.codec import Rows, StoredRows, WrappedRows
 from .durable import is_about_reader, write_atomically
 from .episodes import TERMINATED, open_episodes
 from .leaf import Leaf
@@ -79,10 +76,7 @@ class CheckedBlock:
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
         """Whether these bytes match the length and checksum of the block."""
-        checksum = Crc32c()
-        for piece in pieces:
-            checksum.update(piece)
-        return checksum.range == (self.length, self.crc32c)
+        return summed(pieces).range == (self.length, self.crc32c)
 
 
 class BlockChecksums:
@@ -90,47 +84,40 @@ class BlockChecksums:
 
     def __init__(self, manifest: Manifest, table: bytes | None) -> None:
         """Raises DamagedDatasetError if the table does not match its checksum, or contradicts the manifest."""
-        self._files = manifest.files
-        self._sizes = {path: manifest.size_of(path) for path in manifest.files}
-        self._tabled: dict[str, array[int]] = {}
-        self._begins: dict[str, list[int]] = {}
+        #: The values of the table: for each of its files, the crc32c of each block in order, uint32.
+        self.tabled: dict[str, np.ndarray] = {}
         #: Bytes of a block, for files in the table.
         self.size = BLOCK
+        #: By file: the first byte of each block and, last, the size of the file, int64; the crc32c of each, uint32.
+        self.edges: dict[str, np.ndarray] = {}
+        self._sums: dict[str, np.ndarray] = {}
+        for path, ranges in manifest.files.items():
+            self.edges[path] = np.cumsum([0, *(length for length, _ in ranges)])
+            self._sums[path] = np.array([int(checksum, 16) for _, checksum in ranges], np.uint32)
         if table is None or not manifest.blocks:
             return
         if [len(table), crc32c(table)] != join_ranges(manifest.files[BLOCK_TABLE]):
             raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} has a checksum mismatch")
         self.size = manifest.blocks["size"]
-        values = array("I", table)
-        if sys.byteorder == "big":
-            values.byteswap()
-        at = 0
+        values, at = np.frombuffer(table, "<u4"), 0
         for path in manifest.blocks["files"]:
-            count = -(-self._sizes[path] // self.size)
-            self._tabled[path] = values[at : at + count]
+            size = manifest.size_of(path)
+            self.edges[path] = np.append(np.arange(0, size, self.size), size)
+            count = len(self.edges[path]) - 1
+            self.tabled[path] = self._sums[path] = values[at : at + count]
             at += count
-            if join_ranges([(block.length, block.crc32c) for block in self.all(path)]) != join_ranges(
-                self._files[path]
-            ):
+            blocks = [(block.length, block.crc32c) for block in self.all(path)]
+            if join_ranges(blocks) != join_ranges(manifest.files[path]):
                 raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} contradicts its manifest about {path}")
-
-    @property
-    def tabled(self) -> Mapping[str, Sequence[int]]:
-        """The values of the table: for each of its files, the crc32c of each block in order."""
-        return self._tabled
 
     def count(self, path: str) -> int:
         """How many blocks a file has."""
-        return len(self._tabled.get(path, self._files[path]))
+        return len(self._sums[path])
 
     def block(self, path: str, number: int) -> CheckedBlock:
         """One block of a file."""
-        if path in self._tabled:
-            begin = number * self.size
-            length = min(self.size, self._sizes[path] - begin)
-            return CheckedBlock(path, number, begin, length, f"{self._tabled[path][number]:08x}")
-        length, checksum = self._files[path][number]
-        return CheckedBlock(path, number, self._range_begins(path)[number], length, checksum)
+        begin, end = self.edges[path][number : number + 2].tolist()
+        return CheckedBlock(path, number, begin, end - begin, f"{self._sums[path][number]:08x}")
 
     def all(self, path: str) -> Iterator[CheckedBlock]:
         """The blocks of a file in order."""
@@ -138,25 +125,15 @@ class BlockChecksums:
 
     def covering(self, path: str, begin: int, end: int) -> Iterator[CheckedBlock]:
         """The blocks that hold bytes ``begin..end-1`` of a file, in order; none for an empty range."""
-        end = min(end, self._sizes[path])
-        number = begin // self.size if path in self._tabled else bisect_right(self._range_begins(path), begin) - 1
-        while begin < end and number < self.count(path):
-            block = self.block(path, number)
-            if block.begin >= end:
-                return
-            if block.length:
-                yield block
-            number += 1
+        edges = self.edges[path]
+        first, stop = np.searchsorted(edges, begin, "right") - 1, np.searchsorted(edges, min(end, edges[-1]))
+        blocks = (self.block(path, number) for number in range(first, stop if begin < end else first))
+        return (block for block in blocks if block.length)
 
     def where(self, block: CheckedBlock) -> str:
         """The number and byte range of a block, for messages."""
-        number = f" in block {block.number}" if block.path in self._tabled else ""
+        number = f" in block {block.number}" if block.path in self.tabled else ""
         return f"{number}, bytes {block.begin}-{block.end}"
-
-    def _range_begins(self, path: str) -> list[int]:
-        if path not in self._begins:
-            self._begins[path] = list(accumulate((length for length, _ in self._files[path]), initial=0))[:-1]
-        return self._begins[path]
 
 
 def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
@@ -177,19 +154,16 @@ def write_table(
     large = [path for path, ranges in sorted(written.items()) if sum(record[0] for record in ranges) > BLOCK]
     if not large:
         return None, []
-    values = array("I")
+    values: list[int] = []
     for path in large:
         blocks = cut_ranges(written[path])
         if blocks is None:  # started by a version without a table
             blocks = sum_blocks(folder / path)
             if join_ranges(blocks) != join_ranges(written[path]):
-                raise DamagedDatasetError(
-                    f"{folder / path} changed after it was written", hint="start over with --force"
-                )
-        values.extend(int(checksum, 16) for _, checksum in blocks)
-    if sys.byteorder == "big":
-        values.byteswap()
-    data = values.tobytes()
+                message = f"{folder / path} changed after it was written"
+                raise DamagedDatasetError(message, hint="start over with --force")
+        values += [int(checksum, 16) for _, checksum in blocks]
+    data = np.array(values, "<u4").tobytes()
     write_atomically(folder / BLOCK_TABLE, data)
     return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]
 
@@ -248,10 +222,8 @@ def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[
     manifest, problems = read_snapshot(folder, lambda manifest: (manifest, check_sizes(folder, manifest)))
     report = Report(files=len(manifest.files), problems=problems)
     if not quick:
-        wrong = {problem.path for problem in report.problems}
-        _check_contents(
-            folder, manifest, [path for path in sorted(manifest.files) if path not in wrong], report, on_progress
-        )
+        paths = sorted(manifest.files.keys() - {problem.path for problem in problems})
+        _check_contents(folder, manifest, paths, report, on_progress)
         report.problems.sort(key=lambda problem: (problem.path, problem.begin))
     if report.ok and invariants and not quick:
         try:
@@ -290,10 +262,10 @@ def _check_contents(
     found: list[list[Any]] = []
     threads = min(16, (os.cpu_count() or 1) + 1)
     results = map_in_threads(read, _joined(_pieces(checksums, paths)), threads, "rbdata-verify")
-    for piece, summed in chain.from_iterable(results):
-        found.append(summed)
+    for piece, read_sum in chain.from_iterable(results):
+        found.append(read_sum)
         block = piece.block
-        report.bytes += summed[0]
+        report.bytes += read_sum[0]
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
         if piece.begin + piece.length < block.end:
@@ -383,7 +355,6 @@ class BlockChecks:
         rows = {codec.path(name) for codec in stored for name in codec.appended}
         self._files: dict[str, int] = {}
         weakref.finalize(self, _close, self._files)
-        self._ends: dict[str, np.ndarray] = {}
         self._waiting: dict[str, np.ndarray] = {}
         for path in manifest.files.keys() - constant:
             try:
@@ -393,15 +364,15 @@ class BlockChecks:
                     raise
                 raise self._damage(path, f"cannot be read: {error.strerror}") from error
             if path in rows:
-                self._ends[path] = np.array([block.end for block in self._checksums.all(path)], np.int64)
-                self._waiting[path] = np.ones(len(self._ends[path]), bool)
+                self._waiting[path] = np.ones(self._checksums.count(path), bool)
             else:
                 for block in self._checksums.all(path):
                     self._check(block)
                 os.close(self._files.pop(path))
         for codec in stored:  # the last entry of an index gives the length of the rows
             for path in {codec.path(name) for name in codec.appended} - {codec.path("blob")}:
-                self.check(path, self._ends[path][-1:] - 1, self._ends[path][-1:])
+                end = self._checksums.edges[path][-1:]
+                self.check(path, end - 1, end)
 
     def guard(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
         """Rows of leaves whose blocks are checked before they are read."""
@@ -416,7 +387,7 @@ class BlockChecks:
 
     def check(self, path: str, starts: np.ndarray, stops: np.ndarray) -> None:
         """Check the blocks that hold bytes ``starts..stops-1`` (int64 ``[n]``) of a file, if they are not checked yet."""
-        waiting, ends = self._waiting[path], self._ends[path]
+        waiting, ends = self._waiting[path], self._checksums.edges[path][1:]
         last = len(ends) - 1
         first = np.minimum(np.searchsorted(ends, starts, "right"), last)
         final = np.minimum(np.searchsorted(ends, stops - 1, "right"), last)
@@ -458,7 +429,7 @@ def _close(files: dict[str, int]) -> None:
         os.close(descriptor)
 
 
-class _CheckedRows(GuardedRows):
+class _CheckedRows(WrappedRows):
     """The rows of a leaf, whose blocks are checked before they are first read."""
 
     def __init__(self, rows: StoredRows, checks: BlockChecks) -> None:

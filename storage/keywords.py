@@ -113,7 +113,8 @@ def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given:
             return _call(command)
         name = option.replace("-", "_")
         name = f"{name}s" if f"{name}s" in parameters else name  # --env-arg
-        kind = _annotation(parameters[name]) if name in parameters else ""
+        annotation = parameters[name].annotation if name in parameters else ""
+        kind = annotation if isinstance(annotation, str) else formatannotation(annotation)
         prose = "" if word is None else f" {word}"
         if kind.startswith("bool"):
             return f"{name}=True{prose}"
@@ -126,11 +127,6 @@ def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given:
 
     words = _OPTION.sub(argument, hint.removeprefix("on the command line: "))
     return words.replace("} args={", ", ")  # several --args
-
-
-def _annotation(parameter: Parameter) -> str:
-    kind = parameter.annotation
-    return kind if isinstance(kind, str) else formatannotation(kind)
 
 
 def _call(command: str) -> str:

@@ -106,7 +106,6 @@ class WriterLock:
         return _is_stale(path, _read(path) or _named(path))
 
     def _busy(self, owner: dict[str, Any]) -> DatasetBusyError:
-        """The error for a lock that a running process has."""
         if "pid" in owner:
             process = f"process {owner.get('pid')!s:.20} on {owner.get('host')!s:.100}{_since(owner)}"
             message = f"{self.what} is being written by {''.join(filter(str.isprintable, process))}"
@@ -211,7 +210,6 @@ def _named(path: Path) -> dict[str, Any]:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a lock was touched."""
     with contextlib.suppress(FileNotFoundError):
         return time.time() - path.lstat().st_mtime
     return STALE_AFTER

@@ -397,12 +397,8 @@ class Problem:
 
 def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
     """The files that are missing or have another size than the manifest states; none is read."""
-    found = []
-    for path in sorted(manifest.files):
-        what = check_size(folder, path, manifest.size_of(path))
-        if what is not None:
-            found.append(Problem(path, what))
-    return found
+    found = {path: check_size(folder, path, manifest.size_of(path)) for path in sorted(manifest.files)}
+    return [Problem(path, what) for path, what in found.items() if what is not None]
 
 
 def check_size(folder: Path, path: str, size: int) -> str | None:

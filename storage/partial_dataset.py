@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import (
-    DatasetBusyError,
-    DatasetNotFoundError,
-    RbdataError,
-    StoppedError,
-    StoppedWarning,
-    UsageError,
-)
+from ..errors import DatasetBusyError, DatasetNotFoundError, RbdataError, StoppedError, StoppedWarning, UsageError
 from .amounts import plural
 from .codecs.codec import Rows
 from .dataset import Dataset, first_episodes, open_leaf
@@ -45,17 +37,16 @@ class Download(Protocol):
     def has_ended(self) -> bool: ...
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """A consistent view of one folder: ``finished`` parts of the ``plan``."""
 
     path: Path
+    rows: dict[str, Rows]
     plan: Manifest
     finished: int
     complete: bool
-    manifest: Manifest
     table: EpisodeTable
-    rows: dict[str, Rows]
+    manifest: Manifest
 
 
 class PartialDataset(Dataset):
@@ -94,9 +85,7 @@ class PartialDataset(Dataset):
 
     def _take(self, found: _Found) -> None:
         # Rows first: a thread that reads at the same time may find too many rows, never too few.
-        self.path, self._rows, self.plan = found.path, found.rows, found.plan
-        self.finished, self.complete = found.finished, found.complete
-        self._table, self.manifest = found.table, found.manifest
+        self.path, self._rows, self.plan, self.finished, self.complete, self._table, self.manifest = found
         for name in ("episodes", "_starts"):
             self.__dict__.pop(name, None)
 
@@ -108,7 +97,7 @@ class PartialDataset(Dataset):
                 whole = Dataset(self.place.path)
                 if plan is None or is_outcome(plan, whole.manifest):
                     parts = len(whole.manifest.parts)
-                    return _Found(whole.path, whole.manifest, parts, True, whole.manifest, whole._table, whole._rows)
+                    return _Found(whole.path, whole._rows, whole.manifest, parts, True, whole._table, whole.manifest)
             with pinned(folder, PLAN) as pin:
                 try:
                     found = _map_finished(folder) if (folder / PLAN).exists() else None
@@ -214,13 +203,12 @@ def open_partial(place: DatasetPlace, *, wait: float) -> PartialDataset:
 
 
 def _map_finished(folder: Path) -> _Found:
-    """The episodes of finished parts in a working folder with a plan."""
     plan, finished = read_manifest(folder, PLAN), finished_in_order(folder)
     table = open_episodes(folder, plan.episodes, plan.steps)
     manifest, table = first_episodes(plan, table, whole_episodes(table, plan.parts[:finished]))
     leaves = manifest.schema if manifest.episodes else ()  # without episodes, some files do not exist yet
     rows = {leaf.name: open_leaf(folder, leaf, manifest.rows(leaf)) for leaf in leaves}
-    return _Found(folder, plan, finished, False, manifest, table, rows)
+    return _Found(folder, rows, plan, finished, False, table, manifest)
 
 
 def _reopen(root: Path, dataset_id: str, plan: Manifest, episodes: int) -> PartialDataset:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RbdataError
-from .checksums import Crc32c, crc32c
+from .checksums import Crc32c, crc32c, summed
 from .durable import close_durably, open_plain, sync_folder, write_at, write_durably
 from .leaf import Leaf
 
@@ -186,7 +186,7 @@ class PartFile:
             self._rows += rows
 
     def finish(self, *, sync: bool = True) -> dict[str, Any]:
-        """Make the file durable; returns the record for the journal. Without ``sync``, its name needs `sync_parts`."""
+        """Make the file durable; returns the record for the journal. Without ``sync``, its name needs `sync_folder`."""
         close_durably(self._file)
         rows = self._rows if self._expected is None else self._expected
         record = {"pieces": self._pieces.in_order(rows), "rows": rows}
@@ -223,11 +223,6 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink()
 
 
-def sync_parts(folder: Path) -> None:
-    """Make the names of finished part files durable."""
-    sync_folder(folder / PARTS)
-
-
 def write_lengths(path: Path, lengths: np.ndarray) -> str:
     """Store the lengths (int64 ``[rows]``) of the rows of the part file ``path``; returns their crc32c."""
     target = lengths_path(path)
@@ -259,7 +254,4 @@ def read_pieces(path: Path, pieces: list[dict[str, Any]]) -> Iterator[bytes]:
 
 def sum_piece(path: Path, piece: dict[str, Any]) -> str:
     """crc32c of a piece of a part file."""
-    checksum = Crc32c()
-    for block in read_pieces(path, [piece]):
-        checksum.update(block)
-    return checksum.hexdigest()
+    return summed(read_pieces(path, [piece])).hexdigest()

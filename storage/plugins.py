@@ -112,6 +112,5 @@ def options_from_settings() -> Iterator[Any]:
 
 def _warn(entry: EntryPoint, problem: str) -> None:
     package = f" of {entry.dist.name}" if entry.dist else ""
-    warnings.warn(
-        f"the source {entry.name!r}{package} ({entry.value}) is left out: {problem}", PluginWarning, stacklevel=3
-    )
+    message = f"the source {entry.name!r}{package} ({entry.value}) is left out: {problem}"
+    warnings.warn(message, PluginWarning, stacklevel=3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RbdataError, UsageError
@@ -70,10 +70,9 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
         found = plugins.load(str(source.get("name"))).reference_scores(source)
     except RbdataError:  # without a source, or from a plug-in that is not installed
         found = recorded_scores(source)
-    if not isinstance(found, ReferenceScores) or not changed:
-        return found if isinstance(found, ReferenceScores) else None
-    caveat = "preprocessing changed the rewards"
-    return ReferenceScores(found.low, found.high, found.low_policy, found.high_policy, found.origin, caveat)
+    if not isinstance(found, ReferenceScores):
+        return None
+    return replace(found, caveat="preprocessing changed the rewards") if changed else found
 
 
 def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:

@@ -38,7 +38,8 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
     numbers = numbers_or_mask(index, row)
     if numbers.dtype == torch.bool:
         if numbers.shape != (count,):
-            raise RowIndexError(f"a mask of {_shown(numbers)} for {count} {row}s")
+            shown = len(numbers) if numbers.ndim == 1 else f"shape {list(numbers.shape)}"
+            raise RowIndexError(f"a mask of {shown} for {count} {row}s")
         return numbers.nonzero().squeeze(1)
     if not numbers.ndim:
         return _as_number(int(numbers), count, row)
@@ -61,9 +62,8 @@ def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
     """The single element of a tuple index. Raises RowIndexError if it has more elements."""
     parts = [part for part in index if part is not Ellipsis]
     if len(parts) > 1:
-        raise RowIndexError(
-            f"{index!s:.60} has {len(parts)} dimensions, and {row}s have one", hint="[1, 2] is a list of numbers"
-        )
+        message = f"{index!s:.60} has {len(parts)} dimensions, and {row}s have one"
+        raise RowIndexError(message, hint="[1, 2] is a list of numbers")
     return parts[0] if parts else ...
 
 
@@ -97,10 +97,6 @@ def numbers_or_mask(index: Any, row: str) -> torch.Tensor:
     if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
         raise RowIndexError(f"{row}s are numbered by whole numbers, not {numbers.dtype}")
     return numbers.long()
-
-
-def _shown(mask: torch.Tensor) -> str:
-    return str(len(mask)) if mask.ndim == 1 else f"shape {list(mask.shape)}"
 
 
 def _not_there(number: int, count: int, row: str) -> RowIndexError:

@@ -69,8 +69,9 @@ def check_specs(
             unbounded.append(name)
             continue
         for steps in _steps(len(opened), batches, batch_size, seed):
-            for key, values in _values(opened, name, steps):
-                _note(found, key, steps, values, bounds)
+            rows = opened.read(steps, keys=[name])[:, 0]
+            for key in bounds.leaf.names:
+                _note(found, key, steps, rows[tuple(key.split("/"))], bounds)
     steps_read = len(opened) if batches is None else min(len(opened), batches * batch_size)
     report = SpecReport(steps_read, tuple(unbounded), tuple(found.values()))
     if strict and found:
@@ -81,19 +82,11 @@ def check_specs(
 
 
 def _steps(count: int, batches: int | None, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
-    """The steps to read, ascending."""
     if batches is None or batches * batch_size >= count:
         yield from torch.arange(count, device="cpu").split(batch_size) if count else ()
         return
     drawn = np.sort(np.random.default_rng(seed).choice(count, batches * batch_size, replace=False))
     yield from torch.from_numpy(drawn).split(batch_size)
-
-
-def _values(dataset: Dataset, name: str, steps: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The rows of a leaf at these steps, by TED key; a state leaf has two."""
-    found = dataset.read(steps, keys=[name])[:, 0]
-    for key in dataset.rows[name].leaf.names:
-        yield key, found[tuple(key.split("/"))]
 
 
 def _note(

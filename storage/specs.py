@@ -59,9 +59,8 @@ def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Com
 def _check_step(schema: Schema) -> None:
     size = sum(leaf.row_bytes for leaf in schema)
     if size > LARGEST_STEP:
-        raise SchemaError(
-            f"the values of one step take {amount(size)}: spaces, which hold limits of each, are not made of them"
-        )
+        message = f"the values of one step take {amount(size)}"
+        raise SchemaError(f"{message}: spaces, which hold limits of each, are not made of them")
 
 
 def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
@@ -101,22 +100,10 @@ def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Sp
     except ImportError as error:
         raise MissingExtraError("spaces need gymnasium", hint="pip install gymnasium") from error
 
-    schema, stated = manifest.schema, manifest.spaces
-    _check_step(schema)
-    bounds = leaf_bounds(schema, stated)
-    below = [leaf for leaf in schema if leaf.name == base or leaf.name.startswith(base + "/")]
-    if base not in stated and not below:
-        raise UnknownKeyError(f"there is no leaf {base!r}", hint=f"there are {', '.join(schema.names)}")
-    if base not in stated:
-        boxes: Any = {}
-        for leaf in below:
-            level = boxes
-            for part in leaf.key[1:-1]:
-                level = level.setdefault(part, {})
-            level[leaf.key[-1]] = _basic({"type": "Box", "dtype": leaf.dtype, "shape": list(leaf.shape)}, leaf, count)
-        nested = boxes if len(below) > 1 or "/" in below[0].name else boxes[base]
-        return _dict(nested) if isinstance(nested, dict) else nested
-    leaves = {one.path: bounds.get(one.key) for one in basic_spaces(stated[base], base)}
+    _check_step(manifest.schema)
+    bounds = leaf_bounds(manifest.schema, manifest.spaces)
+    whole = manifest.spaces[base] if base in manifest.spaces else _boxes(manifest.schema, base)
+    leaves = {one.path: bounds.get(one.key) for one in basic_spaces(whole, base)}
 
     def build(space: Space, path: tuple[str | int, ...]) -> Any:
         if space["type"] == "Dict":
@@ -126,13 +113,20 @@ def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Sp
         found = leaves[path]
         return _basic(space, found.leaf if found else None, count, "/".join([base, *map(str, path)]))
 
-    return build(stated[base], ())
+    return build(whole, ())
 
 
-def _dict(level: dict[str, Any]) -> gymnasium.Space:
-    from gymnasium import spaces
-
-    return spaces.Dict({key: _dict(one) if isinstance(one, dict) else one for key, one in level.items()})
+def _boxes(schema: Schema, base: str) -> Space:
+    """The space of the leaves at and below a key in JSON form, without bounds."""
+    spaces: dict[str, Any] = {}
+    for leaf in schema:
+        level = spaces
+        for part in leaf.key[:-1]:
+            level = level.setdefault(part, {"type": "Dict", "spaces": {}})["spaces"]
+        level[leaf.key[-1]] = {"type": "Box", "dtype": leaf.dtype, "shape": list(leaf.shape)}
+    if base not in spaces:
+        raise UnknownKeyError(f"there is no leaf {base!r}", hint=f"there are {', '.join(schema.names)}")
+    return spaces[base]
 
 
 def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gymnasium.Space:
@@ -156,9 +150,8 @@ def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gym
         low, high = limits(space, dtype.name, shape, name)
         if kind == "Discrete" and low is not None:
             if high is None and leaf is None:
-                raise UsageError(
-                    f"{name}: the number of its values is not stated, and its values are not in the dataset"
-                )
+                message = "the number of its values is not stated, and its values are not in the dataset"
+                raise UsageError(f"{name}: {message}")
             n = int(high) - int(low) + 1 if high is not None else max(1, count(name) - int(low))
             return spaces.Discrete(n, start=int(low))
         if low is None or high is None:

@@ -251,7 +251,7 @@ class TensorSpec:
     def _arranged(self, depth: int, first: torch.Size, change: Callable[[Tensor], Tensor]) -> Self:
         """The spec with ``first`` in place of its first ``depth`` dimensions; ``change`` does that to a tensor."""
         changed = self._with(
-            lambda part: change(part) if isinstance(part, Tensor) else part._arranged(depth, first, change)
+            lambda _, part: change(part) if isinstance(part, Tensor) else part._arranged(depth, first, change)
         )
         changed._shape = torch.Size([*first, *self._shape[depth:]])
         return changed
@@ -263,14 +263,8 @@ class TensorSpec:
                 message = f"specs {self._unlike} are not stacked: {self} and {other}"
                 raise UsageError(message, hint="keep them under keys of their own in a Composite")
         every = [spec._parts() for spec in specs]
-        stacked = copy.copy(self)
+        stacked = self._with(lambda name, _: torch.stack([parts[name] for parts in every], dim))
         stacked._shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
-        stacked._set_parts(
-            {
-                name: None if part is None else torch.stack([parts[name] for parts in every], dim)
-                for name, part in self._parts().items()
-            }
-        )
         return stacked
 
     @classmethod
@@ -299,7 +293,7 @@ class TensorSpec:
 
     def clone(self) -> Self:
         """A copy that shares nothing with the spec."""
-        return self._with(lambda part: part.clone())
+        return self._with(lambda _, part: part.clone())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorSpec):
@@ -328,10 +322,10 @@ class TensorSpec:
         """All attributes that distinguish specs, except their parts."""
         raise NotImplementedError
 
-    def _with(self, change: Callable[[Any], Any]) -> Self:
-        """A copy with ``change`` applied to its parts."""
-        changed = copy.copy(self)
-        changed._set_parts({name: None if part is None else change(part) for name, part in self._parts().items()})
+    def _with(self, change: Callable[[str, Any], Any]) -> Self:
+        """A copy with ``change`` applied to its parts, by name."""
+        changed, parts = copy.copy(self), self._parts().items()
+        changed._set_parts({name: None if part is None else change(name, part) for name, part in parts})
         return changed
 
     def to_torchrl(self) -> Any:
@@ -406,9 +400,8 @@ class _LeafSpec(TensorSpec):
 
     def _fault(self, value: Any) -> str | None:
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(
-                f"{type(value).__name__} is not a tensor", hint="spec.encode(value) makes one of it"
-            )
+            message = f"{type(value).__name__} is not a tensor"
+            raise ArgumentTypeError(message, hint="spec.encode(value) makes one of it")
         if value.dtype != self._dtype:
             return f"its dtype is {value.dtype}, not {self._dtype}"
         if not self._fits(value.shape):
@@ -445,7 +438,7 @@ class _LeafSpec(TensorSpec):
         device = _device(dest)
         if device == self._device:
             return self
-        changed = self._with(lambda tensor: tensor.to(device))
+        changed = self._with(lambda _, tensor: tensor.to(device))
         changed._device = device
         return changed
 
@@ -630,7 +623,6 @@ class _Choices(_LeafSpec):
         return (self.n,)
 
     def _together(self, numbers: Sequence[Tensor]) -> Tensor:
-        """The numbers of each choice as one tensor."""
         return torch.stack(tuple(numbers), -1) if self._several else numbers[0]
 
     def update_mask(self, mask: Numbers | None) -> None:
@@ -675,11 +667,9 @@ class Categorical(_Choices):
         self.update_mask(mask)
 
     def _last(self) -> Tensor:
-        """The largest numbers."""
         return torch.tensor(self.n - 1, device=self._device)
 
     def _apart(self, value: Tensor) -> tuple[Tensor, ...]:
-        """The numbers of each choice."""
         return value.unbind(-1) if self._several else (value,)
 
     def _check_dtype(self) -> None:
@@ -709,7 +699,6 @@ class Categorical(_Choices):
         return self.mask is None or bool(self._allowed(value, self.mask).all())
 
     def _allowed(self, value: Tensor, mask: Tensor) -> Tensor:
-        """Whether the mask allows each number."""
         pairs = zip(mask.to(value.device).split(self._widths, -1), self._apart(value))
         return self._together([_picked(one, numbers) for one, numbers in pairs])
 
@@ -991,9 +980,8 @@ class Composite(TensorSpec):
         found: Any = self
         for part in path:
             if not isinstance(found, Composite) or part not in found._specs:
-                raise UnknownKeyError(
-                    f"there is no spec {key!r}", hint=f"there are {', '.join(map(str, self.keys(True)))}"
-                )
+                hint = f"there are {', '.join(map(str, self.keys(True)))}"
+                raise UnknownKeyError(f"there is no spec {key!r}", hint=hint)
             found = found._specs[part]
         return found
 
@@ -1083,9 +1071,7 @@ class Composite(TensorSpec):
 
     def is_empty(self, recurse: bool = False) -> bool:
         """Whether there are no specs; with ``recurse``, none but empty Composites and None."""
-        if not recurse:
-            return not self._specs
-        return not self._stated()
+        return not (self._stated() if recurse else self._specs)
 
     def _stated(self) -> list[tuple[str, Any]]:
         """The keys whose spec is not None, and their specs."""
@@ -1129,10 +1115,8 @@ class Composite(TensorSpec):
 
     def _each(self, value: Any, change: Callable[[TensorSpec, Any], Any]) -> dict[str, Any]:
         """The results of ``change`` for the values of each key; SpecError names the key."""
-        if not isinstance(value, (Mapping, TensorDictBase)):
-            raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
         changed = {}
-        for key, one in value.items():
+        for key, one in _with_keys(value).items():
             spec = self[key]
             if spec is None:
                 raise UsageError(f"the spec of {key!r} is None: its values cannot be converted")
@@ -1144,8 +1128,7 @@ class Composite(TensorSpec):
         return changed
 
     def _fault(self, value: Any) -> str | None:
-        if not isinstance(value, (Mapping, TensorDictBase)):
-            raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
+        value = _with_keys(value)
         for key, spec in self._stated():
             inner = value.get(key, None)
             if inner is None:
@@ -1173,7 +1156,7 @@ class Composite(TensorSpec):
     def to(self, dest: torch.dtype | Device) -> Self:
         if dest is None:
             return self
-        changed = self._with(lambda spec: spec.to(dest))
+        changed = self._with(lambda _, spec: spec.to(dest))
         if not isinstance(dest, torch.dtype):
             changed._device = _device(dest)
         same = all(changed._specs[key] is spec for key, spec in self._specs.items())
@@ -1240,7 +1223,6 @@ def _dimension(dim: int, most: int, ndim: int) -> int:
 
 
 def _counts(counts: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of choices, as integers."""
     try:
         found = tuple(map(operator.index, counts))
     except TypeError as error:
@@ -1266,6 +1248,12 @@ def _path(key: Any) -> tuple[str, ...] | None:
         return None
     parts = [_path(part) for part in key]
     return None if None in parts else tuple(name for part in parts for name in part or ())
+
+
+def _with_keys(value: Any) -> Any:
+    if not isinstance(value, (Mapping, TensorDictBase)):
+        raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
+    return value
 
 
 def _below(shape: torch.Size, device: torch.device | None, key: str, spec: Any) -> Any:
@@ -1380,7 +1368,6 @@ def _shown(value: Any) -> str:
 
 
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """`torch.stack` of specs."""
     specs = list(tensors)
     if not all(isinstance(spec, TensorSpec) for spec in specs):
         raise ArgumentTypeError("specs are stacked with specs alone")

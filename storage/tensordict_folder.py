@@ -152,7 +152,9 @@ def _read_folder(folder: Path, depth: int) -> TensorDict:
 
 def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> Any:
     if "type" not in entry:
-        return _map_tensor(folder, key, entry)
+        if entry.get("is_nested"):
+            raise UsageError(f"{folder / 'meta.json'}: {key!r} is a nested tensor, which is not read")
+        return map_tensor(_existing(folder, key, ".memmap"), entry.get("dtype"), entry.get("shape"))
     below = _existing(folder, key, "")
     if not stat.S_ISDIR(_status(below).st_mode):
         raise DamagedDatasetError(f"{below} is not a folder")
@@ -163,12 +165,6 @@ def _read_entry(folder: Path, key: str, entry: dict[str, Any], depth: int) -> An
     if "data" not in record or not _is_plain(record["data"]):
         raise UsageError(f"{below} holds a value other than numbers, text and lists of these, which is not read")
     return record["data"]
-
-
-def _map_tensor(folder: Path, key: str, entry: dict[str, Any]) -> Any:
-    if entry.get("is_nested"):
-        raise UsageError(f"{folder / 'meta.json'}: {key!r} is a nested tensor, which is not read")
-    return map_tensor(_existing(folder, key, ".memmap"), entry.get("dtype"), entry.get("shape"))
 
 
 def is_known_dtype(dtype: torch.dtype) -> bool:
@@ -229,7 +225,8 @@ def check_writable(data: Any, taken: Iterable[str] = (), *, level: str = "") -> 
         elif _is_strided(value) and is_known_dtype(value.dtype):
             name += ".memmap"
         else:
-            raise UsageError(f"{place} is a {_describe(value)}, which cannot be read from files")
+            kind = type(value).__name__ + (f" of {value.dtype}" if hasattr(value, "layout") else "")
+            raise UsageError(f"{place} is a {kind}, which cannot be read from files")
         if name in names:
             raise UsageError(f"the key {place!r} would take the place of another file, {name}", hint="rename it")
         names.add(name)
@@ -239,10 +236,6 @@ def _is_strided(value: Any) -> bool:
     import torch
 
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
-
-
-def _describe(value: Any) -> str:
-    return f"{type(value).__name__} of {value.dtype}" if hasattr(value, "layout") else type(value).__name__
 
 
 def _existing(folder: Path, key: str, suffix: str) -> Path:

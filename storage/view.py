@@ -91,8 +91,7 @@ class Segments:
 
     @classmethod
     def join(cls, several: Iterable[Segments]) -> Segments:
-        columns = zip(*((one.member, one.episode, one.offset, one.length) for one in several))
-        return cls(*map(np.concatenate, columns))
+        return cls(*map(np.concatenate, zip(*(vars(one).values() for one in several))))
 
     def within(self, outer: Segments) -> Segments:
         """Segments of a view, whose own segments are ``outer``, as segments of the view's members."""
@@ -102,8 +101,8 @@ class Segments:
     @property
     def digest(self) -> str:
         """sha256 (hex) of the numbers."""
-        columns = (self.member, self.episode, self.offset, self.length)
-        return hashlib.sha256(b"".join(np.ascontiguousarray(column, "<i8").tobytes() for column in columns)).hexdigest()
+        columns = (np.ascontiguousarray(column, "<i8").tobytes() for column in vars(self).values())
+        return hashlib.sha256(b"".join(columns)).hexdigest()
 
 
 # -- which ones --------------------------------------------------------------------------------------------------------------
@@ -119,17 +118,15 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
     if isinstance(given, torch.Tensor):
         given = given.numpy(force=True)
     if isinstance(given, np.ma.MaskedArray):
-        raise UsageError(
-            f"{what} are numbers, and some of a masked array are not there", hint="give given.compressed()"
-        )
+        message = f"{what} are numbers, and some of a masked array are not there"
+        raise UsageError(message, hint="give given.compressed()")
     numbers = np.asarray(given if isinstance(given, (np.ndarray, range, list, tuple)) else [given])
     if numbers.size == 0 and numbers.dtype != bool:
         numbers = numbers.astype(np.int64)
     if numbers.ndim != 1:
-        hint = (
-            "flatten it with .reshape(-1): flags have a second dimension of 1" if numbers.shape == (count, 1) else None
-        )
-        raise UsageError(f"{what} are one-dimensional, not of shape {list(numbers.shape)}", hint=hint)
+        flat = "flatten it with .reshape(-1): flags have a second dimension of 1"
+        message = f"{what} are one-dimensional, not of shape {list(numbers.shape)}"
+        raise UsageError(message, hint=flat if numbers.shape == (count, 1) else None)
     if numbers.dtype == bool:
         if len(numbers) != count:
             raise UsageError(f"a mask of {len(numbers)} does not fit {plural(count, what.removesuffix('s'))}")
@@ -160,17 +157,14 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
     for name in names:
         found = [schema.get(name) for schema in (first, *others)]
         forms = [None if leaf is None else (leaf.kind, leaf.dtype, leaf.shape) for leaf in found]
-        if any(form != forms[0] for form in forms):
-            other = next(number for number, form in enumerate(forms) if form != forms[0])
-            unlike.append(
-                f"{name} ({_form(found[0])} in {members[0].manifest.id}, "
-                f"{_form(found[other])} in {members[other].manifest.id})"
-            )
+        other = next((number for number, form in enumerate(forms) if form != forms[0]), None)
+        if other is not None:
+            places = (f"{_form(found[at])} in {members[at].manifest.id}" for at in (0, other))
+            unlike.append(f"{name} ({', '.join(places)})")
             continue
-        leaf = found[0]
-        assert leaf is not None
-        constant = leaf.constant if all(one is not None and one.constant == leaf.constant for one in found) else None
-        leaves.append(replace(leaf, constant=constant))
+        alike = [leaf for leaf in found if leaf is not None]  # all of them
+        constant = alike[0].constant if all(leaf.constant == alike[0].constant for leaf in alike) else None
+        leaves.append(replace(alike[0], constant=constant))
     if unlike and keys != "common":
         message = f"the datasets have unlike leaves: {', '.join(unlike)}"
         hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
@@ -230,11 +224,9 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 
 def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
     """The episodes of a view. The return of a part of an episode is the sum of its rewards, which are read from the member."""
-    tables = [member.episodes for member in members]
-    there = _gather(segments, lambda number, episodes: np.asarray(tables[number].length[episodes], np.int64))
-    returns = _gather(segments, lambda number, episodes: np.asarray(tables[number].returns[episodes], np.float64))
-    outcome = _gather(segments, lambda number, episodes: np.asarray(tables[number].outcome[episodes], np.uint8))
-    midway = _gather(segments, lambda number, episodes: np.asarray(tables[number].midway[episodes], bool))
+    there, returns, outcome, midway = (
+        _gather(members, segments, column) for column in ("length", "returns", "outcome", "midway")
+    )
     for place in np.flatnonzero(segments.length != there).tolist():
         member = members[int(segments.member[place])]
         begin = int(member.episodes.start[segments.episode[place]] + segments.offset[place])
@@ -245,16 +237,13 @@ def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
     return EpisodeTable(start, segments.length, returns, outcome, midway | (segments.offset > 0))
 
 
-def _gather(segments: Segments, column: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """A value for each segment: ``column`` returns the values for episodes of a member."""
-    out: np.ndarray | None = None
-    for number in range(int(segments.member.max(initial=0)) + 1):
+def _gather(members: Sequence[Member], segments: Segments, column: str) -> np.ndarray:
+    """A column of the members' episode tables for the episode of each segment."""
+    tables = [getattr(member.episodes, column) for member in members]
+    out = np.empty(len(segments), tables[0].dtype.newbyteorder("="))
+    for number, values in enumerate(tables):
         mine = segments.member == number
-        values = column(number, segments.episode[mine])
-        if out is None:
-            out = np.empty(len(segments), values.dtype)
-        out[mine] = values
-    assert out is not None
+        out[mine] = values[segments.episode[mine]]
     return out
 
 
@@ -265,17 +254,14 @@ def make_rows(
     members: Sequence[Member], segments: Segments, leaves: Sequence[Leaf], table: EpisodeTable, marked: bool = False
 ) -> dict[str, Rows]:
     """The rows of the leaves of a view, by name; if ``marked``, with the leaf ``dataset`` (`MemberRows`)."""
-    start = _gather(segments, lambda number, episodes: np.asarray(members[number].episodes.start[episodes], np.int64))
-    first, number = start + segments.offset, np.arange(len(segments))
+    first, member = _gather(members, segments, "start") + segments.offset, segments.member
+    here, there = table.start + np.arange(len(segments)), first + segments.episode
     runs = {
-        "step": _Runs(segments.member, table.start, first, segments.length, len(members)),
-        "state": _Runs(
-            segments.member, table.start + number, first + segments.episode, segments.length + 1, len(members)
-        ),
+        "step": _Runs(member, table.start, first, segments.length, len(members)),
+        "state": _Runs(member, here, there, segments.length + 1, len(members)),
     }
     ends = table.start + table.length - 1
-    there = _gather(segments, lambda number, episodes: np.asarray(members[number].episodes.length[episodes], np.int64))
-    cut = torch.from_numpy(ends[segments.offset + segments.length != there])
+    cut = torch.from_numpy(ends[segments.offset + segments.length != _gather(members, segments, "length")])
     rows: dict[str, Rows] = {}
     for leaf in leaves:
         made: Rows = SegmentRows(leaf, runs[leaf.kind], [member.rows[leaf.name] for member in members])

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError, SchemaError, UnfinishedDatasetError
-from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_range
+from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_pieces
 from .codecs import PLAIN, codec_of
 from .codecs.codec import Codec, OldPart, Sink
 from .durable import open_plain, open_replacement, preallocate, replace_by_copy, sync_files, write_atomically
@@ -193,13 +193,9 @@ class DatasetWriter:
                 journal.record({"kind": _ONCE})
         elif not same:
             message = f"an unfinished {place.id} exists, started with other options, shards or source files"
-            how = (
-                f"continue it with `{journal.command}`"
-                if journal.command
-                else "continue with the options it was started with"
-            )
-            hint = f"{how}, or start over with --force ({self.folder})"
-            raise UnfinishedDatasetError(message, hint=hint)
+            command = journal.command
+            how = f"it with `{command}`" if command else "with the options it was started with"
+            raise UnfinishedDatasetError(message, hint=f"continue {how}, or start over with --force ({self.folder})")
         remove_unfinished(self.folder)
         self._journal = journal
         self._is_proved = False
@@ -257,8 +253,7 @@ class DatasetWriter:
             raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.folder})")
         if before != digest:
             self._journal.record({"kind": "digest", "digest": digest})
-        self.files.update(files)
-        self.files.update(episodes.write(self.folder))
+        self.files |= {**files, **episodes.write(self.folder)}
         self.steps, self.states = episodes.steps, episodes.steps + len(episodes)
         for leaf in self._in_place():
             rows = self.states if leaf.kind == "state" else self.steps
@@ -303,24 +298,17 @@ class DatasetWriter:
 
         Call it when the leaves are known and the plan is made: what earlier runs filled is compared with its checksums once.
         """
-        self._prove()
+        if not self._is_proved:  # forget those whose bytes changed since, because a disk failed or a file was edited
+            in_place = [leaf.memmap for leaf in self._in_place()]
+            finished, merged = self._journal.find("part"), self._journal.find("merged")
+            self._forget_parts(_find_changed(self.folder, self._in_parts(), in_place, finished, merged))
+            self._is_proved = True
         merged = self._journal.find("merged")
         return {
             number: record
             for number, record in self._journal.find("part").items()
             if number in merged or self._is_there(number, record)
         }
-
-    def _prove(self) -> None:
-        """Forget the parts of earlier runs whose bytes changed since, because a disk failed or a file was edited."""
-        if self._is_proved:
-            return
-        finished, merged = self._journal.find("part"), self._journal.find("merged")
-        in_place = [leaf.memmap for leaf in self._in_place()]
-        lost = _find_changed(self.folder, self._in_parts(), in_place, finished, merged)
-        if lost:
-            self._forget_parts(lost)
-        self._is_proved = True
 
     def _forget_parts(self, numbers: Container[Any]) -> None:
         kinds = ("part", "merged")
@@ -389,10 +377,7 @@ class DatasetWriter:
     # -- commit ----------------------------------------------------------------------------------------------------
 
     def commit(
-        self,
-        manifest: Manifest,
-        ranges: Sequence[tuple[int, int]] | None = None,
-        original: Manifest | None = None,
+        self, manifest: Manifest, ranges: Sequence[tuple[int, int]] | None = None, original: Manifest | None = None
     ) -> Path:
         """Write the manifest (its ``files`` are filled in here) and make the folder the dataset; returns its path.
 
@@ -408,10 +393,8 @@ class DatasetWriter:
         shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in self.schema.steps if leaf.codec == PLAIN}
         self.files.update(write_meta(self.folder, "", shown, self.steps))
         files = self._collect_ranges(ranges or [(number, number + 1) for number in range(self.parts)])
-        for (
-            path,
-            records,
-        ) in files.items():  # checksums cover only these bytes; another program may have appended others
+        # Checksums cover only these bytes; another program may have appended others.
+        for path, records in files.items():
             with open_plain(self.folder / path, "r+b") as file:
                 if os.fstat(file.fileno()).st_size > (size := sum(record[0] for record in records)):
                     file.truncate(size)
@@ -530,14 +513,11 @@ def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, A
     records = [leaf for leaf in record["leaves"].values() if "begin" in leaf]
     if {path for leaf in records for path in leaf["ranges"]} != set(in_place):
         return False
-    for leaf in records:
-        for path, ranges in leaf["ranges"].items():
-            begin = leaf["begin"][path]
-            for length, checksum, *_ in ranges:
-                if sum_range(folder / path, begin, length) != [length, checksum]:
-                    return False
-                begin += length
-    return True
+    return all(
+        sum_pieces(folder / path, leaf["begin"][path], [one[0] for one in ranges]) == [one[:2] for one in ranges]
+        for leaf in records
+        for path, ranges in leaf["ranges"].items()
+    )
 
 
 # -- parts of an older dataset -------------------------------------------------------------------------------------------
@@ -580,15 +560,16 @@ class OldDataset:
         return total / max(1, self.manifest.states)
 
     def holds(self, part: dict[str, Any]) -> bool:
-        """Whether the old dataset has this part, from the same rows of the same object."""
-        old = self._parts.get(part["layout"], (0, None))[1]
-        return old is not None and _same_object(part["object"], old["object"])
+        """Whether the old dataset has this part, from the same rows of an object of the same name, size and checksum, as far
+        as these are stated."""
+        new, old = part["object"], self._parts.get(part["layout"], (0, {}))[1].get("object")
+        return old is not None and all(new[key] in (None, old[key]) for key in ("name", "size", "crc32c"))
 
     def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
         """Copy a part's rows into the new dataset; returns the journal record, None if they are missing or damaged."""
-        number, old = self._parts.get(part["layout"], (0, None))
-        if old is None or not _same_object(part["object"], old["object"]):
+        if not self.holds(part):
             return None
+        number, old = self._parts[part["layout"]]
         here = (number, old["first_state"], old["states"])
         try:
             leaves = {leaf.name: self._copy(leaf, writer, index, part["first_state"], here) for leaf in writer.bulk}
@@ -605,8 +586,3 @@ class OldDataset:
                 if not piece.is_in(self.folder):
                     raise RbdataError("the old part is damaged")
         return codec.copy_part(self.folder, files, here, writer.folder, index, first)
-
-
-def _same_object(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    """Whether two source objects have the same name, size and checksum, as far as these are stated."""
-    return all(new[key] is None or new[key] == old[key] for key in ("name", "size", "crc32c"))

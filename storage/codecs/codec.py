@@ -58,10 +58,10 @@ class StoredRows(Rows, Protocol):
         """
 
 
-class GuardedRows(ABC):
-    """Stored rows whose bytes are fetched or checked before they are read. A derived class defines `_read`."""
+class WrappedRows(ABC):
+    """Rows that are read by way of others (`Rows`, `StoredRows`). A derived class defines `_read`."""
 
-    def __init__(self, rows: StoredRows) -> None:
+    def __init__(self, rows: Any) -> None:
         self.leaf, self.count, self._rows = rows.leaf, rows.count, rows
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class GuardedRows(ABC):
 
     @abstractmethod
     def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """``read()``, once the bytes of ``length`` rows from each of ``first`` are ready."""
+        """``read()`` reads ``length`` rows from each of ``first``: fetch or check their bytes before, or change the result."""
 
 
 class Sink(Protocol):

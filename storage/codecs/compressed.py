@@ -23,10 +23,10 @@ import numpy as np
 
 from ...errors import DamagedDatasetError, RbdataError
 from ..checksums import append_blocks, crc32c, sum_range
-from ..durable import open_plain
+from ..durable import open_plain, sync_folder
 from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
-from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, sync_parts, write_lengths
+from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, write_lengths
 from . import DEFAULT, load_codec
 from .codec import Codec, Files, OldPart
 
@@ -108,7 +108,7 @@ class CompressedCodec(Codec):
         path.parent.mkdir(parents=True, exist_ok=True)
         checksum = write_lengths(path, lengths)
         source.replace(path)
-        sync_parts(folder)
+        sync_folder(path.parent)
         return {"pieces": [piece] if len(lengths) else [], "lengths": checksum}
 
     def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
@@ -173,30 +173,25 @@ class CompressedRows:
     def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         yield self._codec.path("offsets"), 8 * first, 8 * (first + length + 1)
         starts, stops = self._offsets[first], self._offsets[first + length]
-        if len(first) and not 0 <= int(starts.min()) <= int((stops - 1).min()) < int(stops.max()) <= len(self._blob):
-            raise _damaged()
-        if (stops <= starts).any():
-            raise _damaged()
+        self._check(starts, stops)
         yield self._codec.path("blob"), starts, stops
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows ``start..stop-1`` as stored: their concatenated bytes, and their lengths (int64)."""
         offsets = self._offsets[start : stop + 1]
-        low, high = int(offsets[0]), int(offsets[-1])
-        lengths = np.diff(offsets)
-        if low < 0 or high > len(self._blob) or (len(lengths) and int(lengths.min()) <= 0):
-            raise _damaged()
-        return self._blob[low:high], lengths
+        self._check(offsets[:-1], offsets[1:])
+        return self._blob[offsets[0] : offsets[-1]], np.diff(offsets)
+
+    def _check(self, starts: np.ndarray, stops: np.ndarray) -> None:
+        """Raise DamagedDatasetError unless these are the places of rows in the blob."""
+        if len(starts) and not (starts.min() >= 0 and (starts < stops).all() and stops.max() <= len(self._blob)):
+            raise DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
 
     def _decode(self, rows: np.ndarray) -> torch.Tensor:
         import torch  # here: processes that only write do without it
 
-        starts = self._offsets[rows]
-        lengths = self._offsets[rows + 1] - starts
-        if len(rows) and (
-            int(lengths.min()) <= 0 or int(starts.min()) < 0 or int((starts + lengths).max()) > len(self._blob)
-        ):
-            raise _damaged()
+        starts, stops = self._offsets[rows], self._offsets[rows + 1]
+        self._check(starts, stops)
         # A decoder serves one batch at a time, so each reading thread takes its own; after a fork, the threads of the parent's
         # decoders no longer exist.
         threads = min(torch.get_num_threads(), MOST_THREADS)
@@ -207,7 +202,7 @@ class CompressedRows:
             decode = self._codec.decoder(self._dictionary, self.leaf.row_bytes, threads)
         # In memory of torch, which it can copy on write.
         decoded = torch.empty(len(rows), self.leaf.row_bytes, dtype=torch.uint8, device="cpu")
-        decode(self._blob, starts, lengths, decoded.numpy())
+        decode(self._blob, starts, stops - starts, decoded.numpy())
         idle.append(decode)
         return decoded.view(getattr(torch, self.leaf.dtype))
 
@@ -216,10 +211,6 @@ class CompressedRows:
 def _shared_encoder(codec: type[CompressedCodec], dictionary: bytes, leaf: Path) -> Encode:
     """The encoder for all parts of a leaf that this process appends: loading a dictionary is slow."""
     return codec.encoder(dictionary)
-
-
-def _damaged() -> DamagedDatasetError:
-    return DamagedDatasetError("the offsets of a compressed leaf are damaged", hint=VERIFY)
 
 
 def compressed_codec(name: str) -> type[CompressedCodec]:

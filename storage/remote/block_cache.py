@@ -360,10 +360,8 @@ class BlockCache:
             if not problem:
                 return data, sums
             self.files.check()  # of a replaced dataset, no block matches
-        message = f"{self.files.url}/{path}: {problem}, twice"
-        raise DamagedDatasetError(
-            message, hint="the copy in the store is damaged: push it again, or use another mirror"
-        )
+        hint = "the copy in the store is damaged: push it again, or use another mirror"
+        raise DamagedDatasetError(f"{self.files.url}/{path}: {problem}, twice", hint=hint)
 
     def _damage(self, path: str, start: int, data: bytes, sums: list[int]) -> str:
         """How bytes from ``start`` on differ from their checksums, "" where they do not or none covers them."""
@@ -385,8 +383,8 @@ class BlockCache:
         with self._lock.shared() if self._most is None else self._lock.exclusive():
             if self._most is not None and path in self.layout.in_blocks:
                 self._make_room()
-            with writing(self.folder):
-                _write_at(self.folder / path, start, data)
+            with writing(self.folder), open_plain(self.folder / path, "r+b") as file:
+                write_at(file.fileno(), data, start)
             self._sums[blocks] = sums
             self.states[blocks] = RESIDENT
 
@@ -448,13 +446,7 @@ def _after_fork() -> None:
         cache._begin()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _write_at(path: Path, start: int, data: bytes) -> None:
-    with open_plain(path, "r+b") as file:
-        write_at(file.fileno(), data, start)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _punch(path: Path, start: int, length: int) -> None:

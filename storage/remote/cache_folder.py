@@ -157,9 +157,7 @@ def read_header(path: Path) -> dict[str, Any] | None:
                 message = f"{path.parent} is a cache of version {facts.get('version')}, this rbdata reads {VERSION}"
                 raise CacheError(message, hint=_DELETE)
             whole = os.fstat(file.fileno()).st_size == _size(int(facts["blocks"]))
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return facts if whole else None
 
@@ -210,9 +208,8 @@ class CacheLock:
         finally:
             fcntl.flock(main, fcntl.LOCK_UN)
 
-    def _files(self) -> tuple[int, int]:
-        main, gate = _of_thread(self._own, self._folder / ".rbdata-lock", self._folder / ".rbdata-gate")
-        return main, gate
+    def _files(self) -> list[int]:
+        return _of_thread(self._own, self._folder / ".rbdata-lock", self._folder / ".rbdata-gate")
 
 
 class Claims:
@@ -326,9 +323,8 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
     alone = _is_alone(session)
     if facts is None or facts["boot"] != boot:
         if not alone:
-            raise CacheError(
-                f"{folder} is used by another machine", hint="choose a cache_dir on a disk of this machine"
-            )
+            hint = "choose a cache_dir on a disk of this machine"
+            raise CacheError(f"{folder} is used by another machine", hint=hint)
         if facts is None:
             _create(folder, text, layout)
         else:
@@ -338,7 +334,6 @@ def _enter(folder: Path, session: int, text: bytes, layout: BlockLayout, url: st
 
 
 def _refuse_links(folder: Path, layout: BlockLayout) -> None:
-    """Raise CacheError if a link would lead writes outside the cache."""
     for inner in sorted({folder / parent for path in layout.paths for parent in Path(path).parents} - {folder}):
         if inner.is_symlink():
             raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
@@ -397,7 +392,6 @@ def check_room(folder: Path, layout: BlockLayout, resident: int, needed: int) ->
 
 
 def _boot() -> str:
-    """The id of the current boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ...errors import CacheError, DamagedDatasetError
 from ..amounts import plural
 from ..amounts import size as amount
 from ..codecs import codec_of
-from ..codecs.codec import GuardedRows, Rows, StoredRows
+from ..codecs.codec import Rows, StoredRows, WrappedRows
 from ..dataset import Dataset, open_leaf
 from ..episodes import FOLDER as EPISODES
 from ..episodes import EpisodeTable, open_episodes
@@ -29,7 +29,7 @@ from .block_cache import BlockCache, RemoteFiles
 from .cache_folder import check_room, layout_of, open_session
 
 
-class _RemoteRows(GuardedRows):
+class _RemoteRows(WrappedRows):
     """``rows`` that a codec opened on the folder of a cache. Reads raise as `BlockCache.hold`."""
 
     def __init__(self, rows: StoredRows, cache: BlockCache) -> None:
@@ -108,7 +108,7 @@ class RemoteDataset(Dataset):
         self.path, self.manifest, self.files = Path(path), manifest, files
         self._text, self._block_table, self._limit = text, table, limit
         checksums = BlockChecksums(manifest, table)
-        self._sums = {path: np.array(values, np.uint32) for path, values in checksums.tabled.items()}
+        self._sums = checksums.tabled
         block_bytes = checksums.size if self._sums else BLOCK_BYTES
         layout = layout_of(manifest, block_bytes)
         least = layout.whole_bytes + block_bytes * bool(layout.in_blocks)
@@ -123,8 +123,8 @@ class RemoteDataset(Dataset):
             check_room(self.path, layout, self.cache.resident_bytes, most)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"table": self._block_table, "limit": self._limit}
-        return (_reopen, (self.path.absolute(), self.manifest, self._text, self.files, options))
+        reopen = partial(RemoteDataset, table=self._block_table, limit=self._limit)
+        return reopen, (self.path.absolute(), self.manifest, self._text, self.files)
 
     def __repr__(self) -> str:
         cached = f"{amount(self.cache.resident_bytes)} of {amount(self.manifest.bytes)} in {str(self.path)!r}"
@@ -196,12 +196,6 @@ class RemoteDataset(Dataset):
                 state = rows.leaf.kind == "state"
                 found.append(rows.blocks(start + before * state, stop + (last + 1) * state))
         return np.concatenate(found)
-
-
-def _reopen(
-    path: Path, manifest: Manifest, text: bytes, files: RemoteFiles, options: Mapping[str, Any]
-) -> RemoteDataset:
-    return RemoteDataset(path, manifest, text, files, **options)
 
 
 def _close(cache: BlockCache, session: int) -> None:

@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_meanwhile(files, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     dataset = opened(files, tmp_path / "cache")
-    monkeypatch.setattr(block_cache, "_write_at", write)
+    monkeypatch.setattr(block_cache, "write_at", write)
     with pytest.raises(DiskSpaceError, match="No space left"):
         dataset.read(torch.tensor([0]))
 
