@@ -95,8 +95,7 @@ def push(
         send = partial(hub.push, licence=licence, public=public)
     fetch = FetchOptions(user_project=user_project)
     with byte_progress(f"pushing {dataset}", then="committing") as report:
-        send = partial(send, on_progress=lambda name, done, total: report(done, total))
-        pushed = send(dataset, url, root=root, force=force, fetch=fetch)
+        pushed = send(dataset, url, root=root, force=force, fetch=fetch, on_progress=lambda _, *share: report(*share))
     if out.json:
         out.document(vars(pushed))
     elif out.quiet:
