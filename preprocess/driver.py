@@ -335,8 +335,7 @@ def _examine(request: Request, engine: Engine | None) -> FunctionChain:
     """The functions, looked up in this process or in a worker of a prepared engine."""
     folder = (request.folder or Path.cwd()).absolute()
     given = tuple(one for one in request.functions if isinstance(one, str))
-    nested = [args for args in request.args.values() if isinstance(args, Mapping)]
-    named = [args.get("fn") for args in (request.args, *nested)]  # of relabel_rewards
+    named = [value for name, value in request.args.items() if name.rpartition(".")[2] == "fn"]  # of relabel_rewards
     for text in (*given, *(one for one in named if isinstance(one, str))):
         check_session(text, folder)
     if engine is None or not engine.separate or len(given) < len(request.functions):

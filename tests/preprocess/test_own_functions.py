@@ -799,6 +799,16 @@ def test_text_whose_variables_the_program_has_set(shared, tmp_path, monkeypatch,
     assert sys.modules[changed.__name__] is changed
 
 
+@pytest.mark.parametrize("argument", ["fn", "relabel_rewards.fn"])
+def test_text_in_an_argument_whose_variables_the_program_has_set(argument, shared, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"set_reward_of_{argument.replace('.', '_')}"
+    (tmp_path / f"{module}.py").write_text("K = 2\ndef reward(td):\n    return td['next', 'reward'] * K\n")
+    options: dict[str, Any] = {"procs": 1, "folder": tmp_path, "args": {argument: f"{module}:reward"}}
+    vars(import_module(module))["K"] = 5
+    fails(shared, "rbdata:relabel_rewards", UsageError, "has set to something else than its file", **options)
+
+
 def test_a_default_device_is_refused(shared):
     torch.set_default_device("meta")
     try:
