@@ -168,7 +168,8 @@ def _write(batch: TensorDict, target: Path) -> None:
             import numpy as np
 
             with open_plain(made, "xb") as file:
-                np.savez(file, **{name: value.numpy() for name, value in leaves_of(batch).items()})
+                arrays: dict[str, Any] = {name: value.numpy() for name, value in leaves_of(batch).items()}
+                np.savez(file, **arrays)
                 close_durably(file)
         else:
             size = sum(value.nbytes for value in leaves_of(batch).values())
