@@ -299,12 +299,6 @@ def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool) ->
     return pytree.tree_map(lambda *leaves: torch.cat(leaves), *batches), joined
 
 
-def _are_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether columns have the same names, dtypes, and shapes of a record."""
-    kinds, others = ({key: (leaf.dtype, leaf.shape[1:]) for key, leaf in part.items()} for part in (one, other))
-    return kinds == others
-
-
 def _stack_parts(parts: list[Any]) -> Any:
     """The stacked parts; TensorDicts whose layouts differ become a lazy stack."""
     if not isinstance(parts[0], TensorDictBase):
@@ -574,7 +568,8 @@ class ReplayBufferEnsemble:
         devices = {member: self.buffers[member].storage.device for member in drawn}
         lengths = {length for _, of_parts in drawn.values() for length in of_parts}
         first, *others = [columns for columns, _ in drawn.values()]
-        if len(lengths) > 1 or not all(_are_alike(first, columns) for columns in others):
+        layouts = [{key: (leaf.dtype, leaf.shape[1:]) for key, leaf in columns.items()} for columns in (first, *others)]
+        if len(lengths) > 1 or any(layout != layouts[0] for layout in layouts):
             parts: list[Any] = [None] * len(ids)
             for member, (columns, of_parts) in drawn.items():
                 for place, leaves in zip(places[member], zip(*(leaf.split(of_parts) for leaf in columns.values()))):

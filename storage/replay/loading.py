@@ -68,7 +68,10 @@ def load_buffer(
     if weights is not None:
         if sampler is not None or type(made) is not RandomSampler:
             raise UsageError("weights draw single steps with replacement: no slices, no priorities, no sampler")
-        sampler = MixtureSampler([len(one) for one in _members(dataset)], weights, shares)
+        if not isinstance(dataset, DatasetView):
+            hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
+            raise UsageError("weights go with several datasets", hint=hint)
+        sampler = MixtureSampler([len(one) for one in dataset.members], weights, shares)
     elif shares != "random":
         raise UsageError("shares goes with weights")
     elif sampler is not None and (type(made) is not RandomSampler):
@@ -92,13 +95,6 @@ def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -
         return None if keys is None else [name for name in keys if name in dataset.rows]
     roots = {path_of(key).removeprefix("next/") for key in windows}
     return [name for name in dataset.rows if name.removeprefix("next/") in roots]
-
-
-def _members(dataset: Dataset) -> tuple[Dataset, ...]:
-    if not isinstance(dataset, DatasetView):
-        hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
-        raise UsageError("weights go with several datasets", hint=hint)
-    return dataset.members
 
 
 def _block_sampler(dataset: Dataset, options: dict[str, Any]) -> Sampler:

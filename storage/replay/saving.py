@@ -226,8 +226,10 @@ class _StateWriter:
         if value.layout != torch.strided or value.is_nested or value.is_meta or not is_known_dtype(value.dtype):
             what = "without data" if value.is_meta else f"of {value.dtype}, {value.layout}"
             raise UsageError(f"{_path(place)} is a tensor {what}, which no file can hold")
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"file": self._write(_bytes(value)), "dtype": dtype, "shape": list(value.shape)}
+        if sys.byteorder != "little":
+            raise UsageError("states are written little-endian, which this machine is not")
+        dtype, file = str(value.dtype).removeprefix("torch."), self._write(element_bytes(value).tobytes())
+        return {"file": file, "dtype": dtype, "shape": list(value.shape)}
 
     def _write(self, data: bytes) -> str:
         file = f"{self._files}.memmap"
@@ -238,12 +240,6 @@ class _StateWriter:
 
 def _path(place: tuple[Any, ...]) -> str:
     return "/".join(map(str, place))
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    if sys.byteorder != "little":
-        raise UsageError("states are written little-endian, which this machine is not")
-    return element_bytes(tensor).tobytes()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -174,10 +174,6 @@ class Timeline:
         """Whether positions are rows."""
         return self.width == 1 and self.oldest == 0 and self.order is None
 
-    @property
-    def episodes(self) -> int:
-        return len(self.starts) - 1
-
     @cached_property
     def lengths(self) -> torch.Tensor:
         """Steps of every episode, int64 ``[episodes]``."""

@@ -165,7 +165,10 @@ class Sequence(SampleUnit):
     def _repeat(self, value: Any) -> Any:
         """Repeat a value of each anchor for all its records; other values stay unchanged."""
         values = torch.as_tensor(value, device="cpu") if not isinstance(value, str) else None
-        return value if values is None or not values.ndim else _repeat_rows(values, self.records)
+        if values is None or not values.ndim:
+            return value
+        # `repeat_interleave` would start threads for any size, see `row_index.lookup`.
+        return values.unsqueeze(1).expand(-1, self.records, *values.shape[1:]).flatten(0, 1)
 
     def _timeline(self, storage: Storage) -> Timeline:
         if self.done_key is not None and self.episode_boundary != "include_reset":
@@ -178,11 +181,6 @@ class Sequence(SampleUnit):
     def __repr__(self) -> str:
         names = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
         return f"Sequence({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
-
-
-def _repeat_rows(values: torch.Tensor, times: int) -> torch.Tensor:
-    """Each row ``times`` times; ``repeat_interleave`` would start threads for any size, see `row_index.lookup`."""
-    return values.unsqueeze(1).expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
 def check_unit(unit: Any) -> SampleUnit | None:

@@ -462,12 +462,8 @@ def needed_transforms(transforms: Transforms, keys: frozenset[Any]) -> tuple[Tra
         made = [as_key(key) for key in getattr(transforms[place], "out_keys", None) or ()]
         if not made:
             return Transforms(*(transforms[before] for before in range(place + 1)), *kept), None
-        if any(_overlap(key, other) for key in made for other in needed):
+        # One key is the other one, or lies below it.
+        if any(key[: len(other)] == other[: len(key)] for key in made for other in needed):
             kept.insert(0, transforms[place])
             needed.update(as_key(key) for key in getattr(transforms[place], "in_keys", None) or ())
     return Transforms(*kept), needed
-
-
-def _overlap(key: Key, other: Key) -> bool:
-    depth = min(len(key), len(other))
-    return key[:depth] == other[:depth]

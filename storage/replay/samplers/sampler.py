@@ -58,8 +58,9 @@ class _Replacement(ABCMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in ("draw", "sample"):
-            _relink(cls, name, value)
+        if name in ("draw", "sample"):  # of an existing class
+            other = "sample" if name == "draw" else "draw"
+            type.__setattr__(cls, other, getattr(value, MADE, None) or _other(name, value))
 
     @property
     def __signature__(cls) -> Signature:
@@ -264,12 +265,6 @@ def _read_torchrl_state(folder: Path) -> dict[str, Any] | None:
 
 
 # -- the two calls ----------------------------------------------------------------------------------------------------
-
-
-def _relink(cls: type, name: str, value: Any) -> None:
-    """Update the other method after ``draw`` or ``sample`` was assigned to an existing class."""
-    other = "sample" if name == "draw" else "draw"
-    type.__setattr__(cls, other, getattr(value, MADE, None) or _other(name, value))
 
 
 def _other(given: str, function: Any) -> Any:

@@ -166,7 +166,8 @@ def records_of_columns(data: tuple[Any, ...]) -> Any:
     Columns are tensors, arrays or TensorDicts ``[n, ...]``, in a tree. Raises SchemaError if they differ in length.
     """
     columns = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
-    if not columns or not all(map(_is_column, columns)):
+    batches = [leaf for leaf in columns if isinstance(leaf, (torch.Tensor, np.ndarray)) or is_tensor_collection(leaf)]
+    if not columns or len(batches) < len(columns) or not all(leaf.ndim for leaf in batches):
         return data
     check_lengths(data, columns)
     elements = partial(pytree.tree_map, is_leaf=is_tensor_collection)
@@ -178,11 +179,6 @@ def check_lengths(data: Any, columns: Iterable[Any]) -> None:
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         raise SchemaError(f"the columns of a {type(data).__name__} have {' and '.join(map(str, sorted(lengths)))} rows")
-
-
-def _is_column(leaf: Any) -> bool:
-    is_batch = isinstance(leaf, (torch.Tensor, np.ndarray)) or is_tensor_collection(leaf)
-    return is_batch and leaf.ndim > 0
 
 
 def move_dim_first(data: Any, dim: int, ndim: int) -> Any:
