@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -177,9 +179,8 @@ class LerobotJob(EpisodeFilesJob):
 
 def _paths(group: Sequence[ListedEpisode]) -> list[str]:
     """The files of episodes, each once."""
-    return list(
-        dict.fromkeys(path for one in group for path in (one.data, *(span.path for span in one.videos.values())))
-    )
+    every = ((one.data, *(span.path for span in one.videos.values())) for one in group)
+    return list(dict.fromkeys(chain.from_iterable(every)))
 
 
 def _parse(
@@ -224,9 +225,8 @@ def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | No
             stated = info.record.get(f"total_{what}", found)
             if stated != found:
                 message = f"{info.where} states {str(stated)[:20]} {what}, and the metadata list {found}"
-                raise CorruptSourceError(
-                    message, hint=f"to take what is listed: --episodes {format_numbers(there)[:200]}"
-                )
+                hint = f"to take what is listed: --episodes {format_numbers(there)[:200]}"
+                raise CorruptSourceError(message, hint=hint)
         return list(listed)
     wanted = set(parse_numbers(text, "--episodes", longest=1 << 20) or ())
     missing = sorted(wanted.difference(there))
@@ -238,10 +238,9 @@ def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | No
 
 def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str, str]]:
     """The features that become leaves, by key, and why others do not."""
-    leaves, left_out, keys = dict[str, Feature](), dict[str, str](), _keys(info.features)
-    for feature in info.features:
-        if feature.name in _RULES:
-            continue
+    features = [feature for feature in info.features if feature.name not in _RULES]
+    leaves, left_out, keys = dict[str, Feature](), dict[str, str](), _keys([feature.name for feature in features])
+    for feature in features:
         if feature.is_camera and feature.name not in cameras:
             left_out[feature.name] = "its camera was not asked for"
             continue
@@ -255,11 +254,10 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
     return leaves, left_out
 
 
-def _keys(features: Sequence[Feature]) -> dict[str, str]:
+def _keys(names: Sequence[str]) -> dict[str, str]:
     """The key of the leaf of each feature. Keys of the fewest levels are placed first: a leaf has no leaves below it, so
     ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features. Among keys of as many
     levels the order decides: exports have ``info.timestamp`` of the data before lerobot's ``timestamp``."""
-    names = [feature.name for feature in features if feature.name not in _RULES]
     keys, taken = dict[str, str](), TakenKeys(["task", "next/success"])
     is_tree = any(name.startswith("observation.") for name in names)
     placed = {name: "observation/observation" if is_tree and name == "observation" else _key(name) for name in names}
@@ -274,7 +272,7 @@ def _keys(features: Sequence[Feature]) -> dict[str, str]:
 
 def _key(name: str) -> str:
     """The key of a leaf: levels at the dots; below ``info`` unless it is an observation, an action or the task's number."""
-    parts = ["".join(c if c.isascii() and c.isalnum() else "_" for c in part) or "_" for part in name.split(".")]
+    parts = [re.sub("[^A-Za-z0-9]", "_", part) or "_" for part in name.split(".")]
     parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
     is_placed = parts[0] in ("observation", "action", "task_index") or (parts[0] == "info" and len(parts) > 1)
     return "/".join(parts if is_placed else ["info", *parts])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import lerobot_tools
 import minari_hub
@@ -15,8 +17,14 @@ import rbdata
 from hypothesis import given
 from hypothesis import strategies as st
 from lerobot_tools import ended, episode, write
+from rbdata.datasets.fetch import open_location
 from rbdata.datasets.formats.lerobot import Info
+from rbdata.datasets.ingest.episode_files import RawInput
+from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.lerobot import job as lerobot_job
+from rbdata.datasets.sources.lerobot import reader as lerobot_reader
+from rbdata.datasets.sources.lerobot.reader import _Table
+from rbdata.datasets.sources.lerobot.source import LerobotSource
 from rbdata.errors import ChecksumError, CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
 from rbdata.testing import dataset_content
 
@@ -95,6 +103,18 @@ def test_units_share_files_and_processes_change_nothing(raw, tmp_path, small_uni
     whole = rbdata.open_dataset(convert(raw, tmp_path / "whole"))
     for key in (("observation", "images", "front"), ("observation", "images", "wrist"), "action"):
         assert np.array_equal(whole[key], rbdata.open_dataset(one)[key])
+
+
+def test_a_data_file_of_a_download_is_opened_once(raw, tmp_path, monkeypatch):
+    """Its name in a mirror begins with that of the dataset; episodes name it from there on."""
+    opened = []
+    monkeypatch.setattr(lerobot_reader, "_Table", lambda raw: opened.append(raw.name) or _Table(raw))
+    shutil.copytree(raw, tmp_path / "some" / "toy")
+    job: Any = LerobotSource().open("some/toy", open_location(str(tmp_path)), ConvertOptions())
+    for unit in job.units:
+        raws = [RawInput(one.path, Path(one.item.url), None) for one in unit.objects]
+        assert len(list(unit.reader.unit_episodes(raws))) == 4
+    assert opened == [f"some/toy/data/chunk-000/file-00{number}.parquet" for number in (0, 1)]
 
 
 def test_the_size_is_said_before(raw, tmp_path):
