@@ -177,7 +177,8 @@ def test_workers_that_read_other_contents(here, kept_server):
     request = Request("my/input", ["mine.py:fn"], "my/output", root=here, batch_size=7, procs=2)
 
     def edit(index):
-        np.save("table.npy", 3.0)
+        np.save("new.npy", 3.0)
+        Path("new.npy").replace("table.npy")  # at once: the other process may be reading it
         Path("edited").touch()
 
     with pytest.raises(FunctionError, match=r"table.npy was changed while your code read it"):
