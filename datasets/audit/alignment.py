@@ -66,21 +66,14 @@ class InnerSteps:
     """Steps of a sample that have a step before and one after in their episode, by offset from it: -1, 0, 1."""
 
     def __init__(self, sample: Sequence[StepBlock], observations: Sequence[str], actions: Sequence[str]) -> None:
-        parts: dict[str, list[Array]] = {"state": [], "successor": [], "action": [], "reward": []}
+        successors = ["next/" + name for name in observations]
+        keys = {"state": observations, "successor": successors, "action": actions, "reward": ["next/reward"]}
+        rows = {name: np.concatenate([_joined(block, some) for block in sample]) for name, some in keys.items()}
         inner = []
         for block in sample:
-            held = {
-                "state": [block.rows[name] for name in observations],
-                "successor": [block.rows["next/" + name] for name in observations],
-                "action": [block.rows[name] for name in actions],
-                "reward": [block.rows["next/reward"][:, None]],
-            }
-            for name, columns in held.items():
-                parts[name].append(np.concatenate(columns, 1).astype(np.float64))
             middle = np.zeros(len(block), bool)
             middle[1:-1] = ~(block.is_first[1:-1] | block.is_last[1:-1])
             inner.append(middle)
-        rows = {name: np.concatenate(some) for name, some in parts.items()}
         at = np.random.default_rng(0).permutation(np.flatnonzero(np.concatenate(inner)))[:_STEPS]
         finite = np.ones(len(at), bool)
         for values in rows.values():
@@ -97,6 +90,12 @@ class InnerSteps:
         """Rows ``[n, elements]`` at an offset: state, successor, action or reward."""
         rows = self._rows[name][self._at + offset]
         return rows[:, self._columns] if name in ("state", "successor") else rows
+
+
+def _joined(block: StepBlock, keys: Sequence[str]) -> Array:
+    """The columns of some keys, float64 ``[n, elements]``; no columns without keys (actions may be text)."""
+    columns = [block.rows[key].reshape(len(block), -1) for key in keys]
+    return np.concatenate([np.empty((len(block), 0)), *columns], axis=1, dtype=np.float64)
 
 
 def _varying(states: Array, most: int) -> Array:

@@ -410,6 +410,14 @@ def test_bandits(tmp_path):
     assert report.findings == ()
 
 
+def test_actions_that_are_text(tmp_path, clean):
+    clean["action"] = np.full((sum(clean.lengths), 5), ord("a"), np.uint8)
+    clean.spaces = {"action": {"type": "Text", "min_length": 1, "max_length": 5, "charset": "ab"}}
+    report = rbdata.audit(clean.write(tmp_path))
+    assert report.findings == ()
+    assert report.datasets[0].skipped["text"] == "values of action"
+
+
 @pytest.mark.parametrize("each", [1, 2, 5])
 def test_episodes_of_one_step_may_be_more_than_half(tmp_path, each):
     """Flags that are set again after every end leave several beside each episode."""
