@@ -105,7 +105,7 @@ def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progr
     there = hub.open(private=not public)
     existing = pull.fetch_manifest(there, "")
     check_replaceable(existing, manifest, place, force)
-    listed = dict(there.tree(""))
+    listed = dict(there.tree())
     card: bytes | None = None
     if force or CARD not in listed or MARK.encode() in read_all(there, listed[CARD], limit_bytes=LARGEST_MANIFEST):
         card = readme.encode()
@@ -123,7 +123,7 @@ def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progr
     if not pin.is_unchanged():
         raise DatasetBusyError(f"{folder} was replaced while it was pushed: nothing was committed", hint=_AGAIN)
     commit = hub.commit(card, stale, f"Push {manifest.id}", parent=there.revision)
-    stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree(""))
+    stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree())
     for name, file in files.items():
         if not _holds(stored.get(name), file):
             raise ChecksumError(f"{place}/{name}: checksum mismatch after the upload", hint=_AGAIN)

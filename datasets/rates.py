@@ -131,8 +131,8 @@ def usual_batch(dataset: Dataset, most: int) -> int:
     return max(1, min(most, (64 << 20) // max(1, step_bytes)))
 
 
-def _batch_size(dataset: Dataset, options: dict[str, Any]) -> int:
-    slice_len = options.get("slice_len", 1)
+def _batch_size(dataset: Dataset, pattern: str) -> int:
+    slice_len = PATTERNS[pattern].get("slice_len", 1)
     return max(1, usual_batch(dataset, 256) // slice_len) * slice_len
 
 
@@ -159,10 +159,10 @@ def measure(
 
         dataset = local.open_dataset(id_or_url, root)
         found = Measurement(str(dataset.path), dataset.id, len(dataset), dataset.manifest.bytes)
-        for number, (pattern, options) in enumerate(PATTERNS.items()):
+        for number, pattern in enumerate(PATTERNS):
             on_progress(pattern, number / len(PATTERNS))
-            size = batch_size or _batch_size(dataset, options)
-            found.rates.append(_local_rate(dataset, pattern, options, size, seconds / len(PATTERNS)))
+            size = batch_size or _batch_size(dataset, pattern)
+            found.rates.append(_local_rate(dataset, pattern, size, seconds / len(PATTERNS)))
         return found
     top = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir)
     with _opened(str(id_or_url), top, fetch, CACHE_BYTES) as dataset:
@@ -170,13 +170,13 @@ def measure(
         on_progress("the link", 0.0)
         link = found.link = _measure_link(dataset, LINK_SHARE * seconds)
     share, limit = seconds * (1 - LINK_SHARE) / len(PATTERNS), CACHE_BYTES if found.bytes > CACHE_BYTES else None
-    for number, (pattern, options) in enumerate(PATTERNS.items()):
+    for number, pattern in enumerate(PATTERNS):
         on_progress(pattern, LINK_SHARE + (1 - LINK_SHARE) * number / len(PATTERNS))
         began = time.perf_counter()
         with _opened(str(id_or_url), top, fetch, limit) as dataset:
-            size = batch_size or _batch_size(dataset, options)
-            rate = _calculated(dataset, pattern, options, size, link, share)
-            found.rates.append(rate or _remote_rate(dataset, pattern, options, size, link, share, began))
+            size = batch_size or _batch_size(dataset, pattern)
+            rate = _calculated(dataset, pattern, size, link, share)
+            found.rates.append(rate or _remote_rate(dataset, pattern, size, link, share, began))
     return found
 
 
@@ -235,14 +235,12 @@ def _measure_link(dataset: RemoteDataset, seconds: float) -> Link:
     return Link(statistics.median(pings), pings[-2], CONNECTIONS, min(length, size), rate)
 
 
-def _calculated(
-    dataset: RemoteDataset, pattern: str, options: dict[str, Any], batch_size: int, link: Link, seconds: float
-) -> Rate | None:
+def _calculated(dataset: RemoteDataset, pattern: str, batch_size: int, link: Link, seconds: float) -> Rate | None:
     """The calculated rates of a pattern whose first batch alone would take several times its time; None for other patterns."""
     from ..storage.dataset import GROUP_BYTES
     from ..storage.replay.samplers.uniform import POOL
 
-    layout = dataset.cache.layout
+    layout, options = dataset.cache.layout, PATTERNS[pattern]
     blocks, evictable = int(layout.evictable.sum()), int(layout.lengths[layout.evictable].sum())
     if options.get("shuffle") == "blocks":
         first = min(evictable, POOL * GROUP_BYTES)
@@ -266,26 +264,20 @@ def _calculated(
 
 
 def _remote_rate(
-    dataset: RemoteDataset,
-    pattern: str,
-    options: dict[str, Any],
-    batch_size: int,
-    link: Link,
-    seconds: float,
-    began: float,
+    dataset: RemoteDataset, pattern: str, batch_size: int, link: Link, seconds: float, began: float
 ) -> Rate:
     files = dataset.cache.files
     assert isinstance(files, CountedFiles)
-    buffer = _buffer(dataset, options, batch_size)
+    buffer = _buffer(dataset, pattern, batch_size)
     buffer.sample()
     first = time.perf_counter() - began
     requests, received = files.requests, files.received
     count, took = _batches(buffer, seconds * (1 - AGAIN_SHARE))
     requests, received = files.requests - requests, files.received - received
     dataset.cache.close(wait=True)
-    again, spent = _batches(_buffer(dataset, options, batch_size), seconds * AGAIN_SHARE, most=count + 1)
+    again, spent = _batches(_buffer(dataset, pattern, batch_size), seconds * AGAIN_SHARE, most=count + 1)
     steps = count * batch_size
-    local = _bound(dataset, options, buffer, spent / again)
+    local = _bound(dataset, pattern, buffer, spent / again)
     return Rate(
         pattern,
         batch_size,
@@ -299,20 +291,20 @@ def _remote_rate(
     )
 
 
-def _local_rate(dataset: Dataset, pattern: str, options: dict[str, Any], batch_size: int, seconds: float) -> Rate:
+def _local_rate(dataset: Dataset, pattern: str, batch_size: int, seconds: float) -> Rate:
     began = time.perf_counter()
-    buffer = _buffer(dataset, options, batch_size)
+    buffer = _buffer(dataset, pattern, batch_size)
     buffer.sample()
     first = time.perf_counter() - began
     count, took = _batches(buffer, seconds)
-    bound = _bound(dataset, options, buffer, took / count)
+    bound = _bound(dataset, pattern, buffer, took / count)
     return Rate(pattern, batch_size, first, count * batch_size / took, bound=bound)
 
 
-def _buffer(dataset: Dataset, options: dict[str, Any], batch_size: int) -> TensorDictReplayBuffer:
+def _buffer(dataset: Dataset, pattern: str, batch_size: int) -> TensorDictReplayBuffer:
     from ..storage.replay.loading import load_buffer
 
-    return load_buffer(dataset, batch_size=batch_size, seed=1, **options)
+    return load_buffer(dataset, batch_size=batch_size, seed=1, **PATTERNS[pattern])
 
 
 def _batches(buffer: TensorDictReplayBuffer, seconds: float, most: int | None = None) -> tuple[int, float]:
@@ -324,7 +316,7 @@ def _batches(buffer: TensorDictReplayBuffer, seconds: float, most: int | None = 
     return count, time.perf_counter() - began
 
 
-def _bound(dataset: Dataset, options: dict[str, Any], buffer: TensorDictReplayBuffer, batch_seconds: float) -> Bound:
+def _bound(dataset: Dataset, pattern: str, buffer: TensorDictReplayBuffer, batch_seconds: float) -> Bound:
     """What limits batches from cached blocks: decoding, if most of their time goes into compressed rows."""
     from ..storage.codecs import codec_of
 
@@ -336,7 +328,7 @@ def _bound(dataset: Dataset, options: dict[str, Any], buffer: TensorDictReplayBu
     if not compressed:
         return "processor"
     steps = buffer.sample()["index"].reshape(-1)
-    before = options.get("frame_stack", 1) - 1
+    before = PATTERNS[pattern].get("frame_stack", 1) - 1
     times = []
     for _ in range(3):
         began = time.perf_counter()

@@ -17,6 +17,13 @@ from .findings import Finding, Hits, find
 _SCORES, _EXPERT, _RANDOM = (-50.0, 250.0), (50.0, 200.0), (-25.0, 25.0)
 #: Names of datasets that mix policies.
 _MIXED = {"medium", "mixed", "replay", "cloned", "human", "full", "simple", "partial"}
+#: What the flags of a step may contradict.
+_DISAGREE = {
+    "flags_disagree": "done is not terminated or truncated",
+    "end_inside": "a flag says that the episode ends, the episode table that it goes on",
+    "no_end": "the last step of an episode has no flag set",
+    "outcome_disagrees": "the flags and the episode table disagree about terminated",
+}
 
 
 class Flags:
@@ -26,7 +33,7 @@ class Flags:
         self._table, self.steps = table, 0
         #: Episodes whose return is not the sum of their rewards, and the sum of the first; the sum so far of an open episode.
         self._wrong, self._first_sum, self._open = Hits(), 0.0, 0.0
-        self._found = {code: Hits() for code in ("flags_disagree", "end_inside", "no_end", "outcome_disagrees")}
+        self._found = {code: Hits() for code in _DISAGREE}
         self._root = {flag: Hits() for flag in FLAGS}
         self.ends_twice = Hits()
 
@@ -63,15 +70,10 @@ class Flags:
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong with the flags, and returns of the table that are not the sums of the rewards."""
-        texts = {
-            "flags_disagree": "done is not terminated or truncated",
-            "end_inside": "a flag says that the episode ends, the episode table that it goes on",
-            "no_end": "the last step of an episode has no flag set",
-            "outcome_disagrees": "the flags and the episode table disagree about terminated",
-        }
         for code, hits in self._found.items():
             if hits.count:
-                yield find(code, texts[code], hits, self.steps, leaf="" if code != "flags_disagree" else "next/done")
+                leaf = "next/done" if code == "flags_disagree" else ""
+                yield find(code, _DISAGREE[code], hits, self.steps, leaf=leaf)
         for flag, hits in self._root.items():
             if hits.count:
                 what = "the state in which the action was taken is marked as an end"

@@ -295,7 +295,7 @@ def stage_all(
         check_space(place.path, certain_bytes(job, finished), place.id)
         remember_complete(writer)
         modules = modules_of(tasks[0]) if tasks else []
-        with LocalEngine(procs(left), modules, in_flight=max(1, left)) as local:
+        with closing(LocalEngine(procs(left), modules, in_flight=max(1, left))) as local:
             if engine is None:
                 local.prepare()  # while this process does what all other work waits for
             while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):

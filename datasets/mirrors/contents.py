@@ -6,6 +6,7 @@ A dataset's manifest is removed first, so that an incomplete dataset is never li
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -95,9 +96,11 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     Raises ObjectNotFoundError if it holds nothing of that name, and the fetch errors.
     """
     location = open_mirror(destination, options=fetch)
-    named = text.strip("/")
+    named, full = text.strip("/"), ""
+    with suppress(UnknownDatasetError, UsageError):
+        full = catalogue.resolve(text)[0]
     # A bare name of a dataset that its source does not list is looked for below every source.
-    for name in dict.fromkeys((named, _full_id(text), *(f"{one}/{named}" for one in catalogue.source_names()))):
+    for name in dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names()))):
         objects = _objects(location, name) if name else {}
         if objects or (name and _is_empty(location, name)):
             last = f"{name}/meta.json"
@@ -133,13 +136,6 @@ def _is_empty(location: Location, name: str) -> bool:
         return False
     folder = Path(location.url).resolve() / name
     return folder.is_dir() and folder.resolve() == folder and not holds_files(folder)
-
-
-def _full_id(text: str) -> str:
-    try:
-        return catalogue.resolve(text)[0]
-    except (UnknownDatasetError, UsageError):
-        return ""
 
 
 def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:

@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -324,12 +325,8 @@ def _absolute(name: str, path: Path, level: int, module: str) -> str | None:
         return module
     package: str | None
     if name == "__main__":  # not what it is in this process: functions of it are sent to others
-        folders: list[str] = []
-        for folder in path.absolute().parents:
-            if not (folder / "__init__.py").is_file():
-                break
-            folders.insert(0, folder.name)
-        package = ".".join(folders)
+        folders = takewhile(lambda folder: (folder / "__init__.py").is_file(), path.absolute().parents)
+        package = ".".join(reversed([folder.name for folder in folders]))
     else:
         package = getattr(sys.modules.get(name), "__package__", None)
     if package is None:
@@ -370,16 +367,13 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
         if not {*_IMPORTS}.isdisjoint(one.co_names):
             texts = (text for text in one.co_consts if isinstance(text, str))
             yield from ((text, ()) for text in texts if all(part.isidentifier() for part in text.split(".")))
-        module, names = "", list[str]()
+        found: list[tuple[str, list[str]]] = []
         for step in dis.get_instructions(one):
             if step.opname == "IMPORT_NAME":
-                if module:
-                    yield module, tuple(names)
-                module, names = str(step.argval), []
+                found.append((str(step.argval), []))
             elif step.opname == "IMPORT_FROM":
-                names.append(str(step.argval))
-        if module:
-            yield module, tuple(names)
+                found[-1][1].append(str(step.argval))
+        yield from ((module, tuple(names)) for module, names in found if module)
 
 
 def functions_of(module: ModuleType) -> Iterator[types.FunctionType]:

@@ -23,13 +23,8 @@ from typing import Any
 
 from ...storage.scratch import ScratchFolder
 
-_QUICK_START = f"{__package__}.quick_start"
-
 #: The warning option with which the resource tracker is started.
 _QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
-
-#: Entries of a worker's preparation data that make it run the program's main module.
-_MAIN = ("init_main_from_name", "init_main_from_path")
 
 
 class ForkServer(forkserver.ForkServer):
@@ -37,7 +32,7 @@ class ForkServer(forkserver.ForkServer):
 
     def __init__(self, modules: Sequence[str]) -> None:
         super().__init__()
-        self.set_forkserver_preload([_QUICK_START, *modules])
+        self.set_forkserver_preload([f"{__package__}.quick_start", *modules])
         self.context = _Context(self)
         self._scratch = ScratchFolder()
 
@@ -97,7 +92,7 @@ class _Popen(popen_forkserver.Popen):
     def _launch(self, worker: Any) -> None:
         server, worker._server = worker._server, None  # not sent to the worker
         preparation = spawn.get_preparation_data(worker._name)
-        for key in _MAIN:
+        for key in ("init_main_from_name", "init_main_from_path"):  # would run the program's main module
             preparation.pop(key, None)
         message = io.BytesIO()
         set_spawning_popen(self)

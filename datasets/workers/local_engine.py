@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -77,12 +77,6 @@ class LocalEngine:
         self._output: OutputPipe | None = None
         self._executor: Any = None
         self._server: Any = None
-
-    def __enter__(self) -> LocalEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def prepare(self) -> None:
         """Start importing ``modules``, which takes seconds, in the background."""
@@ -207,7 +201,8 @@ def run_tasks(
         yield from _run_here(alone, tasks, report)
         return
     procs = min(procs, len(tasks))
-    with LocalEngine(procs, modules_of(tasks[0]), in_flight=len(tasks), patience=patience) as workers:
+    workers = LocalEngine(procs, modules_of(tasks[0]), in_flight=len(tasks), patience=patience)
+    with closing(workers):
         yield from workers.run(do_task, tasks, report)
 
 

@@ -61,11 +61,11 @@ def test_on_this_machine(mirror, capsys, monkeypatch):
 
 
 def test_a_slow_link_is_calculated(mirror, tmp_path):
-    url, options = (mirror / "my/zstd").as_uri(), rates.PATTERNS["stacks of 4, global"]
+    url, pattern = (mirror / "my/zstd").as_uri(), "stacks of 4, global"
     with rates._opened(url, tmp_path, None, None) as dataset:
         slow = Link(0.02, 0.03, 16, 4 << 20, 1000.0)
-        rate = rates._calculated(dataset, "stacks", options, 16, slow, 1.0)
-        assert rates._calculated(dataset, "stacks", options, 16, Link(0.02, 0.03, 16, 4 << 20, 1e9), 1.0) is None
+        rate = rates._calculated(dataset, pattern, 16, slow, 1.0)
+        assert rates._calculated(dataset, pattern, 16, Link(0.02, 0.03, 16, 4 << 20, 1e9), 1.0) is None
         assert rate is not None and rate.calculated and rate.bound == "link"
         assert rate.first_batch == pytest.approx((dataset.cache.layout.whole_bytes + 16 * rate.bytes_per_step) / 1000)
     assert rates._of_link(Link(0.5, 0.5, 16, 1 << 20, 100e6)) == "requests"

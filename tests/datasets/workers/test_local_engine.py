@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from multiprocessing import forkserver
 from typing import Any
 
@@ -30,7 +31,7 @@ def records(workers):
 
 
 def test_forked_from_one_that_has_loaded_the_modules():
-    with LocalEngine(2, modules=["h5py"]) as workers:
+    with closing(LocalEngine(2, modules=["h5py"])) as workers:
         workers.prepare()
         found = records(workers)
         again = {record["pid"] for record in records(workers)}
@@ -45,7 +46,7 @@ def test_forked_from_one_that_has_loaded_the_modules():
 
 def test_the_parent_hears_why_they_wait():
     heard: set[str] = set()
-    with LocalEngine(2) as workers:
+    with closing(LocalEngine(2)) as workers:
         list(workers.run(wait_for_the_network, TASKS[:2], lambda tasks: heard.update(task.wait for task in tasks)))
     assert "HTTP 503: retry 1 of 4" in heard
 
@@ -53,14 +54,14 @@ def test_the_parent_hears_why_they_wait():
 def test_the_servers_of_others_are_left_alone():
     theirs: Any = forkserver._forkserver
     before = theirs._forkserver_pid
-    with LocalEngine(2) as one, LocalEngine(2) as other:
+    with closing(LocalEngine(2)) as one, closing(LocalEngine(2)) as other:
         parents = {record["parent"] for workers in (one, other) for record in records(workers)}
     assert len(parents) == 2
     assert theirs._forkserver_pid == before
 
 
 def test_a_worker_that_is_killed_is_noticed():
-    with LocalEngine(2) as workers:
+    with closing(LocalEngine(2)) as workers:
         (record, *_) = records(workers)
         os.kill(record["pid"], signal.SIGKILL)
         with pytest.raises(WorkerLostError):
@@ -70,7 +71,7 @@ def test_a_worker_that_is_killed_is_noticed():
 
 
 def test_a_server_that_is_killed_is_replaced():
-    with LocalEngine(2) as workers:
+    with closing(LocalEngine(2)) as workers:
         workers.prepare()
         server = workers._server._forkserver_pid
         os.kill(server, signal.SIGKILL)
@@ -80,7 +81,7 @@ def test_a_server_that_is_killed_is_replaced():
 
 def test_fresh_interpreters_where_there_is_no_fork_server(monkeypatch):
     monkeypatch.setattr(local_engine, "fork_server_is_available", lambda: False)
-    with LocalEngine(2, modules=["h5py"]) as workers:
+    with closing(LocalEngine(2, modules=["h5py"])) as workers:
         workers.prepare()
         found = records(workers)
     assert {record["parent"] for record in found} == {os.getpid()}
