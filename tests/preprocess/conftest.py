@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def fork_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def workers(fork_server: ForkServer) -> Iterator[LocalEngine]:
     """Two workers that no other test has used."""
-    with KeptEngine(2, fork_server) as engine:
+    with closing(KeptEngine(2, fork_server)) as engine:
         yield engine
 
 
