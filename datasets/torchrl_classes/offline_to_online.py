@@ -222,20 +222,15 @@ def _has_goals(buffer: Any) -> bool:
     return isinstance(getattr(getattr(buffer, "_spec", None), "relabeling", None), GoalRelabeling)
 
 
-def _check_values(buffer: Any) -> None:
-    """Raise UsageError if the dataset's buffer changes values in a way that would not apply to the online records."""
+def _windows(buffer: Any) -> dict[str, Any]:
+    """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError if one record gives several records of a batch,
+    or if values are changed in a way that would not apply to the online records."""
     changed = ["goals"] if _has_goals(buffer) else []
     statistics = getattr(buffer, "statistics", None) or {}
     changed += sorted({"reward_scale" if "scale" in values else "normalize" for values in statistics.values()})
     if changed:
         message = f"{' and '.join(changed)} would change the dataset's half of every batch, and not the online one"
         raise UsageError(message, hint="give OfflineToOnlineReplayBuffer a transform, which changes both")
-
-
-def _windows(buffer: Any) -> dict[str, Any]:
-    """The windows of a buffer, as options of `ReplayBuffer`. Raises UsageError if one record gives several records of a
-    batch."""
-    _check_values(buffer)
     spec = getattr(buffer, "_spec", None)
     if isinstance(getattr(buffer, "sampler", None), SliceSampler) or (spec is not None and spec.expand is not None):
         message = "half of every batch would be slices or windows, and half single records of the online buffer"
