@@ -82,8 +82,13 @@ def repair(
     files = tuple(dict.fromkeys(problem.path for problem in problems))
     mirrors = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
     for url in dict.fromkeys(filter(None, mirrors)):
-        copy = _find_copy(url, manifest, fetch, needed=url == mirror)
-        if copy is not None:
+        try:
+            copy = converted.find_converted(url, manifest.id, fetch)
+        except FetchError:
+            if url == mirror:  # the user named it
+                raise
+            continue
+        if copy is not None and copy.manifest.content == manifest.content:
             listener.on_stage(f"copying from {copy.url}")
             with place.lock():
                 fetched = _mend_all(folder, manifest, problems, copy)
@@ -104,17 +109,6 @@ def end_repair(folder: Path) -> None:
 
 
 # -- from a converted copy -----------------------------------------------------------------------------------------------
-
-
-def _find_copy(url: str, manifest: Manifest, fetch: FetchOptions, *, needed: bool) -> converted.Copy | None:
-    """A converted copy with the same files, or None; fetch errors are raised only if the user named it (``needed``)."""
-    try:
-        found = converted.find_converted(url, manifest.id, fetch)
-    except FetchError:
-        if needed:
-            raise
-        return None
-    return found if found is not None and found.manifest.content == manifest.content else None
 
 
 def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: converted.Copy) -> int:
