@@ -536,7 +536,9 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
     tasks = _Tasks.of(work, source)
-    fps = work.fps or _stated_fps(source)
+    stated = source.get("fps")
+    is_valid = isinstance(stated, (int, float)) and 0 < stated <= 1000
+    fps = work.fps or (float(stated) if is_valid else None)
     if fps is None:
         work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
         fps = _FPS
@@ -703,11 +705,6 @@ class _Tasks:
                 message = f"{self.key} of step {low + begin} is no text in UTF-8: a LeRobotDataset needs texts of tasks"
                 raise UsageError(message, hint="leave the leaf out, or rename it, with `rbdata preprocess`") from error
         return np.repeat(np.array(found, np.int64), np.diff(np.append(begins, len(texts))))
-
-
-def _stated_fps(source: Mapping[str, Any]) -> float | None:
-    fps = source.get("fps")
-    return float(fps) if isinstance(fps, (int, float)) and 0 < fps <= 1000 else None
 
 
 def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _Tasks) -> None:

@@ -76,7 +76,9 @@ def rank(entries: Sequence[CatalogueEntry], words: Iterable[str]) -> list[Catalo
         scores = [_score(word, own, other) for word in wanted]
         if all(scores):
             beside = sum(word not in wanted and not _NUMBER.fullmatch(word) for word in _split(entry.id))
-            found.append((-sum(scores), _access(entry), beside, -_version(entry.id), order, entry))
+            version = re.search(r"-v(\d+)$", entry.id)
+            newest_first = -int(version[1]) if version else 0
+            found.append((-sum(scores), _access(entry), beside, newest_first, order, entry))
     return [entry for *_, entry in sorted(found, key=lambda match: match[:-1])]
 
 
@@ -117,11 +119,6 @@ def _access(entry: CatalogueEntry) -> int:
     """The rank of the best place that has a dataset, by how likely a download works today."""
     order = ("open", "unreliable", "closed")
     return min((order.index(place.access) for place in entry.places), default=len(order))
-
-
-def _version(dataset_id: str) -> int:
-    found = re.search(r"-v(\d+)$", dataset_id)
-    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True)
