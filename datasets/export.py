@@ -536,9 +536,9 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
     tasks = _Tasks.of(work, source)
-    stated = source.get("fps")
-    is_valid = isinstance(stated, (int, float)) and 0 < stated <= 1000
-    fps = work.fps or (float(stated) if is_valid else None)
+    stated, fps = source.get("fps"), work.fps
+    if fps is None and isinstance(stated, (int, float)) and 0 < stated <= 1000:
+        fps = float(stated)
     if fps is None:
         work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
         fps = _FPS
