@@ -97,10 +97,18 @@ class ArffTable:
             if word == "@attribute":
                 attributes.append(self._attribute(text, number))
             elif word == "@data":
-                return self._checked(attributes)
+                break
             elif word != "@relation":
                 raise self._error(number, f"{text[:40]!r} is not an ARFF declaration")
-        raise CorruptSourceError(f"{self._name} is not an ARFF file: it has no @data")
+        else:
+            raise CorruptSourceError(f"{self._name} is not an ARFF file: it has no @data")
+        if not 0 < len(attributes) <= _MOST_ATTRIBUTES:
+            declares = f"{len(attributes)} attributes, more than {_MOST_ATTRIBUTES}" if attributes else "no attributes"
+            raise CorruptSourceError(f"{self._name} declares {declares}")
+        ((most, times),) = Counter(attribute.name for attribute in attributes).most_common(1)
+        if times > 1:
+            raise CorruptSourceError(f"{self._name} declares {most[:40]!r} twice")
+        return tuple(attributes)
 
     def _attribute(self, text: str, number: int) -> Attribute:
         match = _ATTRIBUTE.fullmatch(text)
@@ -116,22 +124,9 @@ class ArffTable:
                 raise self._error(number, f"{name!r} declares a value twice")
             return Attribute(name, "nominal", values)
         word = kind.split(None, 1)[0].lower()
-        if word in _NUMERIC:
-            return Attribute(name, "numeric")
-        if word in ("string", "date"):
-            return Attribute(name, "string")
-        raise self._error(number, f"{name!r} has the type {kind[:40]!r}, which is not known")
-
-    def _checked(self, attributes: list[Attribute]) -> tuple[Attribute, ...]:
-        names = [attribute.name for attribute in attributes]
-        if len(names) > _MOST_ATTRIBUTES:
-            raise CorruptSourceError(f"{self._name} declares {len(names)} attributes, more than {_MOST_ATTRIBUTES}")
-        if not names:
-            raise CorruptSourceError(f"{self._name} declares no attributes")
-        if len(set(names)) != len(names):
-            twice = Counter(names).most_common(1)[0][0]
-            raise CorruptSourceError(f"{self._name} declares {twice[:40]!r} twice")
-        return tuple(attributes)
+        if word not in (*_NUMERIC, "string", "date"):
+            raise self._error(number, f"{name!r} has the type {kind[:40]!r}, which is not known")
+        return Attribute(name, "numeric" if word in _NUMERIC else "string")
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

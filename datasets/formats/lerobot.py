@@ -105,12 +105,8 @@ class Info:
 def _feature(name: str, stated: Mapping[str, Any]) -> Feature:
     shape = tuple(int(size) for size in stated["shape"])
     names = stated.get("names")
-    if (
-        stated["dtype"] in ("video", "image")
-        and isinstance(names, list)
-        and names
-        and str(names[0]).startswith("channel")
-    ):
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    if stated["dtype"] in ("video", "image") and first.startswith("channel"):
         shape = (*shape[1:], shape[0])
     info = {**(stated.get("video_info") or {}), **(stated.get("info") or {})}
     depth = None
@@ -150,18 +146,15 @@ def _episode(info: Info, cameras: Sequence[str], record: Mapping[str, Any]) -> L
         place = {"episode_chunk": chunk, "episode_index": index}
         videos = {key: Span(info.path("video_path", video_key=key, **place), 0.0, None) for key in cameras}
         return ListedEpisode(index, length, info.path("data_path", **place), videos)
-    videos = {
-        key: Span(
-            info.path("video_path", video_key=key, **_place(record, f"videos/{key}")),
-            *(_seconds(record[f"videos/{key}/{end}_timestamp"]) for end in ("from", "to")),
-        )
-        for key in cameras
-    }
-    return ListedEpisode(index, length, info.path("data_path", **_place(record, "data")), videos)
 
+    def place_in(folder: str) -> dict[str, int]:
+        return {name: _number(record[f"{folder}/{name}"]) for name in ("chunk_index", "file_index")}
 
-def _place(record: Mapping[str, Any], folder: str) -> dict[str, int]:
-    return {name: _number(record[f"{folder}/{name}"]) for name in ("chunk_index", "file_index")}
+    videos = {}
+    for key in cameras:
+        path = info.path("video_path", video_key=key, **place_in(f"videos/{key}"))
+        videos[key] = Span(path, *(_seconds(record[f"videos/{key}/{end}_timestamp"]) for end in ("from", "to")))
+    return ListedEpisode(index, length, info.path("data_path", **place_in("data")), videos)
 
 
 def _number(value: Any) -> int:

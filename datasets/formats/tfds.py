@@ -161,57 +161,48 @@ class Features:
 def parse_features(data: bytes, where: str) -> Features:
     """Raises CorruptSourceError unless it is the ``features.json`` of episodes with ``steps``, and for unknown features."""
     record = _json(data, where)
-    found: list[Feature] = []
-    left_out: dict[str, str] = {}
     try:
         if "featuresDict" not in record:
             raise ValueError("it has no featuresDict")
-        _walk(record, "", [], found, left_out)
+        every = list(_walk(record, "", []))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
         raise CorruptSourceError(message, hint=REFETCH) from error
+    found = tuple(one for _, one in every if isinstance(one, Feature))
     if not any(feature.in_steps for feature in found):
         message = f"{where} describes no episodes: it has no {STEPS}"
         raise CorruptSourceError(message, hint="only datasets in the layout of RLDS can be read")
-    return Features(tuple(found), left_out)
+    return Features(found, {name: why for name, why in every if isinstance(why, str)})
 
 
-def _walk(
-    feature: Mapping[str, Any], name: str, items: list[int], found: list[Feature], left_out: dict[str, str]
-) -> None:
-    """Collect the features below one; ``items`` are the lengths of the sequences around it, without that of steps."""
+def _walk(feature: Mapping[str, Any], name: str, items: list[int]) -> Iterator[tuple[str, Feature | str]]:
+    """The features below one, or why they have no rows; ``items`` are the lengths of the sequences around it, without that of
+    steps. Raises ValueError for an unknown feature."""
     inner = feature.get("featuresDict")
     if inner is not None:
         for key, one in (inner.get("features") or {}).items():
-            _walk(one, f"{name}/{key}" if name else str(key), items, found, left_out)
+            yield from _walk(one, f"{name}/{key}" if name else str(key), items)
     elif "sequence" in feature:
         around = items if name == STEPS else [*items, int(feature["sequence"].get("length") or -1)]
-        _walk(feature["sequence"]["feature"], name, around, found, left_out)
+        yield from _walk(feature["sequence"]["feature"], name, around)
+    elif "text" in feature:
+        yield name, _described(name, items, "text", {"dtype": "uint8"})
+    elif known := [key for key in _BASIC if key in feature]:
+        kind, defaults = _BASIC[known[0]]
+        yield name, _described(name, items, kind, {**defaults, **feature[known[0]]})
+    elif known := [key for key in _NO_ROWS if key in feature]:
+        yield name, f"it is {_NO_ROWS[known[0]]}"
     else:
-        one = _basic(feature, name, items)
-        if isinstance(one, str):
-            left_out[name] = one
-        else:
-            found.append(one)
-
-
-def _basic(feature: Mapping[str, Any], name: str, items: list[int]) -> Feature | str:
-    """A basic feature, or the reason why it has no rows. Raises ValueError for an unknown feature."""
-    if "text" in feature:
-        return _described(name, items, "text", {"dtype": "uint8"})
-    if "image" in feature:
-        return _described(name, items, "picture", {"dtype": "uint8", **feature["image"]})
-    if "classLabel" in feature:
-        return _described(name, items, "numbers", {"dtype": "int64", **feature["classLabel"]})
-    if "boundingBox" in feature:
-        box = {"dtype": "float32", "shape": {"dimensions": [4]}}
-        return _described(name, items, "numbers", {**box, **feature["boundingBox"]})
-    if "tensor" in feature:
-        return _described(name, items, "numbers", feature["tensor"])
-    known = [key for key in _NO_ROWS if key in feature]
-    if not known:
         raise ValueError(f"{name} is a {feature.get('pythonClassName') or 'feature of no kind'}, which is not known")
-    return f"it is {_NO_ROWS[known[0]]}"
+
+
+#: What holds values, and what is not stated about them.
+_BASIC: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "image": ("picture", {"dtype": "uint8"}),
+    "classLabel": ("numbers", {"dtype": "int64"}),
+    "boundingBox": ("numbers", {"dtype": "float32", "shape": {"dimensions": [4]}}),
+    "tensor": ("numbers", {}),
+}
 
 
 def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> Feature | str:

@@ -31,15 +31,7 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, column_difference
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles, listed
-from .rows import (
-    EpisodeNumbers,
-    blocks,
-    columns_of,
-    count_first_rows,
-    end_episodes,
-    stored_apart,
-    take_other_order,
-)
+from .rows import EpisodeNumbers, blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
 from .tables import Table, join_columns, open_tables
 
 COUNTED = {

@@ -499,7 +499,7 @@ def _open_columns(path: Path, scratch: Path) -> Table:
     except (pyarrow.ArrowException, OSError) as error:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
-    return Table(path.name, columns.mapped(), columns.unreadable, columns.joined())
+    return columns.table()
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -588,7 +588,7 @@ class _Columns:
         #: By array: the columns that it is made of, and dtype and shape of a row.
         self._made_of: dict[str, list[str]] | None = None
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self.unreadable: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
 
     def append(self, batch: Any) -> None:
         """Write the rows of a batch. Raises CorruptSourceError for empty cells, and for lists that change their length."""
@@ -601,12 +601,12 @@ class _Columns:
             if EXPORTED in (batch.schema.metadata or {}):
                 self._made_of.pop("step", None)  # the step's number in its episode, which follows from the rows
         for number, (name, columns) in enumerate(self._made_of.items()):
-            if name in self.unreadable:
+            if name in self._unreadable:
                 continue
             try:
                 parts = [self._numbers(batch.column(column), column) for column in columns]
             except _NotNumbersError as error:
-                self.unreadable[name] = str(error)
+                self._unreadable[name] = str(error)
                 continue
             rows = parts[0] if len(columns) == 1 else _side_by_side(parts)
             if ROW_OF_ONE in (batch.schema.field(columns[0]).metadata or {}):
@@ -620,21 +620,18 @@ class _Columns:
                 file.write(np.ascontiguousarray(rows).data)
         self._rows += batch.num_rows
 
-    def mapped(self) -> dict[str, np.ndarray]:
+    def table(self) -> Table:
         """The arrays, mapped."""
-        names = list(self._made_of or {})
-        return {
-            name: np.memmap(self._folder / str(names.index(name)), dtype, "r", shape=(self._rows, *shape))
-            if self._rows
-            else np.zeros((0, *shape), dtype)
-            for name, (dtype, shape) in self._kinds.items()
-            if name not in self.unreadable
-        }
-
-    def joined(self) -> dict[str, list[str]]:
-        """The columns of each array that was made of numbered ones."""
-        made_of = (self._made_of or {}).items()
-        return {name: columns for name, columns in made_of if columns != [name] and name not in self.unreadable}
+        values, joined = {}, {}
+        for number, (name, columns) in enumerate((self._made_of or {}).items()):
+            if name in self._unreadable:
+                continue
+            dtype, shape = self._kinds[name]
+            path, shape = self._folder / str(number), (self._rows, *shape)
+            values[name] = np.memmap(path, dtype, "r", shape=shape) if self._rows else np.zeros(shape, dtype)
+            if columns != [name]:
+                joined[name] = columns
+        return Table(self._name, values, self._unreadable, joined)
 
     def _numbers(self, column: Any, name: str) -> np.ndarray:
         """The rows of a column: numbers, or lists of them of one length."""

@@ -11,8 +11,8 @@ is a few blocks, whatever the size of the shard.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,16 @@ class FrameSource(RowSource):
         if not part.states:
             return  # a final dump without new rows
         segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
-        with closing(_Frames(self.location, self.obj)) as frames:
-            if frames.rows != part.capacity:
-                message = f"{self.obj.url} has {frames.rows} frames; the other arrays have {part.capacity} rows"
+        source = CountedStream(self.location, self.obj)
+        with _frame_blocks(source, self.obj, BLOCK_ROWS) as (rows, blocks):
+            if rows != part.capacity:
+                message = f"{self.obj.url} has {rows} frames; the other arrays have {part.capacity} rows"
                 raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
-            for first, count, block in frames.blocks(BLOCK_ROWS):
+            for first, count, block in blocks:
                 _check_padding(part, segments, first, count, block)
                 runs = list(_runs_of(segments, first, count))
-                yield Block("observation", block, runs, first + count, frames.source.fetched, frames.source.retries)
-            found = frames.source
-            yield Block("", b"", (), part.capacity, found.fetched, found.retries, crc32c=found.crc32c)
+                yield Block("observation", block, runs, first + count, source.fetched, source.retries)
+            yield Block("", b"", (), part.capacity, source.fetched, source.retries, crc32c=source.crc32c)
 
 
 def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -113,33 +113,23 @@ def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int,
         raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
 
 
-class _Frames:
-    """An observation object as a stream of blocks; ``source`` counts what was fetched for it so far."""
-
-    def __init__(self, location: Location, obj: RemoteObject) -> None:
-        self.source = CountedStream(location, obj)
-        self._network = Readahead(iter(self.source), depth=16)
-        try:
-            self._npy = NpyStream(gunzip(self._network, obj.url), _EXPECTED, obj.url)
-        except BaseException:
-            self._network.close()
-            raise
-        self.rows = self._npy.rows
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """``(first, count, bytes)``; each block has one row of zeros after its rows."""
-        with closing(Readahead(self._npy.blocks(rows, spare=1), depth=2)) as blocks:
-            yield from blocks
-
-    def close(self) -> None:
-        self._network.close()
+@contextmanager
+def _frame_blocks(
+    source: Iterable[bytes], obj: RemoteObject, size: int
+) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
+    """The rows of an observation object, and its blocks of ``size`` rows: ``(first, count, bytes)``, with one row of zeros
+    after the rows of each."""
+    with Readahead(source, depth=16) as network:
+        npy = NpyStream(gunzip(network, obj.url), _EXPECTED, obj.url)
+        with Readahead(npy.blocks(size, spare=1), depth=2) as blocks:
+            yield npy.rows, blocks
 
 
 def _peek_blank(location: Location, obj: RemoteObject, rows: list[int]) -> list[bool]:
     """Which of these rows are all zero. Reads no further than the last of them."""
     blank = dict.fromkeys(rows, False)
-    with closing(_Frames(location, obj)) as frames:
-        for first, count, block in frames.blocks(256):
+    with _frame_blocks(CountedStream(location, obj), obj, 256) as (_, blocks):
+        for first, count, block in blocks:
             frame = block.reshape(-1, ROW_BYTES)
             blank |= {row: not frame[row - first].any() for row in rows if first <= row < first + count}
             if first + count > max(rows):
@@ -164,8 +154,8 @@ def _sample_frames(location: Location, parts: list[tuple[PartPlan, RemoteObject]
         runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
         rows = np.concatenate([np.empty(0, np.int64), *runs])
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))]
-        with closing(_Frames(location, obj)) as frames:
-            for first, count, block in frames.blocks(BLOCK_ROWS):
+        with _frame_blocks(CountedStream(location, obj), obj, BLOCK_ROWS) as (_, blocks):
+            for first, count, block in blocks:
                 inside = rows[(rows >= first) & (rows < first + count)] - first
                 samples.append(block[: count * ROW_BYTES].reshape(count, ROW_BYTES)[inside])
                 if first + count > (int(rows[-1]) if len(rows) else 0):

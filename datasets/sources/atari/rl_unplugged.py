@@ -37,17 +37,7 @@ from ...ingest.request import format_numbers, select_numbered
 from ...ingest.row_source import StagedPart, StagedRows
 from ...ingest.trajectories import count_outcomes, reward_columns
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
-from .rl_unplugged_decode import (
-    CHECKPOINT,
-    FILE_ROWS,
-    INDEX,
-    OUTCOME,
-    STEPS,
-    DecodeTask,
-    Sample,
-    is_of,
-    take_sample,
-)
+from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, DecodeTask, Sample, is_of, take_sample
 from .run_job import CITATION, COLUMNS, RunJob, spaces
 
 

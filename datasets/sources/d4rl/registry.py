@@ -69,11 +69,6 @@ def registry() -> dict[str, RegistryEntry]:
     return entries
 
 
-def by_file(file: str) -> list[RegistryEntry]:
-    """The datasets that a file of this base name holds (more than one where ids share a file)."""
-    return [entry for entry in registry().values() if entry.file == file]
-
-
 #: sha256 by file name, as the flat copy states them.
 PINNED = dict(line.split() for line in _lines("pinned.txt"))
 

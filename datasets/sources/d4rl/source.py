@@ -20,7 +20,7 @@ from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, first_found, only_file
-from .registry import FLAT_COPY, HOME, by_file, registry
+from .registry import FLAT_COPY, HOME, registry
 
 ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
 
@@ -133,7 +133,7 @@ class D4rlSource(Source):
         if len(files) != 1:
             message = f"{location.url} holds {len(files)} HDF5 files, not one"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one file")
-        same = by_file(files[0].name)
-        if entry is None:
+        if entry is None:  # ids may share a file
+            same = [one for one in registry().values() if one.file == files[0].name]
             entry = same[0] if len(same) == 1 else None
         return D4rlJob(entry, location, files[0], options, published=False)

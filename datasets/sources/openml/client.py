@@ -133,7 +133,8 @@ class Api:
 
     def _ask(self, path: str) -> dict[str, Any]:
         """One answer. Raises ObjectNotFoundError for 'no result' and 'unknown', ApiError for other refusals."""
-        url = f"{self.location.url}/{_quoted(path, self.location.url)}"
+        quoted = quote(path) if "://" in self.location.url else path
+        url = f"{self.location.url}/{quoted}"
         item = RemoteObject(url, path.rpartition("/")[2])
 
         def once() -> dict[str, Any]:
@@ -270,7 +271,3 @@ def _inside(answer: Mapping[str, Any], outer: str, inner: str) -> Sequence[Any]:
 def _sequence(value: Any) -> Sequence[Any]:
     """A list; OpenML's converter turns one of a single item into that item."""
     return value if isinstance(value, list) else [value]
-
-
-def _quoted(path: str, place: str) -> str:
-    return "/".join(quote(part, safe="") for part in path.split("/")) if "://" in place else path

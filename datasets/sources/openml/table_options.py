@@ -56,16 +56,10 @@ def table_options(options: ConvertOptions, preset: Mapping[str, Any]) -> TableOp
     given = {name: value for name, value in options.extra.items() if value is not None}
     for name in ("target", "exclude"):
         if name in given:
-            given[name] = _columns(name, given[name])
+            given[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
+            if not given[name]:
+                raise UsageError(f"{name} names no column", hint=f"for example: {name} = 'age,income'")
     return TableOptions(**{**preset, **given})
-
-
-def _columns(name: str, value: str) -> tuple[str, ...]:
-    """Column names between commas."""
-    names = tuple(part.strip() for part in value.split(",") if part.strip())
-    if not names:
-        raise UsageError(f"{name} names no column", hint=f"for example: {name} = 'age,income'")
-    return names
 
 
 @dataclass(frozen=True)
