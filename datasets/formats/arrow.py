@@ -227,7 +227,7 @@ def number_rows(arrays: Iterable[Any], kind: Any, shape: tuple[int, ...], where:
 
 
 class ParquetTable:
-    """A file's attributes, and its rows in blocks, as `arff.ParquetTable` gives them.
+    """A file's attributes, and its rows in blocks, as `arff.ArffTable` gives them.
 
     ``nominal``: the declared values of nominal columns by name, None where they are not known.
     """

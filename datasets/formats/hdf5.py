@@ -85,7 +85,6 @@ def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str,
     import h5py
 
     seen: set[Any] = set()
-    arrays: set[Any] = set()
     count = 0
     stack = [("", top["/"] if isinstance(top, h5py.File) else top, 0)]
     while stack:
@@ -99,12 +98,13 @@ def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str,
                 message = f"{name}: {path} is a link to somewhere else, which is not followed"
                 raise CorruptSourceError(message, hint="the provider's files have none: use another mirror (--mirror)")
             item = group[key]
+            # A group may contain itself, an array may have a hundred names.
+            if not isinstance(item, (h5py.Group, h5py.Dataset)) or item.id in seen:
+                continue
+            seen.add(item.id)
             if isinstance(item, h5py.Group):
-                if item.id not in seen:  # a group may contain itself
-                    seen.add(item.id)
-                    stack.append((path + "/", item, depth + 1))
-            elif isinstance(item, h5py.Dataset) and item.id not in arrays:  # an array may have a hundred names
-                arrays.add(item.id)
+                stack.append((path + "/", item, depth + 1))
+            else:
                 yield path, item
 
 

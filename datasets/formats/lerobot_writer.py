@@ -15,14 +15,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from .arrow import ROW_OF_ONE, list_column
-from .column_stats import QUANTILES, Stats, sampled
+from .column_stats import Stats, sampled
 from .pictures import encode_png
 from .video_writer import CODEC, OutputFile, VideoWriter, pixel_format
 
@@ -49,11 +48,6 @@ class WrittenColumn:
     @property
     def has_stats(self) -> bool:
         return self.kind != "numbers" or int(np.prod(self.shape)) <= _MOST_VALUES
-
-    @property
-    def stats_depth(self) -> int:
-        """Levels of lists that its statistics have."""
-        return len(self.shape) or 1 if self.kind == "numbers" else 3
 
     def to_json(self, fps: float) -> dict[str, Any]:
         if self.kind == "numbers":
@@ -84,19 +78,31 @@ class LerobotFolder:
         }
         folder.mkdir(parents=True)
         inside = [column for column in (*self._columns, *self._own) if column.kind != "video"]
-        schema = pyarrow.schema([_arrow_field(column, pyarrow) for column in inside])
-        self._listed_schema = self._episode_schema(pyarrow)
+        fields = []
+        for column in inside:
+            # A row of one number is written as a plain number, as in lerobot; this package turns it into a row again.
+            one = {ROW_OF_ONE: b"1"} if column.kind == "numbers" and column.shape == (1,) else None
+            fields.append(pyarrow.field(column.name, _arrow_type(column, pyarrow), metadata=one))
+        self._schema = pyarrow.schema(fields)
         self._data = _NumberedFiles(
-            folder / "data", ".parquet", _DATA_BYTES, partial(_ParquetFile, schema=schema, group_bytes=_GROUP_BYTES)
+            folder / "data", ".parquet", _DATA_BYTES, lambda path, batch: _ParquetFile(path, batch.schema, _GROUP_BYTES)
         )
-        open_list = partial(_ParquetFile, schema=self._listed_schema, group_bytes=1 << 20)
-        self._listed = _NumberedFiles(folder / "meta" / "episodes", ".parquet", _DATA_BYTES, open_list)
-        self._videos: dict[str, _NumberedFiles] = {}
-        for column in self._columns:
-            if column.kind == "video":
-                open_file = partial(VideoWriter, height=column.shape[0], width=column.shape[1], fps=fps)
-                files = _NumberedFiles(folder / "videos" / column.name, ".mp4", _VIDEO_BYTES, open_file)
-                self._videos[column.name] = files
+        self._listed = _NumberedFiles(
+            folder / "meta/episodes",
+            ".parquet",
+            _DATA_BYTES,
+            lambda path, batch: _ParquetFile(path, batch.schema, 1 << 20),
+        )
+        self._videos = {
+            column.name: _NumberedFiles(
+                folder / "videos" / column.name,
+                ".mp4",
+                _VIDEO_BYTES,
+                lambda path, frames: VideoWriter(path, frames.shape[1], frames.shape[2], fps),
+            )
+            for column in self._columns
+            if column.kind == "video"
+        }
 
     def __enter__(self) -> LerobotFolder:
         return self
@@ -119,9 +125,8 @@ class LerobotFolder:
 
         found: dict[str, list[Stats]] = {name: [] for name in self._stats}
         pictures, tasks, done = sampled(length), dict[int, None](), 0
-        place = {"data": self._data.place()}
-        place |= {f"videos/{name}": files.place() for name, files in self._videos.items()}
-        begins = {name: files.frames for name, files in self._videos.items()}
+        place = self._data.place("data")
+        videos = {name: (files.frames, files.place(f"videos/{name}")) for name, files in self._videos.items()}
         for given in blocks:
             count = len(given["task_index"])
             frame = np.arange(done, done + count)
@@ -143,26 +148,24 @@ class LerobotFolder:
                     found[column.name].append(Stats.of_rows(rows.reshape(count, *(column.shape or (1,)))))
                 elif column.kind != "numbers" and len(chosen):
                     found[column.name].append(Stats.of_pictures(rows[chosen]))
-            self._data.write(arrays)
+            self._data.write(pyarrow.record_batch(arrays, schema=self._schema))
             tasks |= dict.fromkeys(np.unique(given["task_index"]).tolist())
             done += count
         texts = list(self._tasks)
         record: dict[str, Any] = {"episode_index": self._episodes, "tasks": [texts[number] for number in tasks]}
-        record |= {"length": length, "dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
-        for folder, (chunk, file) in place.items():
-            record |= {f"{folder}/chunk_index": chunk, f"{folder}/file_index": file}
-        for name, begin in begins.items():
+        record |= {"length": length, **place}
+        record |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
+        for name, (begin, where) in videos.items():
             span = {"from_timestamp": begin / self._fps, "to_timestamp": (begin + length) / self._fps}
-            record |= {f"videos/{name}/{end}": time for end, time in span.items()}
+            record |= {**where, **{f"videos/{name}/{end}": time for end, time in span.items()}}
         for name, several in found.items():
             stats = Stats.joined(several)
             record |= {f"stats/{name}/{key}": values for key, values in stats.record().items()}
             self._stats[name].append(stats)
             if len(self._stats[name]) >= _KEPT:
                 self._stats[name] = [Stats.joined(self._stats[name])]
-        chunk, file = self._listed.place()
-        record |= {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file}
-        self._listed.write([pyarrow.array([record[field.name]], field.type) for field in self._listed_schema])
+        record |= self._listed.place("meta/episodes")
+        self._listed.write(pyarrow.RecordBatch.from_pylist([record]))
         self._rows, self._episodes = self._rows + length, self._episodes + 1
         for files in self._files():
             files.end_episode()
@@ -200,27 +203,6 @@ class LerobotFolder:
             "features": {column.name: column.to_json(self._fps) for column in columns},
         }
 
-    def _episode_schema(self, pyarrow: Any) -> Any:
-        whole = pyarrow.int64()
-        fields = [("episode_index", whole), ("tasks", pyarrow.list_(pyarrow.string())), ("length", whole)]
-        places = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
-        fields += [(name, whole) for name in places]
-        for column in self._columns:
-            if column.kind == "video":
-                at = f"videos/{column.name}"
-                fields += [(f"{at}/chunk_index", whole), (f"{at}/file_index", whole)]
-                fields += [(f"{at}/{end}_timestamp", pyarrow.float64()) for end in ("from", "to")]
-        for column in (*self._columns, *self._own):
-            if column.has_stats:
-                kind = pyarrow.float64()
-                for _ in range(column.stats_depth):
-                    kind = pyarrow.list_(kind)
-                at = f"stats/{column.name}"
-                fields += [(f"{at}/{name}", kind) for name in ("min", "max", "mean", "std", *QUANTILES)]
-                fields.append((f"{at}/count", pyarrow.list_(whole)))
-        fields += [("meta/episodes/chunk_index", whole), ("meta/episodes/file_index", whole)]
-        return pyarrow.schema(fields)
-
 
 #: Metadata for pandas, with which lerobot reads the tasks: the text is the index of the table.
 _PANDAS = {
@@ -231,12 +213,6 @@ _PANDAS = {
         for name, pandas, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     ],
 }
-
-
-def _arrow_field(column: WrittenColumn, pyarrow: Any) -> Any:
-    """A row of one number is written as a plain number, as in lerobot; this package turns it into a row again."""
-    one = {ROW_OF_ONE: b"1"} if column.kind == "numbers" and column.shape == (1,) else None
-    return pyarrow.field(column.name, _arrow_type(column, pyarrow), metadata=one)
 
 
 def _arrow_type(column: WrittenColumn, pyarrow: Any) -> Any:
@@ -253,17 +229,17 @@ def _arrow_type(column: WrittenColumn, pyarrow: Any) -> Any:
 
 
 class _NumberedFiles:
-    """The files of a folder, from ``chunk-000/file-000`` on: ``open_file`` begins one at a path. A file ends with the episode
-    after which it has ``most_bytes``."""
+    """The files of a folder, from ``chunk-000/file-000`` on: ``open_file`` begins one at a path, for its first content. A file
+    ends with the episode after which it has ``most_bytes``."""
 
-    def __init__(self, folder: Path, suffix: str, most_bytes: int, open_file: Callable[[Path], Any]) -> None:
+    def __init__(self, folder: Path, suffix: str, most_bytes: int, open_file: Callable[[Path, Any], Any]) -> None:
         self._folder, self._suffix, self._most_bytes, self._open_file = folder, suffix, most_bytes, open_file
         self._number = 0
         self._opened: Any = None
 
-    def place(self) -> tuple[int, int]:
-        """Chunk and file that the next episode lies in."""
-        return divmod(self._number, _CHUNK)
+    def place(self, folder: str) -> dict[str, Any]:
+        """Chunk and file that the next episode lies in, as episodes list them."""
+        return dict(zip((f"{folder}/chunk_index", f"{folder}/file_index"), divmod(self._number, _CHUNK)))
 
     @property
     def frames(self) -> int:
@@ -271,12 +247,12 @@ class _NumberedFiles:
         return self._opened.frames if self._opened else 0
 
     def write(self, content: Any) -> None:
-        """Append arrays of a table, or frames."""
+        """Append rows of a table (a record batch), or frames."""
         if self._opened is None:
-            chunk, file = self.place()
+            chunk, file = divmod(self._number, _CHUNK)
             path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}{self._suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._opened = self._open_file(path)
+            self._opened = self._open_file(path, content)
         self._opened.write(content)
 
     def end_episode(self) -> None:
@@ -312,10 +288,7 @@ class _ParquetFile:
         """Bytes in the file, without the rows that wait."""
         return self._file.tell()
 
-    def write(self, arrays: Sequence[Any]) -> None:
-        import pyarrow
-
-        batch = pyarrow.record_batch(list(arrays), schema=self._schema)
+    def write(self, batch: Any) -> None:
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= self._group_bytes:

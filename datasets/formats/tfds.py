@@ -207,7 +207,8 @@ _BASIC: dict[str, tuple[Kind, dict[str, Any]]] = {
 
 def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> Feature | str:
     in_steps, ragged = name.partition("/")[0] == STEPS, bool(items)
-    dtype, shape = str(content["dtype"]), _shape(content.get("shape"))
+    dtype, sizes = str(content["dtype"]), (content.get("shape") or {}).get("dimensions") or []
+    shape = tuple(None if size < 0 else size for size in map(int, sizes))
     encoding = str(content.get("encoding") or "none").lower()
     if dtype in ("string", "object") and not shape:
         kind, dtype = "text", "uint8"
@@ -244,11 +245,6 @@ def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, An
 
 def _number(value: Any) -> float | None:
     return None if value is None or isnan(float(value)) else float(value)
-
-
-def _shape(record: Mapping[str, Any] | None) -> tuple[int | None, ...]:
-    sizes = [int(size) for size in (record or {}).get("dimensions") or []]
-    return tuple(None if size < 0 else size for size in sizes)
 
 
 def _json(data: bytes, where: str) -> Any:

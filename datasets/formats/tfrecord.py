@@ -214,17 +214,13 @@ class Lists:
         #: The encoded lists by name.
         self.encoded: dict[str, memoryview] = {}
         budget = _Budget(MOST_VALUES)
-        for number, features in _messages(memoryview(payload), budget):
-            if number != 1:
-                continue
-            for entry_number, entry in _messages(features, budget):
-                if entry_number != 1:
-                    continue
+        for features in _ones(memoryview(payload), budget):
+            for entry in _ones(features, budget):
                 name = value = memoryview(b"")
-                for part_number, part in _messages(entry, budget):
-                    if part_number == 1:
+                for number, part in _messages(entry, budget):
+                    if number == 1:
                         name = part
-                    elif part_number == 2:
+                    elif number == 2:
                         value = part
                 try:
                     self.encoded[str(name, "utf-8")] = value
@@ -285,7 +281,7 @@ def _lists(data: memoryview, budget: _Budget) -> tuple[int, list[memoryview]]:
 
 
 def _strings(lists: Iterable[memoryview], budget: _Budget) -> Iterator[memoryview]:
-    return (item for part in lists for number, item in _messages(part, budget) if number == 1)
+    return (item for part in lists for item in _ones(part, budget))
 
 
 def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
@@ -359,6 +355,10 @@ def decode_varints(data: memoryview) -> np.ndarray:
 def _messages(data: memoryview, budget: _Budget) -> Iterator[tuple[int, memoryview]]:
     """The length-delimited fields of a message: (field number, content)."""
     return ((number, value) for number, wire, value in _fields(data, budget) if wire == _BYTES)
+
+
+def _ones(data: memoryview, budget: _Budget) -> Iterator[memoryview]:
+    return (value for number, value in _messages(data, budget) if number == 1)
 
 
 def _fields(data: memoryview, budget: _Budget) -> Iterator[tuple[int, int, memoryview]]:

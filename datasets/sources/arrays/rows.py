@@ -151,8 +151,8 @@ def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np
     if terminated is not None and truncated is not None:
         differs = done != (terminated | truncated)
         if differs.any():
-            message = f"{table.name}: row {int(differs.argmax())}: {roles.done} is not what {roles.terminated} and "
-            message += f"{roles.truncated} say"
+            row = int(differs.argmax())
+            message = f"{table.name}: row {row}: {roles.done} is not what {roles.terminated} and {roles.truncated} say"
             raise UsageError(message, hint=f"leave {roles.done} out of the map")
         return terminated, truncated
     other = terminated if terminated is not None else truncated
@@ -282,9 +282,10 @@ def count_first_rows(counts: Counter[str], block: Block, actions: Sequence[np.nd
     first = np.concatenate([[begins], block.end[:-1] != 0])
     zero = block.rewards == 0
     still = zero & np.logical_and.reduce([(rows == 0).reshape(len(rows), -1).all(1) for rows in actions])
-    for name, rows in (("begun", first), ("other", ~first)):
-        counts.update({name: int(rows.sum())})
-        counts.update({f"{name}_zero": int((rows & zero).sum()), f"{name}_still": int((rows & still).sum())})
+    for name, rows in (("begun", first), ("begun_zero", first & zero), ("begun_still", first & still)):
+        counts[name] += int(rows.sum())
+    for name, rows in (("other", ~first), ("other_zero", ~first & zero), ("other_still", ~first & still)):
+        counts[name] += int(rows.sum())
 
 
 def take_other_order(counts: Counter[str]) -> None:
@@ -293,9 +294,8 @@ def take_other_order(counts: Counter[str]) -> None:
     Episodes of dm_env begin with a row without an action and a reward. In a vector environment that resets in the next step,
     all episodes but its first begin with a row whose reward is 0. That tells only where few other rows are so.
     """
-    (begun, zero, still), (other, other_zero, other_still) = (
-        [counts.pop(name + kind, 0) for kind in ("", "_zero", "_still")] for name in ("begun", "other")
-    )
+    begun, zero, still = (counts.pop(name, 0) for name in ("begun", "begun_zero", "begun_still"))
+    other, other_zero, other_still = (counts.pop(name, 0) for name in ("other", "other_zero", "other_still"))
     are_resets = zero >= begun - 1 and other_zero <= other / 100
     are_empty = still == begun and other_still <= other / 100
     if other >= begun >= 3 and (are_resets or are_empty):

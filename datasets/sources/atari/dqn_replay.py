@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,9 @@ def _frame_blocks(
 ) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
     """The rows of an observation object, and its blocks of ``size`` rows: ``(first, count, bytes)``, with one row of zeros
     after the rows of each."""
-    with Readahead(source, depth=16) as network:
+    with closing(Readahead(source, depth=16)) as network:
         npy = NpyStream(gunzip(network, obj.url), _EXPECTED, obj.url)
-        with Readahead(npy.blocks(size, spare=1), depth=2) as blocks:
+        with closing(Readahead(npy.blocks(size, spare=1), depth=2)) as blocks:
             yield npy.rows, blocks
 
 

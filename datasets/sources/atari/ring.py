@@ -342,7 +342,8 @@ class RingPlanner:
         rows = held.emitted + len(held.action)
         if not rows:
             return
-        part, count = self._last_part(), len(held.action)
+        # The part with the newest state row (later ones may be empty).
+        part, count = next(part for part in reversed(self.parts) if part.states), len(held.action)
         if self._zero:
             part.segments[-1, 3] = 1
             part.states += 1
@@ -382,10 +383,6 @@ class RingPlanner:
         states = len(file_rows) + int(blank_after.sum())
         part = PartPlan(ring.number, ring.name, ring.capacity, lap.valid, lap.seam, states, segments.astype(np.int64))
         self.parts.append(part)
-
-    def _last_part(self) -> PartPlan:
-        """The part with the newest state row (later ones may be empty)."""
-        return next(part for part in reversed(self.parts) if part.states)
 
 
 @dataclass(frozen=True)

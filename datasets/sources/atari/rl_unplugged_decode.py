@@ -30,8 +30,8 @@ An episode has one more state row than steps: the last frame, or a row of zeros 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -134,37 +134,33 @@ class EpisodeStream:
     """A file of episodes as a stream; ``source`` has what was fetched for it so far."""
 
     def __init__(self, location: Location, obj: RemoteObject) -> None:
-        self.records = self.rows = 0
         #: Bytes that unpacking has read, and written.
         self.packed = self.unpacked = 0
-        self._obj = obj
+        self._url = obj.url
         self.source = CountedStream(location, obj)
-        with ExitStack() as stack:
-            network = stack.enter_context(closing(Readahead(iter(self.source), depth=16)))
-            self._pieces = stack.enter_context(closing(Readahead(self._unpack(network), depth=2)))
-            self._open = stack.pop_all()
 
-    def __iter__(self) -> Iterator[tuple[str, Episode]]:
+    def episodes(self) -> Generator[tuple[str, Episode], None, None]:
         """Every record, with its name for messages. Raises CorruptSourceError and the fetch errors."""
-        for record in read_records(self._pieces, self._obj.url):
-            self.records += 1
-            where = f"{self._obj.url}: record {record.number} (at byte {record.offset} of the unpacked file)"
-            try:
-                episode = to_episode(parse_example(record.payload), where)
-            except WireError as error:
-                message = f"{where} is not a tf.train.Example: {error}"
-                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes") from error
-            del record  # its bytes are not needed while the episode is processed
-            self.rows += len(episode)
-            most = max(_MOST_EPISODES, self.source.fetched // _LEAST_EPISODE)
-            if self.records > most:
-                message = f"{self._obj.url} holds more than {most} episodes in {self.source.fetched} bytes"
-                raise CorruptSourceError(message, hint="the file is not of RL Unplugged's Atari episodes")
-            check_rows(self.rows, self.source.fetched, self._obj.url)
-            yield where, episode
-
-    def close(self) -> None:
-        self._open.close()
+        hint = "the file is not of RL Unplugged's Atari episodes"
+        rows = 0
+        with (
+            closing(Readahead(self.source, depth=16)) as network,
+            closing(Readahead(self._unpack(network), depth=2)) as pieces,
+        ):
+            for record in read_records(pieces, self._url):
+                where = f"{self._url}: record {record.number} (at byte {record.offset} of the unpacked file)"
+                try:
+                    episode = to_episode(parse_example(record.payload), where)
+                except WireError as error:
+                    raise CorruptSourceError(f"{where} is not a tf.train.Example: {error}", hint=hint) from error
+                rows += len(episode)
+                most = max(_MOST_EPISODES, self.source.fetched // _LEAST_EPISODE)
+                if record.number >= most:
+                    message = f"{self._url} holds more than {most} episodes in {self.source.fetched} bytes"
+                    raise CorruptSourceError(message, hint=hint)
+                check_rows(rows, self.source.fetched, self._url)
+                del record  # its bytes are not needed while the episode is processed
+                yield where, episode
 
     def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
         def counted() -> Iterator[bytes]:
@@ -172,7 +168,7 @@ class EpisodeStream:
                 self.packed += len(piece)
                 yield piece
 
-        for piece in gunzip(counted(), self._obj.url):
+        for piece in gunzip(counted(), self._url):
             self.unpacked += len(piece)
             yield piece
 
@@ -210,8 +206,9 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
         frames: list[memoryview] = []
         owners: list[tuple[int, str]] = []
         size = held = 0
-        with closing(EpisodeStream(location, file.obj)) as source:
-            for where, episode in source:
+        source = EpisodeStream(location, file.obj)
+        with closing(source.episodes()) as found:
+            for where, episode in found:
                 owners.append((len(frames), where))
                 frames += episode.frames
                 episodes += 1
@@ -288,10 +285,12 @@ class DecodeTask:
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Fetch and decode one file. Returns an empty record: everything is in the folder."""
         ended, states, silent_ends = list[tuple[int, ...]](), 0, 0
-        with staging_folder(self.target) as folder, closing(EpisodeStream(self.location, self.obj)) as episodes:
+        stream = EpisodeStream(self.location, self.obj)
+        source = stream.source
+        with staging_folder(self.target) as folder, closing(stream.episodes()) as episodes:
             dictionary = self.dictionary.read_bytes()
             writer = RecordingWriter(folder, COLUMNS, codec=self.codec, threads=self.threads, dictionary=dictionary)
-            blocks, source = _Blocks(writer), episodes.source
+            blocks = _Blocks(writer)
             for where, episode in episodes:
                 steps, outcome, blank = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
                 ended.append((episode.checkpoint, episode.index, len(episode), steps, outcome))

@@ -120,7 +120,14 @@ class D4rlJob(WholeFileJob):
         if not self._transitions.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
         self._contents, self._keys = contents, _info_keys(contents, name)
-        self.set_columns(self._columns())
+        every = {**contents.arrays, **{array.path: array for array in contents.infos}}
+        columns = [
+            Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
+            for path, key in {"observations": "observation", "actions": "action", **self._keys}.items()
+        ]
+        if (self._transitions.inner & self._transitions.keep).any():
+            columns.append(Column(_INNER, "bool", (1,), "step"))
+        self.set_columns(columns)
         if self.options.layout == "ted":
             self.bulk = ()  # no second pass: the plan writes observations of any size as two columns
 
@@ -143,12 +150,13 @@ class D4rlJob(WholeFileJob):
         counts = {**transitions.counts, **writer.counts, **count_outcomes(episodes.outcome)}
         counts["longest_trajectory"] = longest(transitions.end)
         part = PartSpec(self.item.name, transitions.steps + len(episodes), "whole", self._object())
+        leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
         return Plan(
             episodes,
             counts,
             list(self._notes(counts)),
             parts=[part] if self.bulk else [],
-            spaces=self._spaces(),
+            spaces={key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()},
             digest=f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}",
         )
 
@@ -201,23 +209,6 @@ class D4rlJob(WholeFileJob):
         return {"unknown_next": unknown_next, "episodes_by": self._by, "horizon": self.horizon, **large}
 
     # -- behind it -------------------------------------------------------------------------------------------------
-
-    def _columns(self) -> list[Column]:
-        every = {**self._contents.arrays, **{array.path: array for array in self._contents.infos}}
-        columns = [
-            Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
-            for path, key in {"observations": "observation", "actions": "action", **self._keys}.items()
-        ]
-        if (self._transitions.inner & self._transitions.keep).any():
-            columns.append(Column(_INNER, "bool", (1,), "step"))
-        return columns
-
-    def _spaces(self) -> dict[str, Any]:
-        """Shapes and dtypes; D4RL's files state no bounds."""
-        return {
-            key: {"type": "Box", "shape": list(self.schema[key].shape), "dtype": self.schema[key].dtype}
-            for key in ("observation", "action")
-        }
 
     def _notes(self, counts: Mapping[str, int]) -> Iterator[str]:
         """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""

@@ -31,7 +31,7 @@ from ...ingest.job import ConvertOptions, Plan, RawObject, count_notes, name_lef
 from ...ingest.raw_files import ACCEPT, WholeFileJob
 from .client import Description
 from .columns import ColumnCastError, ColumnRoles, Encoder, column_roles, to_stored
-from .table_options import TableFile, TableOptions
+from .table_options import TableOptions
 
 #: Float32 holds every whole number up to this one.
 _EXACT = 1 << 24
@@ -53,22 +53,23 @@ class OpenmlJob(WholeFileJob):
     def __init__(
         self,
         about: Description,
-        file: TableFile,
+        file: RawObject,
         table: TableOptions,
         notes: Sequence[str],
         answers: Sequence[RawObject],
         options: ConvertOptions,
+        *,
+        is_parquet: bool,
     ) -> None:
         super().__init__(about.name, file.location, file.item, options)
         self.about_table, self.table = about, table
         self.licence, self.citation = about.licence, about.citation
-        self._md5 = None if file.is_parquet or self.accept_changed else about.md5
+        self._md5 = None if is_parquet or self.accept_changed else about.md5
         if self._md5:
             self.item = replace(self.item, checksums={**self.item.checksums, "md5": self._md5})
-        self.is_parquet = file.is_parquet
-        self.native_libraries = ("pyarrow.parquet",) if file.is_parquet else ()
-        self._notes = notes
-        self._mirrored = [*answers, RawObject(file.path, file.item, file.location)]
+        self.is_parquet = is_parquet
+        self.native_libraries = ("pyarrow.parquet",) if is_parquet else ()
+        self._notes, self._mirrored = notes, [*answers, file]
         self.counts = {"rows": 0, "dropped_rows": 0, "missing_values": 0, "rounded_integers": 0, "not_finite": 0}
 
     def identity(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..catalogue_entry import RemoteDataset
 from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, only_file, only_object
 from .client import Api, Description, Listed, path_of
-from .table_options import PRESETS, Format, Missing, Preset, Standardize, TableFile, TableOptions, table_options
+from .table_options import PRESETS, Format, Missing, Preset, Standardize, TableOptions, table_options
 
 HOME = "https://www.openml.org"
 
@@ -63,10 +63,10 @@ class OpenmlSource(Source):
         api = Api(location)
         number, notes = _number(api, name, preset)
         about = api.describe(number)
-        file = self._file(about, location, table)
+        file, is_parquet = self._file(about, location, table)
         answers = [(path, RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])) for path in api.paths]
         mirrored = [RawObject(path, item, location) for path, item in answers]
-        return OpenmlJob(about, file, table, notes, mirrored, options)
+        return OpenmlJob(about, file, table, notes, mirrored, options, is_parquet=is_parquet)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.arrow import is_exported  # imports numpy
@@ -80,11 +80,11 @@ class OpenmlSource(Source):
 
         table = table_options(options, {})
         item = only_object(location, "ARFF or Parquet", ".arff", *_PARQUET)
-        file = TableFile(item.name, location, item, item.name.lower().endswith(_PARQUET))
-        return OpenmlJob(Description(0, item.name.rpartition(".")[0]), file, table, (), (), options)
+        about, file = Description(0, item.name.rpartition(".")[0]), RawObject(item.name, item, location)
+        return OpenmlJob(about, file, table, (), (), options, is_parquet=item.name.lower().endswith(_PARQUET))
 
-    def _file(self, about: Description, location: Location, table: TableOptions) -> TableFile:
-        """The ARFF file, or the Parquet one where that is asked for, or all there is."""
+    def _file(self, about: Description, location: Location, table: TableOptions) -> tuple[RawObject, bool]:
+        """The ARFF file, or the Parquet one where that is asked for, or all there is; and whether it is Parquet."""
         tries = [(about.url, False), (about.parquet_url, True)]
         if table.format != "auto":
             tries = [entry for entry in tries if entry[1] == (table.format == "parquet")]
@@ -98,7 +98,7 @@ class OpenmlSource(Source):
             if is_parquet and location.url.rstrip("/") == self.home:  # where Parquet files are on their own host
                 place = open_location(f"https://{urlsplit(url).hostname}", options=location.options)
             try:
-                return TableFile(path, place, place.stat(path), is_parquet)
+                return RawObject(path, place.stat(path), place), is_parquet
             except ObjectNotFoundError as error:
                 failures.append(error)
         if failures:
@@ -109,7 +109,7 @@ class OpenmlSource(Source):
 
 def _named(found: Sequence[Listed]) -> Iterator[RemoteDataset]:
     """Under the names by which they are asked for: the oldest version by its name alone, others with their version."""
-    oldest = {one.name: one.version for one in sorted(found, key=lambda one: -one.version)}
+    oldest = {one.name: one.version for one in sorted(found, key=lambda one: one.version, reverse=True)}
     for one in found:
         name = one.name if one.version == oldest[one.name] else f"{one.name}@{one.version}"
         yield RemoteDataset(name if _NAME.fullmatch(name) else str(one.id), one.rows, one.rows)

@@ -1,4 +1,4 @@
-"""What a table leaves open: its label, its columns, how values become numbers, and which file it is read from."""
+"""What a table leaves open: its label, its columns, how values become numbers, and the format of its file."""
 
 from __future__ import annotations
 
@@ -7,22 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import UsageError
-from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions
 
 Missing = Literal["keep", "error", "drop", "code"]
 Standardize = Literal["none", "numeric", "all"]
 Format = Literal["auto", "arff", "parquet"]
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """Where a table lies; ``path`` is that of the file below ``location``, and in a mirror."""
-
-    path: str
-    location: Location
-    item: RemoteObject
-    is_parquet: bool
 
 
 @dataclass(frozen=True)
