@@ -72,29 +72,9 @@ def _walk(folder: Path, prefix: str, depth: int) -> Iterator[str]:
             yield from _walk(entry, name + "/", depth + 1)
 
 
-def remote_url() -> str:
-    """The remote that Minari itself would use: MINARI_REMOTE (``hf://owner``, ``gcp://bucket``), else the Foundation's."""
-    return as_location(os.environ.get("MINARI_REMOTE") or HOME)
-
-
 def as_location(url: str) -> str:
     """A remote as Minari writes it, as a place that can be opened."""
     return "gs://" + url[len("gcp://") :] if url.startswith("gcp://") else url
-
-
-def split_url(text: str) -> tuple[str, str] | None:
-    """``hf://owner/D4RL/door/human-v2`` as (id, remote); None for other text.
-
-    Raises UsageError for an address with an invalid id.
-    """
-    scheme, separator, rest = text.partition("://")
-    if not separator or scheme not in ("hf", "gcp", "gs") or text.startswith("hf://datasets/"):
-        return None
-    owner, _, name = rest.partition("/")
-    if not owner or not is_id(name):
-        message = f"{text} is not the address of a Minari dataset"
-        raise UsageError(message, hint="write hf://owner/namespace/name-v0 or gcp://bucket/namespace/name-v0")
-    return name, as_location(f"{scheme}://{owner}")
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------
@@ -153,7 +133,8 @@ class MinariSource(Source):
 
     @property
     def home(self) -> str:
-        return remote_url()
+        """The remote that Minari itself would use: MINARI_REMOTE (``hf://owner``, ``gcp://bucket``), else the Foundation's."""
+        return as_location(os.environ.get("MINARI_REMOTE") or HOME)
 
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Minari's own root where it has the dataset, else the remote."""
@@ -195,7 +176,14 @@ class MinariSource(Source):
 
     def split_address(self, text: str) -> tuple[str, str] | None:
         """``hf://owner/D4RL/door/human-v2`` and the like."""
-        return split_url(text)
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme not in ("hf", "gcp", "gs") or text.startswith("hf://datasets/"):
+            return None
+        owner, _, name = rest.partition("/")
+        if not owner or not is_id(name):
+            message = f"{text} is not the address of a Minari dataset"
+            raise UsageError(message, hint="write hf://owner/namespace/name-v0 or gcp://bucket/namespace/name-v0")
+        return name, as_location(f"{scheme}://{owner}")
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""

@@ -13,7 +13,7 @@ from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location, read_all
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.minari.source import HOME, MinariSource, local_names, remote_url, split_url
+from rbdata.datasets.sources.minari.source import HOME, MinariSource, local_names
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
@@ -90,9 +90,9 @@ def test_the_remote_that_minari_itself_would_use(tmp_path, server, monkeypatch, 
     dataset = get(tmp_path, "minari/cartpole/random-v0")
     assert dataset.manifest.provenance["location"] == "hf://somebody"
     monkeypatch.setenv("MINARI_REMOTE", "gcp://bucket")
-    assert remote_url() == "gs://bucket"
-    assert split_url("gcp://bucket/a/b-v0") == ("a/b-v0", "gs://bucket")
-    assert split_url("s3://bucket/a/b-v0") is None
+    assert MinariSource().home == "gs://bucket"
+    assert MinariSource().split_address("gcp://bucket/a/b-v0") == ("a/b-v0", "gs://bucket")
+    assert MinariSource().split_address("s3://bucket/a/b-v0") is None
 
 
 @pytest.mark.parametrize("name", DATASETS)
