@@ -269,6 +269,9 @@ class CompressedListStorage(ListStorage):
             pairs = zip(state["_storage"], state["_metadata"])
             super().load_state_dict({"_storage": [_torchrl_record(*pair) for pair in pairs if pair[1] is not None]})
             return
+        if self.decompression_fn is not None:
+            message = "the state has records of the storage's own codec, which functions of one's own cannot read"
+            raise UsageError(message, hint="leave out compression_fn and decompression_fn, or write the records again")
         kinds = [_kind(about) for about in state["kinds"]]
         numbers, lengths, others = state["kind"].tolist(), state["lengths"].tolist(), iter(state["rest"])
         data = state["data"].numpy().tobytes()

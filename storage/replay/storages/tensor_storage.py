@@ -622,7 +622,9 @@ class LazyTensorStorage(TensorStorage):
 
     def _allocate_rows(self, example: Any, rows: int) -> Any:
         if is_tensor_collection(example):
-            data: Any = torch.empty_like(expand_record(example.to(self._device), rows))
+            # In order, whatever the order of the first record (a permuted frame): windows are read leaf by leaf.
+            empty_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
+            data: Any = expand_record(example.to(self._device), rows).apply(empty_like)
         else:
             empty = partial(torch.empty, device=self._device)
             data = tree_map(lambda leaf: empty((rows, *leaf.shape), dtype=leaf.dtype), example)

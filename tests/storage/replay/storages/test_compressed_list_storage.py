@@ -162,3 +162,12 @@ def test_what_a_compression_fn_returns_is_copied():
     for number in range(4):
         buffer.add(TensorDict({"pixels": frame.fill_(number)}))
     assert [buffer[number]["pixels"][0].item() for number in range(4)] == [0, 1, 2, 3]
+
+
+def test_records_of_the_codec_are_not_given_to_functions_of_the_users():
+    """Their function would be called with other bytes than it wrote."""
+    packed = CompressedListStorage(4)
+    packed.set(slice(0, 2), torch.arange(800).view(2, 400))
+    own = CompressedListStorage(4, compression_fn=lambda t: t + 1, decompression_fn=lambda blob, _: torch.zeros(400))
+    with pytest.raises(UsageError, match="functions of one's own cannot read"):
+        own.load_state_dict(packed.state_dict())

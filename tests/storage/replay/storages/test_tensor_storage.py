@@ -297,3 +297,23 @@ def test_a_slice_that_ends_behind_the_last_record_adds_none(storage):
     buffer.extend(records[:5])
     buffer[0:6:2] = records[5:]
     assert buffer[:]["value"].tolist() == [5, 1, 6, 3, 7]
+
+
+@pytest.mark.parametrize("how", ["add", "extend"])
+def test_rows_are_in_order_whatever_the_first_record_is(how):
+    """A frame permuted to CHW: leaves have the order of their rows in memory, and windows can be read."""
+    frames = torch.arange(6 * 60).view(6, 4, 5, 3).permute(0, 3, 1, 2)
+    done = torch.zeros(6, 1, dtype=torch.bool)
+    data = TensorDict({"pixels": frames, "next": {"pixels": frames, "reward": torch.ones(6, 1), "done": done}}, [6])
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, n_step=2, gamma=1.0, frame_stack=2)
+    if how == "extend":
+        buffer.extend(data)
+    else:
+        for record in data:
+            buffer.add(record)
+    batch = buffer.sample_at([3])
+    assert torch.equal(batch["pixels"][0], frames[2:4])
+    assert batch["next", "reward"].item() == 2
+    given = ReplayBuffer(storage=TensorStorage(data), batch_size=2, n_step=2)
+    with pytest.raises(UsageError, match="contiguous"):
+        given.sample()
