@@ -25,7 +25,7 @@ from ..saving import read_state, reading, write_state
 from ..timeline import Key, entry_at
 from .rows import is_number, written_rows
 from .storage import Storage
-from .trees import copy_of, from_state, records_of_columns
+from .trees import copy_of, dense_leaves, from_state, records_of_columns
 
 
 class ListStorage(Storage):
@@ -184,7 +184,7 @@ class ListStorage(Storage):
 
 
 def _copy(data: Any) -> Any:
-    if is_tensor_collection(data) and any(isinstance(leaf, MemoryMappedTensor) for leaf in data.values(True, True)):
+    if is_tensor_collection(data) and any(isinstance(leaf, MemoryMappedTensor) for leaf in dense_leaves(data)):
         return data.apply(lambda leaf: leaf if isinstance(leaf, MemoryMappedTensor) else leaf.clone())
     return copy_of(data)
 

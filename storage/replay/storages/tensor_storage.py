@@ -57,6 +57,16 @@ from .trees import (
     tree_map,
 )
 
+
+def _dense(data: LazyStackedTensorDict) -> TensorDictBase:
+    """The records of a lazy stack in tensors. Raises SchemaError if their shapes differ."""
+    try:
+        return data.contiguous()
+    except RuntimeError as error:
+        message = "the records are not alike: leaves of the lazy stack have other shapes, or dtypes, in some of them"
+        raise SchemaError(message, hint="a ListStorage or LazyStackStorage keeps records of unlike shapes") from error
+
+
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written
 # last, a number that every write increases, and how many of the last rows are in order of time. The third is odd while rows
 # that are shared are written: who reads looks at it before and after (a sequence lock), and takes the lock of the writers
@@ -278,7 +288,8 @@ class TensorStorage(Storage):
             if unlike := partial_keys(data):
                 names = ", ".join(sorted(map(path_of, unlike)))
                 self._warn_once(f"only some of the records have {names}, which is not stored")
-            data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
+            if isinstance(data, LazyStackedTensorDict):
+                data = _dense(data)
         if is_number(cursor):
             row = int(cursor) if cursor >= 0 else int(written_rows(cursor, self.filled, 1))
             cursor, data = slice(row, row + 1), tree_map(lambda leaf: leaf[None], data)

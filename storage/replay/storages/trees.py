@@ -93,7 +93,7 @@ class MemoryOf:
     """The memory that the tensors of data lie in."""
 
     def __init__(self, data: Any) -> None:
-        memory = [leaf.untyped_storage() for leaf in _dense_leaves(data)]
+        memory = [leaf.untyped_storage() for leaf in dense_leaves(data)]
         blocks = sorted({(block.data_ptr(), block.data_ptr() + block.nbytes()) for block in memory})
         self._starts, self._ends = [start for start, _ in blocks], [end for _, end in blocks]
 
@@ -101,7 +101,7 @@ class MemoryOf:
         """Whether a tensor or an array of these data lies in the memory."""
         if type(data) is TensorDict:  # without detours: every write comes here
             return any(map(self.holds_any, data._tensordict.values()))
-        for leaf in _dense_leaves(data) if type(data) is not torch.Tensor or data.layout != torch.strided else (data,):
+        for leaf in dense_leaves(data) if type(data) is not torch.Tensor or data.layout != torch.strided else (data,):
             place = leaf.data_ptr()
             if self._starts and self._starts[0] <= place < self._ends[-1]:
                 block = bisect_right(self._starts, place) - 1
@@ -110,7 +110,7 @@ class MemoryOf:
         return False
 
 
-def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
+def dense_leaves(data: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold the data; for a lazy stack the stacked tensors, because its values would be copies."""
     if isinstance(data, torch.Tensor):
         if data.layout == torch.strided and data.device.type != "meta":
@@ -122,13 +122,13 @@ def _dense_leaves(data: Any) -> Iterator[torch.Tensor]:
         elif not is_non_tensor(data):
             parts = (data if isinstance(data, TensorDictBase) else data._tensordict).values()
         for part in parts:
-            yield from _dense_leaves(part)
+            yield from dense_leaves(part)
     elif isinstance(data, np.ndarray):
         with suppress(TypeError, ValueError):  # arrays that cannot become tensors
             yield torch.as_tensor(data)
     elif isinstance(data, (dict, list, tuple)):
         for part in data.values() if isinstance(data, dict) else data:
-            yield from _dense_leaves(part)
+            yield from dense_leaves(part)
 
 
 def from_state(state: Any) -> Any:

@@ -16,6 +16,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -236,3 +237,16 @@ def test_an_open_slice_of_an_empty_list_is_as_long_as_the_records():
     buffer = ReplayBuffer(storage=ListStorage(8))
     buffer[:] = [torch.tensor(number) for number in range(3)]
     assert buffer[:].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
+def test_a_batch_of_unlike_records_is_written_to_another_list(storage):
+    """A batch of records of unlike shapes is a lazy stack, whose leaves cannot be stacked."""
+    records = [TensorDict({"x": torch.full((number % 3 + 1,), number)}, []) for number in range(5)]
+    source = ReplayBuffer(storage=ListStorage(5), batch_size=5, sampler=SamplerWithoutReplacement(shuffle=False))
+    source.extend(records)
+    buffer = ReplayBuffer(storage=storage(4), batch_size=2)
+    buffer.extend(source.sample())
+    assert [record["x"].tolist() for record in buffer.storage] == [records[row]["x"].tolist() for row in (4, 1, 2, 3)]
+    with pytest.raises(SchemaError, match="not alike"):
+        ReplayBuffer(storage=LazyTensorStorage(4)).extend(source.sample())
