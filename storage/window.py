@@ -109,10 +109,11 @@ def as_words(rows: torch.Tensor) -> torch.Tensor:
 
     torch can do that with few dtypes (not with uint16, for example), and is three times faster than byte by byte.
     """
-    size = rows.shape[1:].numel()
-    if not size:
-        return rows.new_empty(len(rows), 0, dtype=torch.uint8)
-    return rows.view(len(rows), size).view(widest_word(size * rows.element_size())[1])
+    row_bytes = rows.shape[1:].numel() * rows.element_size()
+    width, word = widest_word(row_bytes) if row_bytes else (1, torch.uint8)
+    if not rows.numel():  # its strides may be 0, as which torch views no other dtype
+        return rows.new_empty(len(rows), row_bytes // width, dtype=word)
+    return rows.view(-1).view(word).view(len(rows), -1)
 
 
 def read_window(

@@ -931,6 +931,13 @@ class ReplayBuffer:
             own = rank_seed(seed, self._rank)
             self._make_pipeline(make_generator(rank_seed(own, epoch) if epoch else own))
 
+    def _leave_pass(self) -> None:
+        """Go to the beginning of the next pass, if one is under way."""
+        with self._exclusive():
+            passes = getattr(self._sampler, "passes", None)
+            if passes is not None and passes.position()[2]:
+                passes.skip(1)
+
     def _change_spec(self, **changes: Any) -> None:
         with self._exclusive():
             self._spec = replace(self._spec, **changes)

@@ -56,6 +56,8 @@ class ReplayIterable(IterableDataset):
             epoch = 1 + (worker.seed - worker.id) % (1 << 48) if self.epoch is None else self.epoch
             self.buffer.split(worker.id, worker.num_workers, epoch)
             self._split = True
+        elif worker is not None:  # with persistent_workers, whose last iterator may have been left early
+            self.buffer._leave_pass()
         # A worker sends batches in another thread, while the user's functions make the next one.
         copied = worker is not None and getattr(self.buffer, "_runs_own_code", True)
         for number, batch in enumerate(self.buffer, 1):

@@ -478,3 +478,16 @@ def test_windows_of_dtypes_that_torch_cannot_fill(dtype, shape):
         assert [bits(each) for each in padded[step]] == [bits(before), bits(values[step]), bits(after)]
         nearest = values[step] if first else values[step - 1]
         assert [bits(each) for each in repeated[step]] == [bits(nearest), bits(values[step]), bits(after)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_windows_without_the_last_state_of_an_episode(dtype):
+    """No row to replace is no error, whatever strides its tensor has."""
+    values = torch.arange(12).to(dtype).view(6, 2)
+    flags = {"done": torch.tensor([[False]] * 5 + [[True]])}
+    data = TensorDict({"observation": values, "next": {"observation": values + 2, **flags}}, [6])
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, windows={"observation": (-1, 1)})
+    buffer.extend(data)
+    assert torch.equal(buffer.sample_at([2])["observation"][0], values[1:4])
+    assert torch.equal(buffer.sample_at([2, 4])["observation"][1], values[3:6])
+    assert torch.equal(buffer.sample_at([5])["observation"][0], torch.cat([values[4:], values[-1:] + 2]))

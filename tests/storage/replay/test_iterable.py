@@ -142,18 +142,21 @@ def test_every_iterator_of_a_loader_is_another_pass(folder, sampler, by):
     first = passes()
     assert len({batch for epoch in first for batch in epoch}) == 18
     assert passes() == first
-    if sampler is RandomSampler:  # without replacement a worker that goes on takes the rest of its pass
-        assert len({batch for epoch in passes(persistent=True) for batch in epoch}) == 18
+    assert len({batch for epoch in passes(persistent=True) for batch in epoch}) == 18
 
 
-def test_every_iterator_without_replacement_is_whole(folder):
-    buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=SamplerWithoutReplacement(), seed=5)
-    loader = buffer.as_iterable().loader(num_workers=3, multiprocessing_context="fork")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_every_iterator_without_replacement_is_whole(folder, persistent, prefetch):
+    sampler = SamplerWithoutReplacement()
+    buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=sampler, seed=5, prefetch=prefetch)
+    options = {"multiprocessing_context": "fork", "persistent_workers": persistent}
+    loader = buffer.as_iterable().loader(num_workers=3, **options)
     epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(3)]
     assert all(sorted(epoch) == list(range(67)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     for _ in loader:
-        break  # which ends its workers
+        break  # which ends its workers, unless they are persistent
     assert sorted(torch.cat([batch["index"] for batch in loader]).tolist()) == list(range(67))
 
 
