@@ -96,9 +96,11 @@ class HubLocation(Location):
         commit = self._session().commit(repository)
         return replace(self, url="hf://" + join_path(f"{repository.partition('@')[0]}@{commit}", inside))
 
-    def tree(self) -> Tree:
-        """Every object of a repository or a folder in it, with its path relative to this location, in few requests."""
-        repository, inside = _split(self.url)
+    def tree(self, folder: str = "") -> Tree:
+        """Every object below a folder, with its path relative to this location, in few requests."""
+        repository, inside = _split(self._url_of(check_path(folder)))
+        if not repository:
+            raise UsageError(f"{self.url} is not a repository")
         files = [entry for entry in self._tree(repository, inside, "?recursive=true") if entry["type"] == "file"]
         found = [_to_object(repository, entry) for entry in files]
         return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
