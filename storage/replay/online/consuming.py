@@ -104,6 +104,9 @@ class ConsumingSampler(Sampler):
         self.live(storage)
         return self._free_indices
 
+    def _append_free_indices(self, rows: torch.Tensor) -> None:  # TorchRL's name: its own tests call it
+        self._free_indices = torch.cat([self._free_indices, rows])
+
     def extend(self, index: Any) -> None:
         rows = torch.as_tensor(index, device="cpu").reshape(-1).long()
         if not len(rows):
@@ -135,8 +138,7 @@ class ConsumingSampler(Sampler):
         rows = self._live_mask.nonzero().squeeze(1)
         drawn = rows[torch.randperm(len(rows), generator=generator, device="cpu")[:batch_size]]
         self._sample_count[drawn] += 1
-        consumed = drawn[self._sample_count[drawn] >= self.max_sample_count]
-        self._free_indices = torch.cat([self._free_indices, consumed])
+        self._append_free_indices(drawn[self._sample_count[drawn] >= self.max_sample_count])
         self.ran_out = len(self._free_indices) == self._size
         return Draw(drawn)
 
