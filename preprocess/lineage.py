@@ -66,12 +66,15 @@ def named_statistics(functions: Sequence[Function], statistics: Sequence[dict[st
 
 
 def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
-    """The spaces of the input that are valid for the result: those of unchanged leaves."""
+    """The spaces of the input that are valid for the result: those of unchanged leaves with unchanged successors."""
     if probe.changed is None:
         return {}
     same = {path for path, form in probe.before.items() if probe.after.get(path) == form}.difference(probe.changed)
+    roots = {path for path in probe.before if not path.startswith("next/")}  # a successor may be dropped
+    leaves = {*roots, *probe.after}
     below = {
-        name: {path for path in probe.before if path == name or path.startswith(name + "/")} for name in manifest.spaces
+        name: {path for path in leaves if f"{path.removeprefix('next/')}/".startswith(f"{name}/")}
+        for name in manifest.spaces
     }
     return {name: space for name, space in manifest.spaces.items() if below[name] and below[name] <= same}
 

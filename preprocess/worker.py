@@ -260,7 +260,8 @@ def _leaves_with_space(applier: Applier) -> frozenset[str]:
     dataset = applier.view.dataset
     if applier.config.whole_episodes or not any(fn.runs_users_code for fn in applier.chain):
         return frozenset()  # of episodes no space is kept
-    return frozenset(leaf.name for leaf in dataset.schema if covers(dataset.manifest.spaces, leaf.name))
+    spaces = dataset.manifest.spaces
+    return frozenset(leaf.name for leaf in dataset.schema if covers(spaces, leaf.name.removeprefix("next/")))
 
 
 def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Collection[str]) -> set[str]:

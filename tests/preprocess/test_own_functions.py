@@ -977,12 +977,29 @@ def late_observation(td, step):
     return td
 
 
+def late_successor(td, step):
+    td["next", "observation"][step >= 100] += 1
+    return td
+
+
+def differences(td):
+    td["next", "observation"] -= td["observation"]
+    return td
+
+
+def next_action(td):
+    td["next", "action"] = td["action"] - 1
+    return td
+
+
 @pytest.mark.parametrize("layout", ["steps", "states"])
 @pytest.mark.parametrize(
     ("fn", "left"),
     [
         (late_action, {"observation"}),
         (late_observation, {"action"}),
+        (differences, {"action"}),  # the space of a leaf is also that of its successor
+        (next_action, {"observation"}),
         ([late_action, new_keys], set()),
         (lambda td: td, {"observation", "action"}),
         ((), {"observation", "action"}),
@@ -1008,3 +1025,10 @@ def test_a_space_is_kept_where_no_batch_changes_the_leaf(tmp_path, monkeypatch, 
     made = Dataset(rbdata.preprocess(recorded, fn, dest="my/made", batch_size=16, procs=1))
     assert set(made.manifest.spaces) == left
     assert set(Dataset(recorded).manifest.spaces) == {"observation", "action"}
+
+
+def test_a_space_is_not_kept_where_a_later_batch_changes_the_successor(tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    recorded = rbdata.record("CartPole-v1", steps=200)
+    made = Dataset(rbdata.preprocess(recorded, late_successor, dest="my/made", batch_size=16, procs=1))
+    assert set(made.manifest.spaces) == {"action"}
