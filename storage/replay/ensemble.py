@@ -28,7 +28,7 @@ from .pipeline import OrderState
 from .samplers.sampler import Sampler, fills_up
 from .saving import reading
 from .storages.storage import Storage
-from .storages.trees import copy_of, stack
+from .storages.trees import copy_of, on_one_device, stack
 from .timeline import Key, as_key
 from .transforms import Transforms, as_transforms
 from .writers import Writer
@@ -303,9 +303,7 @@ def _stack_parts(parts: list[Any]) -> Any:
     """The stacked parts; TensorDicts whose layouts differ become a lazy stack."""
     if not isinstance(parts[0], TensorDictBase):
         return stack(parts)
-    if {part.device for part in parts} == {None, torch.device("cpu")}:  # no device (lists) means the CPU
-        parts = [part.to("cpu") for part in parts]
-    return LazyStackedTensorDict.maybe_dense_stack(parts)
+    return LazyStackedTensorDict.maybe_dense_stack(on_one_device(parts))
 
 
 def _with_info(batch: TensorDictBase, info: dict[Any, Any]) -> TensorDictBase:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection, lazy_stack
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, is_tensor_collection
 
 from ....errors import RowIndexError, SchemaError, UsageError
 from ...row_index import of_one_dimension, row_index
@@ -25,7 +25,7 @@ from ..saving import read_state, reading, write_state
 from ..timeline import Key, entry_at
 from .rows import is_number, written_rows
 from .storage import Storage
-from .trees import copy_of, dense_leaves, from_state, records_of_columns
+from .trees import copy_of, dense_leaves, from_state, lazy_stack_of, records_of_columns
 
 
 class ListStorage(Storage):
@@ -217,4 +217,4 @@ class LazyStackStorage(ListStorage):
         if not isinstance(records, list) or not records:
             return records
         dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
-        return lazy_stack([copy_of(record) for record in records], dim)  # writes must not reach the stored records
+        return lazy_stack_of(records, dim)

@@ -30,6 +30,7 @@ from tensordict import (
     is_leaf_nontensor,
     is_non_tensor,
     is_tensor_collection,
+    lazy_stack,
 )
 from torch.utils import _pytree as pytree
 
@@ -202,8 +203,19 @@ def stack_records(records: Any) -> Any:
     if len({_layout(record) for record in records}) == 1:
         return stack(records)
     _check_kinds(records)
-    # Stack copies: writes to a lazy stack reach the stacked TensorDicts.
-    return TensorDict.lazy_stack([copy_of(record) for record in records])
+    return lazy_stack_of(records)
+
+
+def lazy_stack_of(records: list[Any], dim: int = 0) -> Any:
+    """Copies of TensorDicts as a lazy stack: writes to it reach the TensorDicts that are stacked."""
+    return lazy_stack([copy_of(record) for record in on_one_device(records)], dim)
+
+
+def on_one_device(records: list[Any]) -> list[Any]:
+    """TensorDicts that can be stacked: one without a device is on the CPU, and tensordict refuses both in one lazy stack."""
+    if {getattr(record, "device", None) for record in records} == {None, torch.device("cpu")}:
+        return [record.to("cpu") for record in records]
+    return records
 
 
 def _layout(record: Any) -> Any:

@@ -250,3 +250,18 @@ def test_a_batch_of_unlike_records_is_written_to_another_list(storage):
     assert [record["x"].tolist() for record in buffer.storage] == [records[row]["x"].tolist() for row in (4, 1, 2, 3)]
     with pytest.raises(SchemaError, match="not alike"):
         ReplayBuffer(storage=LazyTensorStorage(4)).extend(source.sample())
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("width", [3, 4])
+def test_records_with_and_without_a_device_are_read_together(storage, width):
+    """The state of a storage of tensors has a device, an environment's records often none."""
+    buffer = TensorDictReplayBuffer(storage=storage(4), batch_size=8, seed=0)
+    buffer.extend(TensorDict({"x": torch.zeros(2, 3)}, [2], device="cpu"))
+    buffer.extend(TensorDict({"x": torch.ones(2, width)}, [2]))
+    for batch in (buffer.sample(), buffer[:], buffer.sample_at([0, 3])):
+        assert [record["x"].unique().tolist() for record in batch] == [[float(row > 1)] for row in _rows(batch)]
+
+
+def _rows(batch):
+    return batch.get("index", torch.arange(len(batch))).tolist()
