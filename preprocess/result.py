@@ -32,7 +32,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from ..errors import ResultError, SchemaError
 from ..storage.codecs.codec import Rows
 from ..storage.leaf import DTYPES, check_key
-from ..storage.memory_map import widest_word
+from ..storage.memory_map import flattened, widest_word
 from ..storage.schema import FLAGS
 from ..storage.window import nest
 from .layout import RESULT_FLAGS, REWARD, Shapes, observation_pairs
@@ -346,7 +346,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     a, b = a.contiguous(), b.contiguous()
     size = a.element_size()
     _, word = widest_word(gcd(a.nbytes // len(a), a.storage_offset() * size, b.storage_offset() * size))
-    return torch.equal(*(tensor.view(len(tensor), -1).view(word) for tensor in (a, b)))
+    return torch.equal(*(flattened(tensor).view(word) for tensor in (a, b)))
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -354,7 +354,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if identical(a, b):
         return torch.zeros(len(a), dtype=torch.bool)
     if a.is_floating_point() or a.is_complex():
-        a, b = (tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8) for tensor in (a, b))
+        a, b = (flattened(tensor.contiguous()).view(torch.uint8).view(len(tensor), -1) for tensor in (a, b))
     unequal = a != b
     return unequal.flatten(1).any(1) if unequal.ndim > 1 else unequal
 

@@ -109,6 +109,12 @@ def in_numpy(tensor: torch.Tensor) -> bool:
     return True
 
 
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor in one dimension, with stride 1: a single record of ``data[::2]`` is contiguous with stride 2, and
+    torch then views no other dtype."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def element_bytes(tensor: torch.Tensor) -> np.ndarray:
     """The elements in row-major order, uint8 ``[bytes]``: a view if the tensor is contiguous in main memory, else a copy.
 
@@ -116,7 +122,7 @@ def element_bytes(tensor: torch.Tensor) -> np.ndarray:
     """
     import torch
 
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = flattened(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 

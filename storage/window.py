@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDict
 
 from .codecs.codec import Rows
-from .memory_map import widest_word
+from .memory_map import flattened, widest_word
 
 Pad = Literal["zero", "repeat"]
 
@@ -113,7 +113,7 @@ def as_words(rows: torch.Tensor) -> torch.Tensor:
     width, word = widest_word(row_bytes) if row_bytes else (1, torch.uint8)
     if not rows.numel():  # its strides may be 0, as which torch views no other dtype
         return rows.new_empty(len(rows), row_bytes // width, dtype=word)
-    return rows.view(-1).view(word).view(len(rows), -1)
+    return flattened(rows).view(word).view(len(rows), -1)
 
 
 def read_window(

@@ -35,6 +35,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...errors import UsageError
+from ...storage.memory_map import element_bytes
 from .loading import ContentLoader, edited_error, is_edited, is_imported_before
 from .opened_files import is_read_unseen
 from .source_files import (
@@ -441,8 +442,7 @@ class Content:
         self._is_known(id(value), value)
         self.add(type(value))
         self._put("tensor", str(value.dtype), str(tuple(value.shape)), value.device.type)
-        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu().contiguous()
-        self._put("bytes", plain.flatten().view(torch.uint8).numpy().data)
+        self._put("bytes", element_bytes(value.as_subclass(torch.Tensor)).data)
         if value.requires_grad:
             self._put("requires_grad")
         if type(value) in (torch.Tensor, torch.nn.Parameter) or is_local_module(type(value).__module__):

@@ -375,6 +375,7 @@ class ReplayBuffer:
         if passes is not None and seed is not None:
             passes.seed(seed)
         self._make_pipeline(generator)
+        self._pass_ended = False
         self._pipeline.order.batches = 0
         self._storage.start_order()
 

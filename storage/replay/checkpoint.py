@@ -268,7 +268,8 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
         buffer.sampler.dumps(folder.path / "sampler")
     sampler = list(order.sampler) if isinstance(order.sampler, tuple) else order.sampler
     position = {"generator": order.generator, "sampler": sampler, "batches": order.batches}
-    folder.tensors("position", {**position, "loader_epochs": buffer._loader_epochs})
+    iterations = {"loader_epochs": buffer._loader_epochs, "pass_ended": buffer._pass_ended}
+    folder.tensors("position", {**position, **iterations})
     folder.tensors("transforms", buffer._pipeline.transforms_state())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
@@ -320,10 +321,11 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
     with reading(checkpoint.path):
-        order, epochs = {}, 0
+        order, epochs, pass_ended = {}, 0, False
         if own:
             position = states.pop("position")
             epochs = check_count(position.get("loader_epochs", 0))
+            pass_ended = bool(position.get("pass_ended"))
             generator, batches = position["generator"], check_count(position.get("batches", 0))
             order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
         _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, states.get("writer", {})))
@@ -332,7 +334,7 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     if not own:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
-    buffer.batch_size, buffer._loader_epochs = batch_size, epochs
+    buffer.batch_size, buffer._loader_epochs, buffer._pass_ended = batch_size, epochs, pass_ended
 
 
 def _writer_state(buffer: Any, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -371,6 +373,7 @@ def state_of(buffer: Any) -> dict[str, Any]:
         "position": order.sampler,
         "batches": order.batches,
         "loader_epochs": buffer._loader_epochs,
+        "pass_ended": buffer._pass_ended,
     }
 
 
@@ -397,6 +400,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
         what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
     buffer.batch_size, buffer._loader_epochs = size, epochs
+    buffer._pass_ended = bool(state.get("pass_ended"))
 
 
 def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import torch
 from preprocess_tools import fails, run
 from rbdata.errors import FunctionError, ResultError
 from rbdata.preprocess.functions import find_builtin
+from rbdata.preprocess.result import differing, identical
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from tensordict import TensorDict
@@ -173,3 +174,10 @@ class TestNotANuisance:
 
 def test_tensordict_of_no_tensors(shared):
     fails(shared, lambda td: TensorDict({}, [len(td) + 1]), ResultError, "instead of")
+
+
+def test_a_single_row_may_have_strides():
+    """``values[::2]`` of two rows is contiguous with stride 2."""
+    row, other = torch.tensor([1.0, 2.0])[::2], torch.tensor([-0.0, 2.0])[::2]
+    assert identical(row, row.clone()) and not identical(row, other)
+    assert differing(row, other).tolist() == [True] and differing(row, row.clone()).tolist() == [False]

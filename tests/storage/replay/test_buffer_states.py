@@ -131,3 +131,22 @@ def test_shared_memory():
     assert buffer["action"].tolist() == [0, 1, 2, 3, 4, 40, 41, 42]
     with pytest.warns(UserWarning, match="copied to other processes"):
         assert ReplayBuffer(storage=ListStorage(5), shared=True).shared
+
+
+@pytest.mark.parametrize("how", ["state", "folder"])
+def test_the_end_of_a_pass_of_next_is_saved(folder, how, tmp_path):
+    """`next` says that a pass has ended after its last batch: a run that is resumed there does not join two passes."""
+    options = {"batch_size": 40, "seed": 2, "replacement": False}
+    buffer, other = (rbdata.load(folder, **options) for _ in range(2))
+    start = buffer.state_dict()
+    assert [len(buffer.next()) for _ in range(2)] == [40, 27]
+    if how == "state":
+        other.load_state_dict(buffer.state_dict())
+    else:
+        buffer.dumps(tmp_path / "checkpoint")
+        other.loads(tmp_path / "checkpoint")
+    assert [batch if batch is None else len(batch) for batch in (other.next(), other.next())] == [None, 40]
+    buffer.load_state_dict(start)  # which is not the end of a pass
+    assert [len(buffer.next()) for _ in range(2)] == [40, 27]
+    buffer.set_seed(1)
+    assert len(buffer.next()) == 40

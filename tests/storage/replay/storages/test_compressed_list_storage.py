@@ -171,3 +171,13 @@ def test_records_of_the_codec_are_not_given_to_functions_of_the_users():
     own = CompressedListStorage(4, compression_fn=lambda t: t + 1, decompression_fn=lambda blob, _: torch.zeros(400))
     with pytest.raises(UsageError, match="functions of one's own cannot read"):
         own.load_state_dict(packed.state_dict())
+
+
+def test_a_single_record_with_strides_of_its_batch_is_written():
+    """Torch calls it contiguous, and views no other dtype."""
+    buffer = ReplayBuffer(storage=CompressedListStorage(4), batch_size=2)
+    batch = TensorDict({"pixels": torch.arange(4), "wide": torch.arange(4).view(4, 1)}, [4])
+    buffer.extend(batch[1:3:2])
+    buffer.extend(batch[::2][1:])
+    assert buffer[:]["pixels"].tolist() == [1, 2]
+    assert buffer[:]["wide"].tolist() == [[1], [2]]
