@@ -203,16 +203,20 @@ def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
     if normalize is None:
         return {}
     if isinstance(normalize, Mapping):
-        return {name: _given(dataset, name, values) for name, values in normalize.items()}
+        return {name: _given(dataset, name, values) for name, values in zip(map(_path, normalize), normalize.values())}
     if isinstance(normalize, bool) or not isinstance(normalize, (str, Iterable)):
         raise UsageError(f"normalize is {normalize!r}, not a key or several", hint='normalize="observation"')
     keys = [normalize] if isinstance(normalize, str) else list(normalize)
     return read_statistics(dataset, [name for key in keys for name in _leaves(dataset, key)])
 
 
+def _path(key: Any) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
 def _leaves(dataset: Dataset, key: Any) -> list[str]:
     """The numeric leaves at and below a key, which can be normalised."""
-    name = key if isinstance(key, str) else "/".join(key)
+    name = _path(key)
     usable = [
         leaf.name
         for leaf in dataset.schema
@@ -225,8 +229,7 @@ def _leaves(dataset: Dataset, key: Any) -> list[str]:
     return found
 
 
-def _given(dataset: Dataset, key: Any, values: Any) -> Moments:
-    name = key if isinstance(key, str) else "/".join(key)
+def _given(dataset: Dataset, name: str, values: Any) -> Moments:
     leaves = _leaves(dataset, name)
     if leaves != [name]:
         raise UsageError(f"{name!r} is several leaves: give mean and std for each of {', '.join(leaves)}")

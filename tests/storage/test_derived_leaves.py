@@ -163,7 +163,8 @@ def test_normalised_values_far_from_zero_keep_their_precision(tmp_path, dtype):
     folder = rbdata.from_arrays(arrays, "my/stamps", root=tmp_path)
     mean, std = stamp.astype(np.float64).mean(), stamp.astype(np.float64).std() + 1e-3
     expected = (stamp.astype(np.float64) - mean) / std
-    for normalize in ("info/stamp", {"info/stamp": {"mean": mean, "std": std}}):
+    given = {"mean": mean, "std": std}
+    for normalize in ("info/stamp", [("info", "stamp")], {"info/stamp": given}, {("info", "stamp"): given}):
         found = rbdata.load(folder, normalize=normalize)[:]["info", "stamp"]
         assert found.dtype == (torch.float64 if dtype == np.float64 else torch.float32)
         assert np.allclose(found.numpy().reshape(-1), expected, rtol=1e-5, atol=1e-5)
