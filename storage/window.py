@@ -104,11 +104,17 @@ def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:
     return out
 
 
-def as_words(rows: torch.Tensor) -> torch.Tensor:
-    """Contiguous rows ``[n, *shape]`` as whole numbers ``[n, words]`` in the same memory, to copy and fill.
+#: Dtypes of rows that are copied and filled as they are.
+_WORDS = {torch.float32, torch.float64, torch.int32, torch.int64}
 
-    torch can do that with few dtypes (not with uint16, for example), and is three times faster than byte by byte.
+
+def as_words(rows: torch.Tensor) -> torch.Tensor:
+    """Contiguous rows ``[n, *shape]`` in the same memory, to copy and fill: as they are, or as whole numbers ``[n, words]``.
+
+    torch can do neither with some dtypes (uint16, for example), and bytes are three times faster eight at a time.
     """
+    if rows.dtype in _WORDS:
+        return rows
     row_bytes = rows.shape[1:].numel() * rows.element_size()
     width, word = widest_word(row_bytes) if row_bytes else (1, torch.uint8)
     if not rows.numel():  # its strides may be 0, as which torch views no other dtype
