@@ -294,7 +294,9 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
             value = cast(as_array(arrays.get(name, False)), bool)
         except LossyCastError as error:
             raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
-        if value.size == 1 and value.shape != (length,):  # it is the last step's
+        if value.shape == (length, 1):
+            value = value.reshape(length)
+        elif value.size == 1 and value.shape != (length,):  # it is the last step's
             value = np.append(np.zeros(length - 1, value.dtype), value)
         arrays[name] = value
     table = memory_table(arrays, f"episode {number}")

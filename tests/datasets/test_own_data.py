@@ -656,6 +656,17 @@ def test_flags_may_be_missing_or_per_step_and_a_last_observation_too() -> None:
     assert "Dropped: 1 of 8" in " ".join(dataset.manifest.notes)
 
 
+def test_flags_may_have_a_dimension_of_one_in_episodes_of_any_length() -> None:
+    def episode(steps: int) -> dict[str, Any]:
+        rows = {"observation": np.zeros((steps + 1, 2)), "action": np.zeros(steps), "reward": np.zeros((steps, 1))}
+        return {**rows, "terminated": np.arange(steps)[:, None] == steps - 1, "truncated": np.zeros((steps, 1), bool)}
+
+    lengths = [3, 1, 2, 1, 1, 4]
+    dataset = rbdata.open_dataset(rbdata.from_episodes(map(episode, lengths), "my/flags", progress=False))
+    assert dataset.episodes.length.tolist() == lengths
+    assert dataset["next", "terminated"].sum() == len(lengths)
+
+
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
