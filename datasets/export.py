@@ -229,6 +229,9 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
     ``next/observation``.
     """
     dataset = work.dataset
+    if "episode_lengths" in work.ted_keys():
+        message = f"{dataset.id} has a leaf episode_lengths, and the archive an array of that name: where episodes end"
+        raise UsageError(message, hint=_RENAME)
     observations = set(work.tree("observation").values())
     per_state = any(work.leaf(key).kind == "state" for key in observations)
     with zipfile.ZipFile(part, "w", allowZip64=True) as archive:

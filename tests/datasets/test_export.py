@@ -190,6 +190,35 @@ def test_minari_iterates_the_episodes(make: Any, kind: str, tmp_path: Path, monk
         np.testing.assert_array_equal(back[name], dataset[name], err_msg=name)
 
 
+@pytest.mark.parametrize("to", ["npz", "parquet", "torchrl"])
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_numbered_leaves_stay_apart(to: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Columns ``x_0`` and ``x_1`` of a table of someone else's are one array; leaves of an export are not."""
+
+    def numbered(rows: int, first: int) -> dict[str, np.ndarray]:
+        whole = np.arange(rows).reshape(-1, *[1] * len(shape)) + np.zeros(shape)
+        return {f"agent_{number}": whole + 1000 * number + first for number in range(2)}
+
+    made = [
+        {"observation": numbered(5, first), "action": np.arange(4), "reward": np.ones(4), "terminated": True}
+        | {"info": {**numbered(4, 7), "img_0": numbered(4, 9)["agent_0"]}}
+        for first in (0, 100)
+    ]
+    dataset = rbdata.open_dataset(rbdata.from_episodes(made, "my/agents"))
+    target = rbdata.export(dataset, tmp_path / f"out{'.' + to if to != 'torchrl' else ''}", to=to)
+    assert_same(dataset, rbdata.open_dataset(rbdata.convert(target, "my/back")))
+
+
+def test_npz_has_an_array_of_its_own(make: Any, tmp_path: Path) -> None:
+    def named(td: TensorDict) -> TensorDict:
+        return td.set("episode_lengths", td["action"][:, 0].clone())
+
+    dataset = rbdata.preprocess(make("vector"), named, dest="my/named")
+    with pytest.raises(UsageError, match="a leaf episode_lengths"):
+        rbdata.export(dataset, tmp_path / "out.npz", to="npz")
+    assert not (tmp_path / "out.npz").exists()
+
+
 def test_parquet_is_a_table_of_steps(make: Any, tmp_path: Path) -> None:
     dataset = make("both")
     table = parquet.read_table(rbdata.export(dataset, tmp_path / "out", "parquet"))

@@ -597,9 +597,11 @@ class _Columns:
             if twice:
                 message = f"{self._name} has several columns named {twice[0]!r}"
                 raise CorruptSourceError(message, hint="its first line names the columns")
-            self._made_of = _joined(batch.schema.names)
-            if EXPORTED in (batch.schema.metadata or {}):
+            if EXPORTED in (batch.schema.metadata or {}):  # a leaf is one column there, also one named agent_0
+                self._made_of = {name: [name] for name in batch.schema.names}
                 self._made_of.pop("step", None)  # the step's number in its episode, which follows from the rows
+            else:
+                self._made_of = _joined(batch.schema.names)
         for number, (name, columns) in enumerate(self._made_of.items()):
             if name in self._unreadable:
                 continue
