@@ -43,6 +43,7 @@ from ..datasets.user_code.identity import identify as identify_user_code
 from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
 from ..datasets.user_code.opened_files import OpenedFiles, note_named
 from ..datasets.user_code.source_files import is_local_module, nested_codes
+from ..datasets.user_code.turns import pickled_by_value
 from ..errors import FunctionError, UsageError
 from . import functions
 from .functions.lookup import find_function, find_unused, is_builtin_name
@@ -378,8 +379,6 @@ def _without_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) -> bytes:
     """The pickle of a function, or of ``(function, objects)``. Raises UsageError if it cannot be pickled."""
-    import cloudpickle  # a dependency of loky
-
     module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
     if module is None or module.__name__ == "__main__":
         ways = [False]
@@ -393,18 +392,14 @@ def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) ->
         modules += others - {module}
         importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
         try:
-            for one in modules:
-                cloudpickle.register_pickle_by_value(one)
-            payload = _pickled(fn, importable)
-            if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
-                return payload if objects is None else _pickled((fn, objects), importable)
+            with pickled_by_value(modules):
+                payload = _pickled(fn, importable)
+                if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
+                    return payload if objects is None else _pickled((fn, objects), importable)
         except LostAttributesError:
             raise
         except Exception as error:
             problem = error
-        finally:
-            for one in modules:
-                cloudpickle.unregister_pickle_by_value(one)
     message = f"{qualified_name(fn)} cannot be sent to worker processes: {problem}"
     raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from problem
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..sources.gymnasium.policy import seeded
 from ..user_code.caller_settings import CallerSettings, as_caller
 from ..user_code.identity import check_attributes
 from ..user_code.loading import unpickled_copy
+from ..user_code.turns import pickled_by_value
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
 
@@ -203,10 +204,8 @@ def _pickled(work: _Map) -> bytes:
 
     module = sys.modules.get(getattr(work.fn, "__module__", None) or "")
     top = "__main__" if module is None else module.__name__.partition(".")[0]
-    with ExitStack() as stack, io.BytesIO() as file:
-        if top != "__main__" and not any(finder.find_spec(top, None) for finder in sys.meta_path):
-            cloudpickle.register_pickle_by_value(module)
-            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+    by_value = top != "__main__" and not any(finder.find_spec(top, None) for finder in sys.meta_path)
+    with pickled_by_value([module] if module is not None and by_value else []), io.BytesIO() as file:
         Pickler(file).dump(work)
         return file.getvalue()
 

@@ -14,12 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
 import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
+from rbdata.datasets.user_code.turns import pickled_by_value
 from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
@@ -857,6 +859,20 @@ def test_an_object_whose_pickle_leaves_out_what_it_reads(shared):
     opens(TensorDict({"observation": torch.ones(2)}, [2]))
     observation = Dataset(shared / "my/input")["observation"]
     assert torch.equal(run(shared, opens, dest="my/opened")["y"], observation * 3)
+
+
+def test_modules_pickled_by_value_in_several_threads():
+    """cloudpickle keeps their names for the process: each thread took back what another needed."""
+    module = sys.modules[__name__]
+
+    def is_there(number: int) -> bool:
+        with pickled_by_value([module]):
+            time.sleep(0.001)
+            return module.__name__ in cloudpickle.list_registry_pickle_by_value()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_there, range(40)))
+    assert module.__name__ not in cloudpickle.list_registry_pickle_by_value()
 
 
 def test_runs_in_several_threads(shared):
