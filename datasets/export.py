@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +35,7 @@ from ..storage.manifest import FILENAME
 from ..storage.reference_scores import original_source
 from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
-from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column
+from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column, require_pyarrow
 from .ingest.trajectories import compare_successors
 
 if TYPE_CHECKING:
@@ -219,6 +218,14 @@ def _check_options(to: str, frames: object, fps: object) -> None:
         raise UsageError(f"fps is {fps!r}", hint="a number of frames a second, up to 1000")
 
 
+def _check_free(work: _Export, own: Mapping[str, str], what: str) -> None:
+    """Raise UsageError for a leaf with a name that the format gives to data of its own, and what those are."""
+    for name, meaning in own.items():
+        if name in work.ted_keys():
+            message = f"{work.dataset.id} has a leaf {name}, and {what} of that name: {meaning}"
+            raise UsageError(message, hint=_RENAME)
+
+
 # -- npz -----------------------------------------------------------------------------------------------------------------
 
 
@@ -229,9 +236,7 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
     ``next/observation``.
     """
     dataset = work.dataset
-    if "episode_lengths" in work.ted_keys():
-        message = f"{dataset.id} has a leaf episode_lengths, and the archive an array of that name: where episodes end"
-        raise UsageError(message, hint=_RENAME)
+    _check_free(work, {"episode_lengths": "where episodes end"}, "the archive an array")
     observations = set(work.tree("observation").values())
     per_state = any(work.leaf(key).kind == "state" for key in observations)
     with zipfile.ZipFile(part, "w", allowZip64=True) as archive:
@@ -405,7 +410,7 @@ def _nested(leaves: dict[str, np.ndarray], space: Any) -> Any:
 
 def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     """A row per step: the numbers of its episode and of the step in it, then a column for each TED key."""
-    _require_pyarrow("parquet")
+    require_pyarrow("export to parquet needs pyarrow")
     import pyarrow
     from pyarrow import parquet
 
@@ -422,17 +427,10 @@ def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     _note_cut(work)
 
 
-def _require_pyarrow(to: str) -> None:
-    if find_spec("pyarrow") is None:
-        raise MissingExtraError(f"export to {to} needs pyarrow", hint="pip install 'rbdata[parquet]'")
-
-
 def _parquet_schema(work: _Export, pyarrow: Any) -> Any:
-    fields = [pyarrow.field(name, pyarrow.int64()) for name in ("episode", "step")]
-    taken = [field.name for field in fields if field.name in work.ted_keys()]
-    if taken:
-        message = f"{work.dataset.id} has a leaf {taken[0]}, and the table a column of that name: the number of the {taken[0]}"
-        raise UsageError(message, hint=_RENAME)
+    own = {name: f"the number of the {name}" for name in ("episode", "step")}
+    _check_free(work, own, "the table a column")
+    fields = [pyarrow.field(name, pyarrow.int64()) for name in own]
     for key in work.ted_keys():
         leaf = work.leaf(key)
         kind = pyarrow.from_numpy_dtype(leaf.np_dtype)
@@ -532,7 +530,7 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
 
     lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
     """
-    _require_pyarrow("lerobot")
+    require_pyarrow("export to lerobot needs pyarrow")
     from .formats.lerobot_writer import OWN, LerobotFolder, WrittenColumn
     from .formats.video import require_av
 

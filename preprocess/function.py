@@ -251,9 +251,9 @@ class Function:
                 pass
         markers = [name for name, value in objects.items() if type(value) is object]
         if markers and not callable(given):
-            what = f"the argument {markers[0]} of {self.name} is an object()"
-            hint = "give the function as an object, not as text, or use another value"
-            raise UsageError(f"{what}, which only its identity tells from another one", hint=hint)
+            given_as = f"the argument {markers[0]} of {self.name}"
+            message = f"{given_as} is an object(), which only its identity tells from another one"
+            raise UsageError(message, hint="give the function as an object, not as text, or use another value")
         return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name), together=together)
 
     def record(self) -> dict[str, Any]:
@@ -300,9 +300,11 @@ class Function:
             wanted = _plain_type(signature.parameters[name]) if name in signature.parameters else None
             if wanted and isinstance(value, str):
                 example = {"bool": "true or false", "int": "3", "float": "0.5"}[wanted]
-                what = f"{self.name}: argument {name} is the text {value!r}"
+                message = (
+                    f"{self.name}: argument {name} is the text {value!r}, and its default or annotation is {wanted}"
+                )
                 hint = f"for example {name}={example}; if it may be a text as well, annotate it: {name}: {wanted} | str"
-                raise UsageError(f"{what}, and its default or annotation is {wanted}", hint=hint)
+                raise UsageError(message, hint=hint)
 
 
 def _plain_type(parameter: inspect.Parameter) -> str | None:

@@ -399,9 +399,8 @@ class Dataset:
         if found != [name]:
             return nest({one[len(name) + 1 :]: self._leaf(one) for one in found}, (len(self),))
         if type(self).read is not Dataset.read:
-            return self._range(0, len(self), 1, [name if name in self.rows else name.removeprefix("next/")])[
-                tuple(name.split("/"))
-            ]
+            stored = name if name in self.rows else name.removeprefix("next/")
+            return self._range(0, len(self), 1, [stored])[tuple(name.split("/"))]
         ((_, rows),) = read_columns(self, 0, len(self), [name], copy=True)
         return rows
 

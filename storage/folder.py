@@ -261,9 +261,11 @@ def check_space(path: Path, needed: int, what: str) -> None:
     free = free_bytes(path)
     reserve = max(needed // 50, 64 << 20)
     if needed + reserve > free:
-        message = f"{what} needs about {size(needed)} on {path}, where {size(free)} are free"
-        hint = "free some space, or choose another disk with --root or RBDATA_ROOT"
-        raise DiskSpaceError(f"{message} ({size(reserve)} are kept in reserve)", hint=hint)
+        message = (
+            f"{what} needs about {size(needed)} on {path}, where {size(free)} are free "
+            f"({size(reserve)} are kept in reserve)"
+        )
+        raise DiskSpaceError(message, hint="free some space, or choose another disk with --root or RBDATA_ROOT")
 
 
 def remove_tree(path: Path) -> None:

@@ -59,8 +59,8 @@ def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Com
 def _check_step(schema: Schema) -> None:
     size = sum(leaf.row_bytes for leaf in schema)
     if size > LARGEST_STEP:
-        message = f"the values of one step take {amount(size)}"
-        raise SchemaError(f"{message}: spaces, which hold limits of each, are not made of them")
+        message = f"the values of one step take {amount(size)}: spaces, which hold limits of each, are not made of them"
+        raise SchemaError(message)
 
 
 def _counted(bounds: LeafBounds, count: Count) -> LeafBounds:
@@ -150,8 +150,8 @@ def _basic(space: Space, leaf: Leaf | None, count: Count, name: str = "") -> gym
         low, high = limits(space, dtype.name, shape, name)
         if kind == "Discrete" and low is not None:
             if high is None and leaf is None:
-                message = "the number of its values is not stated, and its values are not in the dataset"
-                raise UsageError(f"{name}: {message}")
+                message = f"{name}: the number of its values is not stated, and its values are not in the dataset"
+                raise UsageError(message)
             n = int(high) - int(low) + 1 if high is not None else max(1, count(name) - int(low))
             return spaces.Discrete(n, start=int(low))
         if low is None or high is None:

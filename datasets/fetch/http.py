@@ -178,8 +178,9 @@ class HttpLocation(Location):
         try:
             response = self.request("GET", url)
         except (ForbiddenError, ObjectNotFoundError) as error:
-            needed = "to list a folder, the server must serve a directory index (an index page) of it"
-            error.hint = f"{error.hint}; {needed}"
+            error.hint = (
+                f"{error.hint}; to list a folder, the server must serve a directory index (an index page) of it"
+            )
             raise
         with response:
             if _page_path(response.url) != _page_path(url):

@@ -51,9 +51,10 @@ def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: 
 def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
     """Raise UsageError if the parts of a buffer do not work together, or do not support this use."""
     if use.world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
-        what = f"{use.world_size} processes that share one pass must see the same steps"
-        hint = "wait until it is complete, or sample with replacement"
-        raise UsageError(f"{what}, and {storage.source!r} grows", hint=hint)
+        message = (
+            f"{use.world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
+        )
+        raise UsageError(message, hint="wait until it is complete, or sample with replacement")
     sampler._check_parts(storage, writer, use)
 
 

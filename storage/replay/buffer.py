@@ -543,8 +543,10 @@ class ReplayBuffer:
     def _warn_of_restart(self, before: int) -> None:
         if self._restarts > before and not self._warned_of_restart:
             self._warned_of_restart = True
-            what = "a write during an iteration without replacement has started the pass again, from its first batch"
-            message = f"{what}: write after the loop, or sample with replacement"
+            message = (
+                "a write during an iteration without replacement has started the pass again, from its first batch: "
+                "write after the loop, or sample with replacement"
+            )
             warnings.warn(message, PassRestartedWarning, stacklevel=3)
 
     def __next__(self) -> Any:
@@ -679,10 +681,11 @@ class ReplayBuffer:
         """
         if not self._warned_of_add and is_tensor_collection(data) and data.ndim:
             self._warned_of_add = True
-            what = (
-                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record"
+            message = (
+                f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record; "
+                "extend() writes a record for each of its rows"
             )
-            warnings.warn(f"{what}; extend() writes a record for each of its rows", stacklevel=3)
+            warnings.warn(message, stacklevel=3)
         if len(self._transforms):
             # Transforms are written for batches with a time dimension.
             nested = is_tensor_collection(data)

@@ -267,8 +267,10 @@ def _check_members(buffers: Sequence[Any]) -> None:
 def _check_called(part: Any, names: Sequence[str], instead: str) -> None:
     for name in names:
         if is_overridden(part, name):
-            what = f"{type(part).__name__}.{name}() would never be called"
-            raise UsageError(f"{what}: an ensemble draws from the parts of its members", hint=instead)
+            message = (
+                f"{type(part).__name__}.{name}() would never be called: an ensemble draws from the parts of its members"
+            )
+            raise UsageError(message, hint=instead)
 
 
 def _draw_part(buffer: ReplayBuffer, size: int, *, ahead: bool, copied: bool) -> tuple[Any, dict[Any, Any]]:

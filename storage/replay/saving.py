@@ -364,8 +364,8 @@ def _leaf_paths(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, to
         yield "/".join(path) or _SINGLE, tree
         return
     if type(tree) not in (dict, list, tuple) or len(path) > DEPTH:
-        what = f"made of tensors in tuples, lists and dicts, not of {type(tree).__name__}"
-        raise SchemaError(f"a tree in files is {what}")
+        kind = type(tree).__name__
+        raise SchemaError(f"a tree in files is made of tensors in tuples, lists and dicts, not of {kind}")
     parts = tree if isinstance(tree, dict) else dict(enumerate(tree))
     names = [_file_name(key) for key in parts]
     if len(set(names)) < len(names):

@@ -291,9 +291,9 @@ def share_state(transform: Any) -> None:
     elif callable(share):
         share()
     elif getattr(transform, "requires_shared_write_state", False):
-        what = f"a {type(transform).__name__} keeps write state that processes cannot share"
-        hint = "write in one process, or give the transform a share_memory_()"
-        raise UsageError(f"{what}: it has no share_memory_()", hint=hint)
+        kind = type(transform).__name__
+        message = f"a {kind} keeps write state that processes cannot share: it has no share_memory_()"
+        raise UsageError(message, hint="write in one process, or give the transform a share_memory_()")
 
 
 class RandomCropTensorDict(torch.nn.Module):

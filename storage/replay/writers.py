@@ -348,8 +348,8 @@ def count_records(data: Any) -> int:
         return len(data)
     leaves = pytree.tree_leaves(data)
     if leaves and not hasattr(leaves[0], "__len__"):
-        what = f"a {type(data).__name__} of single values"
-        raise SchemaError(f"extend takes a batch or a sequence of records, not {what}")
+        kind = type(data).__name__
+        raise SchemaError(f"extend takes a batch or a sequence of records, not a {kind} of single values")
     check_lengths(data, (leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim))
     return len(leaves[0]) if leaves else 0
 

@@ -95,9 +95,9 @@ class GenDgrlReader(EpisodeReader):
             if self.game is None:
                 found = found or game
                 if game is None or game != found:
-                    pair = f"{game or 'an unknown game'}, not of {found or 'a known one'}"
-                    hint = "name the dataset with --dataset, such as chaser-1M_E"
-                    raise CorruptSourceError(f"{raw.name}: {member.name} is of {pair}", hint=hint)
+                    one, other = game or "an unknown game", found or "a known one"
+                    message = f"{raw.name}: {member.name} is of {one}, not of {other}"
+                    raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
             elif game not in (None, self.game):
                 continue
             where = f"{raw.name}: {member.name}"

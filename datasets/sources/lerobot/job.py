@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import chain
 from math import prod
 from typing import Any
 
-from ....errors import CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
+from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from ....storage.leaf import RESERVED_EVERYWHERE
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
+from ...formats.arrow import require_pyarrow
 from ...formats.lerobot import INFO, Feature, Info, ListedEpisode, episodes_from, tasks_from
 from ...formats.limits import check_rows
 from ...formats.video import require_av
@@ -103,9 +103,7 @@ class LerobotJob(EpisodeFilesJob):
 
     def _listed(self, videos: Sequence[str]) -> tuple[list[ListedEpisode], dict[int, str]]:
         """The episodes, with where they are in these cameras' videos, and the tasks."""
-        if find_spec("pyarrow") is None:
-            message = f"{self.info.where}: LeRobotDatasets are Parquet, and pyarrow is not installed"
-            raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'")
+        require_pyarrow(f"{self.info.where}: LeRobotDatasets are Parquet, and pyarrow is not installed")
         paths = ["meta/tasks.jsonl", "meta/episodes.jsonl"]
         if self.info.version == 3:
             top = join_path(self._inside, "meta/episodes")

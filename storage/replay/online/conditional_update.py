@@ -125,8 +125,8 @@ def _fit(key: tuple[str, ...], value: torch.Tensor, leaf: torch.Tensor, count: i
     row = [size for size in leaf.shape[ndim:] if size != 1]
     last = [size for size in value.shape if size != 1][-len(row) :] if row else []
     if value.dtype != leaf.dtype or value.numel() != torch.Size(shape).numel() or last != row:
-        need = f"the records need {leaf.dtype} {list(shape)}"
-        raise SchemaError(f"key {'/'.join(key)}: got {value.dtype} {list(value.shape)}, {need}")
+        got, needed = f"{value.dtype} {list(value.shape)}", f"{leaf.dtype} {list(shape)}"
+        raise SchemaError(f"key {'/'.join(key)}: got {got}, the records need {needed}")
     return value.reshape(shape)
 
 

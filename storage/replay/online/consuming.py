@@ -62,14 +62,15 @@ class ConsumingSampler(Sampler):
 
     def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
         if not callable(getattr(writer, "write_at", None)):
-            what = f"a writer with a callable write_at, which a {type(writer).__name__} lacks"
-            raise ArgumentTypeError(f"a ConsumingSampler requires {what}", hint="for example RoundRobinWriter()")
+            lacking = type(writer).__name__
+            message = f"a ConsumingSampler requires a writer with a callable write_at, which a {lacking} lacks"
+            raise ArgumentTypeError(message, hint="for example RoundRobinWriter()")
         if not isinstance(storage, (ListStorage, TensorStorage)):
-            what = f"a storage of lists or tensors, not a {type(storage).__name__}"
-            raise ArgumentTypeError(f"a ConsumingSampler needs {what}")
+            kind = type(storage).__name__
+            raise ArgumentTypeError(f"a ConsumingSampler needs a storage of lists or tensors, not a {kind}")
         if storage.ndim != 1:
-            what = f"1-dimensional storages, and this one has {storage.ndim} dimensions"
-            raise UsageError(f"a ConsumingSampler is for {what}")
+            message = f"a ConsumingSampler is for 1-dimensional storages, and this one has {storage.ndim} dimensions"
+            raise UsageError(message)
         if use.prefetch:
             message = "Prefetching is not supported with a ConsumingSampler: every draw consumes"
             raise UsageError(message, hint="prefetch=0")

@@ -59,9 +59,9 @@ class StalenessAwareSampler(Sampler):
         if self.max_staleness >= 0:
             rows = (staleness <= self.max_staleness).nonzero().squeeze(1)
             if not len(rows):
-                what = f"max_staleness={self.max_staleness} at version {self.consumer_version}"
-                hint = "allow older ones, or collect with newer policies"
-                raise SamplingError(f"all {size} records exceed {what}", hint=hint)
+                most, now = self.max_staleness, self.consumer_version
+                message = f"all {size} records exceed max_staleness={most} at version {now}"
+                raise SamplingError(message, hint="allow older ones, or collect with newer policies")
         weights = torch.as_tensor(self.staleness_weight_fn(staleness[rows]), device="cpu").double()
         if weights.shape != rows.shape:
             message = f"staleness_weight_fn gave weights of shape {list(weights.shape)} for {len(rows)} records"

@@ -117,12 +117,15 @@ def find_edges(column: ColumnOf, trajectory_key: Any = None) -> Edges:
     for above in (("next",), ()):
         flags = tuple((*above, flag) for flag in _FLAGS if column((*above, flag)) is not None)
         if flags:
-            how = f"told apart by end-of-episode flags ({', '.join(map('/'.join, flags))})"
-            more = "and one without a flag at its end is joined to the next"
-            warnings.warn(f"no trajectory ids: trajectories are {how}, {more}", stacklevel=4)
+            message = (
+                f"no trajectory ids: trajectories are told apart by end-of-episode flags "
+                f"({', '.join(map('/'.join, flags))}), and one without a flag at its end is joined to the next"
+            )
+            warnings.warn(message, stacklevel=4)
             return Edges(end_keys=flags)
-    tried = f"there is no {', '.join(map('/'.join, _IDS))}, and no end-of-episode flag"
-    raise UnknownKeyError(f"the data do not say where trajectories end: {tried}")
+    tried = ", ".join(map("/".join, _IDS))
+    message = f"the data do not say where trajectories end: there is no {tried}, and no end-of-episode flag"
+    raise UnknownKeyError(message)
 
 
 def iter_trajectories(data: TensorDictBase, trajectory_key: Any = None) -> Iterator[Trajectory]:
@@ -202,8 +205,8 @@ class StepPredicate:
         return TrajectoryPredicate(lambda found: self._fn(found).all(), f"{self._description}.all()", self._keys)
 
     def __call__(self, trajectory: Any = None) -> bool:
-        what = "has an answer for each step, not one: call .any() or .all() on it"
-        raise ArgumentTypeError(f"{self._description} {what}")
+        message = f"{self._description} has an answer for each step, not one: call .any() or .all() on it"
+        raise ArgumentTypeError(message)
 
     def __repr__(self) -> str:
         return self._description

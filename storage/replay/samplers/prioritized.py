@@ -275,8 +275,8 @@ class PrioritizedSampler(Sampler):
         given = numbers if numbers[3] is not None else numbers[:3]  # no priority was set yet
         sound = all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in given)
         if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
-            what = f"{numbers}: not all are numbers from 0 on"
-            raise UsageError(f"the state's alpha, beta, eps and largest priority are {what}")
+            message = f"the state's alpha, beta, eps and largest priority are {numbers}: not all are numbers from 0 on"
+            raise UsageError(message)
         self._alpha, self.beta, self.eps, self._largest = numbers
         self._checked_rows = 0
         self._priorities, self.tree = priorities.clone(), SumTree(len(priorities))

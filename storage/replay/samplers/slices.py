@@ -152,8 +152,11 @@ class SliceSampler(Sampler):
         span = _both_sides(self.span)
         if any(span) and (self.uniform_over == "transitions" or self.stride > 1):
             message = "span goes with uniform_over='trajectories' and a stride of 1"
-            hint = "windows that begin at every step alike and may reach over the end of an episode:"
-            raise UsageError(message, hint=f"{hint} sample_unit=rbdata.Sequence({self.slice_len or 32}), no slices")
+            hint = (
+                "windows that begin at every step alike and may reach over the end of an episode: "
+                f"sample_unit=rbdata.Sequence({self.slice_len or 32}), no slices"
+            )
+            raise UsageError(message, hint=hint)
         for name in ("ends", "trajectories"):  # copied: edges are computed again after a write
             value = getattr(self, name)
             if value is not None:

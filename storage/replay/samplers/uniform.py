@@ -226,8 +226,9 @@ class Passes:
             too_early = not self._pass and self._next < self._size - len(rest)
             if too_early or (len(rest) and not 0 <= rest.min() <= rest.max() < self._size):
                 self.set_position(before)
-                what = f"the {len(rest)} rows that a pass over {self._size} ends with"
-                raise UsageError(f"{what} are not those of its end")
+                raise UsageError(
+                    f"the {len(rest)} rows that a pass over {self._size} ends with are not those of its end"
+                )
         self._given = rest
 
     def seed(self, seed: int) -> None:

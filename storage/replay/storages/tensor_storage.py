@@ -499,8 +499,8 @@ class TensorStorage(Storage):
             filled = rows // int(shape[1:].numel())
             # `extend` would refuse a next row after a gap, but only later, when the buffer is in use.
             if cursor is not None and not 0 <= cursor <= min(filled, shape[0]):
-                what = f"row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
-                raise DamagedDatasetError(f"{folder}: {what}")
+                message = f"{folder}: row {cursor} cannot be the next one: {filled} of {shape[0]} are written"
+                raise DamagedDatasetError(message)
             if newest is None:
                 newest = ((filled if cursor is None else cursor) - 1) % shape[0] if filled else -1
             if filled > shape[0] or not -1 <= newest < shape[0]:

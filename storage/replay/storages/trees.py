@@ -60,8 +60,10 @@ def share_memory(data: Any) -> Any:
         if found is None or not is_full(found):
             raise
         message = "the shared memory of this machine (/dev/shm) is too small for the rows of the storage"
-        hint = "use a LazyMemmapStorage, whose rows are in files, or give the container more:"
-        raise DiskSpaceError(message, hint=f"{hint} `docker run --shm-size 8g`") from error
+        hint = (
+            "use a LazyMemmapStorage, whose rows are in files, or give the container more: `docker run --shm-size 8g`"
+        )
+        raise DiskSpaceError(message, hint=hint) from error
 
 
 def copy_of(data: Any) -> Any:
@@ -232,8 +234,10 @@ def _check_kinds(records: list[Any]) -> None:
         for key, value in record.items(True):
             kind = "tensor" if isinstance(value, torch.Tensor) else "value" if is_non_tensor(value) else "TensorDict"
             if kinds.setdefault(key, kind) != kind:
-                what = f"{key!r} is a {kinds[key]} in one, and a {kind} in another"
-                raise SchemaError(f"the records of a list are not alike: {what}")
+                message = (
+                    f"the records of a list are not alike: {key!r} is a {kinds[key]} in one, and a {kind} in another"
+                )
+                raise SchemaError(message)
 
 
 def as_dense(batch: Any) -> Any:

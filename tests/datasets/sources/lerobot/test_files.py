@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lerobot_tools import ended, episode, write
 from rbdata.datasets.fetch import open_location
+from rbdata.datasets.formats import arrow
 from rbdata.datasets.formats.lerobot import Info
 from rbdata.datasets.ingest.episode_files import RawInput
 from rbdata.datasets.ingest.job import ConvertOptions
@@ -288,7 +289,7 @@ def test_without_a_library_the_error_says_how_to_install_it(raw, tmp_path, monke
 
     real = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == module else real(name, *rest))
-    monkeypatch.setattr(lerobot_job, "find_spec", util.find_spec)
+    monkeypatch.setattr(arrow, "find_spec", util.find_spec)
     with pytest.raises(MissingExtraError, match="not installed") as caught:
         convert(raw, tmp_path / "root")
     assert f"rbdata[{extra}]" in caught.value.hint
