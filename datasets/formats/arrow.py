@@ -23,7 +23,8 @@ from .limits import REFETCH, check_rows
 
 #: Bytes of a footer that are looked at.
 _FOOTER_BYTES = 16 << 20
-#: Metadata that `datasets.export` writes: for a table, and for a column whose rows are arrays of one number.
+#: Marks of `datasets.export`: for an export (in the metadata of a table, as the comment of a .npz, as the name of a file in a
+#: folder), and for a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
 
 

@@ -94,7 +94,7 @@ class ArraysJob(RecordedJob):
             raise UsageError(f"{name} has no arrays")
         self._first, self._given = first, given
         plain = join_columns(first, given)  # which adds to the arrays
-        self.roles = find_roles(first.arrays, plain, first.name, first.unreadable)
+        self.roles = find_roles(first.arrays, plain, first.name, first.unreadable, first.names)
         known = tables if isinstance(tables, Sequence) else [first]
         self._apart = stored_apart([(table, self._roles_of(table)) for table in known])
         try:
@@ -162,7 +162,7 @@ class ArraysJob(RecordedJob):
         if table is self._first:
             return self.roles
         plain = join_columns(table, self._given)
-        return find_roles(table.arrays, plain, table.name, table.unreadable)
+        return find_roles(table.arrays, plain, table.name, table.unreadable, table.names)
 
     @cached_property
     def _counts(self) -> tuple[int, int]:

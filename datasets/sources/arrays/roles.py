@@ -61,6 +61,11 @@ NAMES: dict[str, list[str]] = {
         "episode_ends": "episode_ends meta/episode_ends",
     }.items()
 }
+#: The names in exports of this program, which are TED's: a leaf ``obs`` or ``traj_id`` there is a leaf. What says where
+#: episodes end differs from format to format (`exported_names`).
+_TED_NAMES = {
+    role: names[:1] for role, names in NAMES.items() if role not in ("episode", "episode_lengths", "episode_ends")
+}
 #: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
 OTHER_FLAGS = {
     **dict.fromkeys(("masks", "not_done", "not_dones", "nonterminal", "nonterminals"), "terminated is 1 minus it"),
@@ -129,12 +134,21 @@ class Roles:
         return {**trees, **stated, **self.extra}
 
 
+def exported_names(*boundaries: str) -> dict[str, list[str]]:
+    """The names of roles in a file that this program exported; of ``boundaries`` it has an array besides TED's."""
+    return _TED_NAMES | {role: [role] for role in boundaries}
+
+
 def find_roles(
-    arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str, unreadable: Mapping[str, str] = {}
+    arrays: Mapping[str, ArrayInfo],
+    given: Mapping[str, str | float],
+    where: str,
+    unreadable: Mapping[str, str] = {},
+    names: Mapping[str, Sequence[str]] = NAMES,
 ) -> Roles:
     """The roles of arrays by a map, and by their names where it says nothing.
 
-    ``unreadable`` are other arrays, and why they are not read.
+    ``unreadable`` are other arrays, and why they are not read. ``names`` are those of each role.
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
     twice = [key for key in given if key in _TED and _TED[key] in given]
@@ -145,10 +159,10 @@ def find_roles(
     found, extra = _given_roles(arrays, given, where, unreadable)
     taken = {name for names in found.values() for name in names.values()} | set(extra.values())
     ambiguous: dict[str, str] = {}
-    for role in NAMES:
+    for role in names:
         if role in found or role in given or _is_superseded(role, found):
             continue
-        candidates = _named(role, arrays, taken)
+        candidates = _named(role, arrays, names, taken)
         if len(candidates) > 1:
             ambiguous[role] = f"{', '.join(candidates)} may each be the {role}"
         elif candidates:
@@ -159,7 +173,7 @@ def find_roles(
     problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
     if "reward" not in known:
         problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
-    problems += _unread(known, unreadable)
+    problems += _unread(known, unreadable, names)
     hint = ""
     if not problems and not {"terminated", "done"} & {*found, *given}:
         single = [name for name in arrays if name not in taken and arrays[name].shape[1:] in ((), (1,))]
@@ -171,7 +185,7 @@ def find_roles(
         )
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
-    ends = {} if set(_BOUNDARIES) & set(given) else _more_ends(arrays, found, taken, rows)
+    ends = {} if set(_BOUNDARIES) & set(given) else _more_ends(arrays, found, taken, rows, names)
     roles = _roles(found, given, ends, {**extra, **more}, left_out)
     _check(roles, arrays, where)
     return roles
@@ -268,27 +282,35 @@ def _is_superseded(role: str, found: Collection[str]) -> bool:
     return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
 
 
-def _more_ends(arrays: Mapping[str, ArrayInfo], found: Mapping[str, Any], taken: set[str], rows: int) -> dict[str, str]:
+def _more_ends(
+    arrays: Mapping[str, ArrayInfo],
+    found: Mapping[str, Any],
+    taken: set[str],
+    rows: int,
+    names: Mapping[str, Sequence[str]],
+) -> dict[str, str]:
     """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
     more: dict[str, str] = {}
     for role in ("episode_lengths", "episode_ends"):
-        if role in found or not set(_BOUNDARIES) & set(found):
+        if role in found or role not in names or not set(_BOUNDARIES) & set(found):
             continue
-        names = [name for leaves in _named(role, arrays, taken).values() for name in leaves.values()]
-        counts = [name for name in names if arrays[name].shape and arrays[name].shape[0] != rows]
+        named = [name for leaves in _named(role, arrays, names, taken).values() for name in leaves.values()]
+        counts = [name for name in named if arrays[name].shape and arrays[name].shape[0] != rows]
         if counts and arrays[counts[0]].dtype.kind in "iu":
             more[role] = counts[0]
     return more
 
 
-def _named(role: str, arrays: Iterable[str], taken: Collection[str] = ()) -> dict[str, dict[str, str]]:
+def _named(
+    role: str, arrays: Iterable[str], names: Mapping[str, Sequence[str]], taken: Collection[str] = ()
+) -> dict[str, dict[str, str]]:
     """The arrays or groups that have one of the names of a role: by that name, as written, their arrays by key."""
     candidates: dict[str, dict[str, str]] = {}
     for name in arrays:
         if name in taken:
             continue
-        plain = name.lower().removeprefix(_OUTER)
-        tops = (one for one in NAMES[role] if plain == one or (role in _TREES and plain.startswith(one + "/")))
+        plain = name.lower().removeprefix(_OUTER) if names is NAMES else name
+        tops = (one for one in names[role] if plain == one or (role in _TREES and plain.startswith(one + "/")))
         if (top := next(tops, None)) is not None:
             end = len(name) - len(plain) + len(top)
             # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
@@ -300,12 +322,12 @@ def _named(role: str, arrays: Iterable[str], taken: Collection[str] = ()) -> dic
     return ted or own or candidates
 
 
-def _unread(known: Collection[str], unreadable: Mapping[str, str]) -> list[str]:
+def _unread(known: Collection[str], unreadable: Mapping[str, str], names: Mapping[str, Sequence[str]]) -> list[str]:
     """What unreadable arrays have the names of flags, ends or successors: without them the steps would mean something else."""
     problems = []
-    for role in NAMES:
+    for role in names:
         if role not in known and role not in ("observation", "action", "reward") and not _is_superseded(role, known):
-            arrays = [name for leaves in _named(role, unreadable).values() for name in leaves.values()]
+            arrays = [name for leaves in _named(role, unreadable, names).values() for name in leaves.values()]
             problems += [f"{name} may be the {role}, and is not read" for name in arrays]
     return problems
 
@@ -336,7 +358,7 @@ def _others(
         if why is not None:
             left_out[name] = why
             continue
-        plain = name.removeprefix(_OUTER)
+        plain = name if is_ted else name.removeprefix(_OUTER)
         inner = plain.partition("/")[2] if plain.startswith(("info/", "infos/")) else plain
         wanted = plain if is_ted else "info/" + inner
         try:

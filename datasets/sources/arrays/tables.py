@@ -34,7 +34,7 @@ from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
 from ...formats.hdf5 import check_not_open, damage_reported
 from ...ingest.spaces import as_array
-from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given
+from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names
 
 _HDF5 = (".h5", ".hdf5")
 _COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
@@ -54,6 +54,8 @@ class Table:
     unreadable: dict[str, str] = field(default_factory=dict)
     #: Arrays that were made of numbered columns, and the names of these, in order.
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: The names by which the roles of arrays are known (`roles`).
+    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
@@ -68,10 +70,10 @@ class Table:
             return np.asarray(self.values[array][low:high])
 
 
-def memory_table(arrays: Any, name: str = "the arrays") -> Table:
+def memory_table(arrays: Any, name: str = "the arrays", names: Mapping[str, Sequence[str]] = NAMES) -> Table:
     """A table of arrays in memory: a mapping of NumPy arrays or tensors, perhaps nested, a TensorDict, or an array with fields.
 
-    Raises UsageError for other values.
+    ``names`` are those of the roles. Raises UsageError for other values.
     """
     if isinstance(arrays, np.ndarray) and arrays.dtype.names:
         arrays = {field: arrays[field] for field in arrays.dtype.names}
@@ -82,7 +84,7 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
     if not hasattr(arrays, "items"):
         message = f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
         raise UsageError(message)
-    table = Table(name, {})
+    table = Table(name, {}, names=names)
     for key, value in _flat(arrays):
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
@@ -254,7 +256,8 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
         hint = "write a checkpoint with buffer.dumps(), and convert that"
         raise UsageError(message, hint=f"convert {path.parent}, the checkpoint" if in_checkpoint else hint)
     if (path / "meta.json").is_file():
-        return [memory_table(read_memmap(path), path.name)]
+        names = exported_names() if (path / EXPORTED.decode()).is_file() else NAMES
+        return [memory_table(read_memmap(path), path.name, names)]
     if (path / "storage" / "meta.json").is_file():
         return [_open_checkpoint(path)]
     if (path / "storage" / "state.json").is_file():
@@ -334,6 +337,7 @@ def _open_npz(path: Path, scratch: Path) -> Table:
     unreadable: dict[str, str] = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            names = exported_names("episode_lengths") if archive.comment == EXPORTED else NAMES
             for member in archive.infolist():
                 if not member.filename.endswith(".npy"):
                     continue
@@ -345,7 +349,7 @@ def _open_npz(path: Path, scratch: Path) -> Table:
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
-    table = memory_table(values, path.name)
+    table = memory_table(values, path.name, names)
     table.unreadable = {**unreadable, **table.unreadable}
     return table
 
@@ -589,6 +593,7 @@ class _Columns:
         self._made_of: dict[str, list[str]] | None = None
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._unreadable: dict[str, str] = {}
+        self._names: Mapping[str, Sequence[str]] = NAMES
 
     def append(self, batch: Any) -> None:
         """Write the rows of a batch. Raises CorruptSourceError for empty cells, and for lists that change their length."""
@@ -598,10 +603,11 @@ class _Columns:
                 message = f"{self._name} has several columns named {twice[0]!r}"
                 raise CorruptSourceError(message, hint="its first line names the columns")
             if EXPORTED in (batch.schema.metadata or {}):  # a leaf is one column there, also one named agent_0
+                self._names = exported_names("episode")
                 self._made_of = {name: [name] for name in batch.schema.names}
                 self._made_of.pop("step", None)  # the step's number in its episode, which follows from the rows
             else:
-                self._made_of = _joined(batch.schema.names)
+                self._made_of = _joined(batch.schema)
         for number, (name, columns) in enumerate(self._made_of.items()):
             if name in self._unreadable:
                 continue
@@ -633,7 +639,7 @@ class _Columns:
             values[name] = np.memmap(path, dtype, "r", shape=shape) if self._rows else np.zeros(shape, dtype)
             if columns != [name]:
                 joined[name] = columns
-        return Table(self._name, values, self._unreadable, joined)
+        return Table(self._name, values, self._unreadable, joined, self._names)
 
     def _numbers(self, column: Any, name: str) -> np.ndarray:
         """The rows of a column: numbers, or lists of them of one length."""
@@ -659,22 +665,23 @@ class _NotNumbersError(ValueError):
     """A column holds something other than numbers."""
 
 
-def _joined(names: Iterable[str]) -> dict[str, list[str]]:
-    """Columns by the array that they belong to: ``obs_0``, ``obs_1`` ... belong to ``obs``, if each number from 0 on occurs
-    once (not as ``obs_1`` and ``obs_01``)."""
+def _joined(schema: Any) -> dict[str, list[str]]:
+    """Columns by the array that they belong to: the numbers ``obs_0``, ``obs_1`` ... belong to ``obs``, if each number from 0
+    on occurs once (not as ``obs_1`` and ``obs_01``). Columns of lists are arrays alone."""
+    import pyarrow
+
+    names = schema.names
     numbered: dict[str, list[tuple[int, str]]] = {}
     for name in names:
-        if match := _NUMBERED.fullmatch(name):
+        match = _NUMBERED.fullmatch(name)
+        if match and not pyarrow.types.is_nested(schema.field(name).type):
             numbered.setdefault(match[1], []).append((int(match[2]), name))
-    whole: dict[str, list[str]] = {}
+    stems: dict[str, str] = {}
     for stem, parts in numbered.items():
-        if stem and sorted(number for number, _ in parts) == list(range(len(parts))):
-            whole[stem] = [name for _, name in sorted(parts)]
+        if stem and stem not in names and sorted(number for number, _ in parts) == list(range(len(parts))):
+            stems |= {name: stem for _, name in parts}
     made_of: dict[str, list[str]] = {}
     for name in names:
-        match = _NUMBERED.fullmatch(name)
-        if match and match[1] in whole and match[1] not in names:
-            made_of[match[1]] = whole[match[1]]
-        else:
-            made_of[name] = [name]
+        stem = stems.get(name, name)
+        made_of[stem] = [column for _, column in sorted(numbered[stem])] if name in stems else [name]
     return made_of

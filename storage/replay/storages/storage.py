@@ -390,7 +390,12 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
             rows = torch.arange(len(storage), device="cpu").view(storage.shape).transpose(dim, 0)[index]
         index = tuple(torch.unravel_index(rows, storage.shape))
         value = copy_of(value)  # it may be a view of the same rows
-        value = value.expand(rows.shape) if is_tensor_collection(value) else value
+        if is_tensor_collection(value):
+            try:
+                value = value.expand(rows.shape)
+            except RuntimeError as error:
+                shapes = f"{list(value.batch_size)}, which does not fit the {list(rows.shape)} records to change"
+                raise SchemaError(f"the data have batch size {shapes}") from error
     storage[index] = value
 
 

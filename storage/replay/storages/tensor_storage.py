@@ -529,6 +529,11 @@ class TensorStorage(Storage):
             pairs, _, _ = pair_leaves(self._data, data, self.ndim)
             self._reserve(filled)
         self._accept()
+        if (
+            self._data is None and not batch_shape(data, self.ndim)[0]
+        ):  # of an emptied storage: no record to allocate for
+            self.empty()
+            return
         if self._data is None:
             shared_values(data)
             self._allocate(tree_map(lambda leaf: leaf[0], data))

@@ -20,6 +20,7 @@ from rbdata import (
 from rbdata.errors import DiskSpaceError, ReadOnlyError, SamplingError, SchemaError, UnknownKeyError, UsageError
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
+from tensordict import TensorDict
 
 
 def made(**options) -> TensorDictReplayBuffer:
@@ -213,3 +214,12 @@ def test_states_of_other_buffers_change_nothing(tmp_path, kind):
         assert now["_sampler"] == state["_sampler"] and now["_writer"] == state["_writer"]
         target.sample()
         target.load_state_dict(state)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,)])
+def test_records_of_another_shape_are_named(shape):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=2)
+    buffer.extend(TensorDict({"a": torch.arange(12.0).view(3, 4)}, [3, 4]))
+    with pytest.raises(SchemaError, match="batch size"):
+        buffer[0] = TensorDict({"a": torch.zeros(shape)}, shape)
+    assert buffer[:]["a"].tolist() == torch.arange(12.0).view(3, 4).tolist()

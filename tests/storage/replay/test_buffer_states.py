@@ -11,6 +11,7 @@ import torch
 from checkpoint_tools import SAMPLERS, filled, make
 from rbdata.errors import RbdataError, UsageError
 from rbdata.storage.replay import (
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -150,3 +151,14 @@ def test_the_end_of_a_pass_of_next_is_saved(folder, how, tmp_path):
     assert [len(buffer.next()) for _ in range(2)] == [40, 27]
     buffer.set_seed(1)
     assert len(buffer.next()) == 40
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_the_state_of_an_emptied_buffer(storage):
+    buffer, other = (ReplayBuffer(storage=storage(10), batch_size=2) for _ in range(2))
+    buffer.extend(rollout([5]))
+    buffer.empty()
+    other.load_state_dict(buffer.state_dict())
+    assert len(other) == 0
+    other.extend(rollout([3], first=40))
+    assert other["action"].tolist() == [40, 41, 42]

@@ -317,6 +317,22 @@ def test_nan_in_text_is_a_number_and_names_may_have_spaces(tmp_path: Path) -> No
         assert list(table.values) == ["obs", "act", "rew"]
 
 
+def test_numbered_columns_of_lists_stay_apart(tmp_path: Path) -> None:
+    columns = {
+        "cam_0": [[1, 2], [3, 4]],
+        "cam_1": [[1, 2, 3], [4, 5, 6]],
+        "x_0": [1, 2],
+        "x_1": [3, 4],
+        "x_2": [[1], [2]],
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "own.parquet")
+    with open_tables(tmp_path / "own.parquet", tmp_path / "scratch") as (table,):
+        found = {name: table.read(name, 0, 2).tolist() for name in table.values}
+    assert found == {name: rows for name, rows in columns.items() if name not in ("x_0", "x_1")} | {
+        "x": [[1, 3], [2, 4]]
+    }
+
+
 def _write_episode(group: Any, number: int) -> None:
     group["obs"], group["act"], group["rew"] = np.full((3, 2), number, np.float32), np.zeros(2), np.zeros(2)
 
