@@ -226,6 +226,15 @@ def _check_free(work: _Export, own: Mapping[str, str], what: str) -> None:
             raise UsageError(message, hint=_RENAME)
 
 
+def _check_apart(work: _Export, names: Mapping[str, str]) -> None:
+    """Raise UsageError if two leaves would have one name in the format."""
+    keys: dict[str, str] = {}
+    for key, name in names.items():
+        if (other := keys.setdefault(name, key)) != key:
+            message = f"{work.dataset.id} has leaves {other} and {key}, and the format one name for both: {name}"
+            raise UsageError(message, hint=_RENAME)
+
+
 # -- npz -----------------------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +288,9 @@ def _write_d4rl(work: _Export, part: Path, target: Path) -> None:
         "next_observations": _only(work, "next/observation"),
     }
     others = [key for key in work.ted_keys() if key not in _OUTCOME.union(arrays.values())]
-    arrays |= {"infos/" + key.removeprefix("info/"): key for key in others}
+    infos = {key: "infos/" + key.removeprefix("info/") for key in others}
+    _check_apart(work, infos)
+    arrays |= {name: key for key, name in infos.items()}
     with h5py.File(part, "w") as file:
         for name, key in arrays.items():
             leaf = work.leaf(key)
@@ -473,6 +484,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     if taken:
         raise UsageError(f"a leaf is named {taken[0]}, which is a feature of the format's own", hint=_RENAME)
     names = _short_names(keys, own)
+    _note_names(work, names)
     features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
     rules = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
     version = target.name if re.fullmatch(r"\d+\.\d+\.\d+", target.name) else ""
@@ -503,6 +515,13 @@ def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
     tops = {key.partition("/")[0] for key in keys} | taken
     shortened = {key: key.removeprefix("info/") for key in keys}
     return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
+
+
+def _note_names(work: _Export, names: Mapping[str, str]) -> None:
+    """Note the leaves that have another name in the format than their key without ``info/``; dots part levels there too."""
+    for key, name in names.items():
+        if name.replace(".", "/") != key.removeprefix("info/"):
+            work.notes.append(f"{key}: its column is {name}.")
 
 
 def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.ndarray]:
@@ -613,8 +632,11 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> d
             name = "observation/image" if _picture_shape(work.leaf(key)) else "observation/state"
         elif key in own or key == "task":
             name = f"info/{key}"
-        names[key] = name.replace("/", ".")
-    return names
+        names[key] = name
+    _check_apart(work, names)
+    dotted = {key: name.replace("/", ".") for key, name in names.items()}
+    _note_names(work, dotted)
+    return dotted
 
 
 def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
@@ -724,8 +746,6 @@ def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _T
             work.notes.append(f"{key}: rows of {list(before)} are pictures of {list(column.shape)}.")
         if not column.has_stats:
             work.notes.append(f"{key}: rows of {list(before)} are too large for statistics, and have none.")
-    if "observation" in columns:
-        work.notes.append(f"observation: its column is {columns['observation'].name}.")
     if tasks.key not in (None, "task"):
         work.notes.append(f"{tasks.key}: it is the task of each step.")
 

@@ -234,6 +234,35 @@ def test_leaves_with_the_names_of_roles_stay_leaves(to: Any, key: str, make: Any
     assert_same(dataset, rbdata.open_dataset(rbdata.convert(target, "my/back")))
 
 
+@pytest.mark.parametrize(
+    ("to", "named"),
+    [
+        ("d4rl", None),
+        ("rlds", "info/goal: its column is info/goal."),
+        ("lerobot", "info/goal: its column is info.goal."),
+    ],
+)
+def test_leaves_with_the_same_name_in_info_stay_apart(make: Any, to: Any, named: str | None, tmp_path: Path) -> None:
+    def beside(td: TensorDict) -> TensorDict:
+        return td.set("goal", td["action"] + 100)
+
+    dataset = rbdata.open_dataset(rbdata.preprocess(make("vector"), beside, dest="my/beside"))
+    if named is None:  # one of the two was lost
+        with pytest.raises(UsageError, match="leaves info/goal and goal"):
+            rbdata.export(dataset, tmp_path / "out", to)
+        return
+    assert named in write_export(dataset, tmp_path / "out", to).notes
+
+
+def test_task_and_the_task_of_info_have_one_column_in_lerobot(make: Any, tmp_path: Path) -> None:
+    def tasks(td: TensorDict) -> TensorDict:
+        return td.set("task", td["action"]).set(("info", "task"), td["action"] + 1)
+
+    dataset = rbdata.open_dataset(rbdata.preprocess(make("vector"), tasks, dest="my/tasks"))
+    with pytest.raises(UsageError, match="leaves info/task and task"):
+        rbdata.export(dataset, tmp_path / "out", "lerobot")
+
+
 def test_npz_has_an_array_of_its_own(make: Any, tmp_path: Path) -> None:
     def named(td: TensorDict) -> TensorDict:
         return td.set("episode_lengths", td["action"][:, 0].clone())
