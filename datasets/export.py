@@ -39,7 +39,7 @@ from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column, require_pyarrow
 from .ingest.trajectories import compare_successors
 
 if TYPE_CHECKING:
-    from .formats.lerobot_writer import WrittenColumn
+    from .formats.lerobot import WrittenColumn
 
 Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"]
 Frames = Literal["video", "image"]
@@ -474,7 +474,7 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
 
 def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     """An episode of n steps becomes n + 1 rows; the last holds the final observation, and zeros in all other columns."""
-    from .formats.tfds_writer import EpisodeFolder, WrittenFeature, numbers, strings
+    from .formats.tfds import EpisodeFolder, WrittenFeature, encode_numbers, encode_strings
 
     _check_successors(work)
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
@@ -495,15 +495,15 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
         for key, feature in zip(keys, features):
             blocks = _episode_rows(work, key, start, end)
             if feature.encoding == "none":
-                lists[feature.name] = numbers(np.concatenate(list(blocks)))
+                lists[feature.name] = encode_numbers(np.concatenate(list(blocks)))
             else:
-                lists[feature.name] = strings([one for block in blocks for one in feature.encode(block)])
+                lists[feature.name] = encode_strings([one for block in blocks for one in feature.encode(block)])
         reward = work.rows("next/reward", start, end).reshape(-1)
-        lists["reward"] = numbers(np.append(reward, np.float32(0)))
+        lists["reward"] = encode_numbers(np.append(reward, np.float32(0)))
         at, outcome = np.arange(start, end + 1), dataset.episodes.outcome[number]
-        lists["is_first"] = numbers(at == start)
-        lists["is_last"] = numbers((at == end) & (outcome != CUT))
-        lists["is_terminal"] = numbers((at == end) & (outcome == TERMINATED))
+        lists["is_first"] = encode_numbers(at == start)
+        lists["is_last"] = encode_numbers((at == end) & (outcome != CUT))
+        lists["is_terminal"] = encode_numbers((at == end) & (outcome == TERMINATED))
         folder.add(lists)
     work.note_left_out({*keys, *(f"next/{key}" for key in keys), *_OUTCOME})
     _end_flags(work)
@@ -552,7 +552,7 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
     """
     require_pyarrow("export to lerobot needs pyarrow")
-    from .formats.lerobot_writer import OWN, LerobotFolder, WrittenColumn
+    from .formats.lerobot import OWN, LerobotFolder, WrittenColumn
     from .formats.video import require_av
 
     _check_successors(work)

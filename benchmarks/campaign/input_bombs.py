@@ -562,7 +562,7 @@ def read_bomb(kind: str, path: Path) -> None:
             with suppress(CorruptSourceError):
                 json.dumps(parse_metadata((path / f"{name}.json").read_bytes(), "x").environment)
     elif kind == "gzip":
-        from rbdata.datasets.formats.gunzip import gunzip
+        from rbdata.datasets.formats.packed import gunzip
 
         assert not any(gunzip([(path / "x.gz").read_bytes()], "x"))
     elif kind == "index":

@@ -95,7 +95,7 @@ def _gzip_corpus(_: Path) -> Corpus:
 
 
 def _read_gzip(data: bytes, _: Path) -> None:
-    from rbdata.datasets.formats.gunzip import gunzip
+    from rbdata.datasets.formats.packed import gunzip
 
     found = b"".join(gunzip([data[:50], data[50:]], "x"))
     with contextlib.suppress(OSError, EOFError, zlib.error):  # zlib checks less of the head than ISA-L
@@ -605,7 +605,7 @@ def _npz_corpus(_: Path) -> Corpus:
 
 
 def _read_npz(data: bytes, _: Path) -> None:
-    from rbdata.datasets.formats.npz import NpzArchive
+    from rbdata.datasets.formats.npy import NpzArchive
 
     with NpzArchive(data, "x") as archive:
         found = {key: archive.array(key) for key in archive.keys}

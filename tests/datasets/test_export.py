@@ -99,7 +99,7 @@ def test_rlds_is_converted_to_the_same(make: Any, kind: str, tmp_path: Path) -> 
 
 def test_rlds_of_every_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several files; names that are taken stay under ``info``."""
-    monkeypatch.setattr("rbdata.datasets.formats.tfds_writer._FILE_BYTES", 100)
+    monkeypatch.setattr("rbdata.datasets.formats.tfds._FILE_BYTES", 100)
     rng = np.random.default_rng(0)
     made = []
     for length in (3, 1, 4):

@@ -182,8 +182,8 @@ def test_statistics(tmp_path: Path) -> None:
 
 def test_frames_are_video_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several files; an episode's frames are where its metadata say, in the order of its rows."""
-    monkeypatch.setattr("rbdata.datasets.formats.lerobot_writer._VIDEO_BYTES", 1000)
-    monkeypatch.setattr("rbdata.datasets.formats.lerobot_writer._DATA_BYTES", 1)
+    monkeypatch.setattr("rbdata.datasets.formats.lerobot._VIDEO_BYTES", 1000)
+    monkeypatch.setattr("rbdata.datasets.formats.lerobot._DATA_BYTES", 1)
     dataset = make(episodes(pixels=True, state=(3,)))
     done = write_export(dataset, tmp_path / "out", "lerobot", fps=10)
     assert any("observation/pixels: H.264 video, which changes values" in note for note in done.notes)
@@ -331,7 +331,7 @@ def test_without_the_extra_for_video(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("suffix", [".mp4", ".parquet"])
 def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, nothing is left beside it, and a second try succeeds."""
-    from rbdata.datasets.formats.video_writer import OutputFile
+    from rbdata.datasets.formats.video import OutputFile
 
     dataset = make(episodes(pixels=True, state=(3,)))
     kept = export(dataset, tmp_path / "out", fps=5)

@@ -26,8 +26,8 @@ from ....storage.schema import Leaf
 from ....storage.threads import map_in_threads
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
-from ...formats.gunzip import gunzip
 from ...formats.npy import Expected, NpyStream
+from ...formats.packed import gunzip
 from ...ingest.job import ConvertOptions, Plan, RawObject
 from ...ingest.request import select_numbered
 from ...ingest.row_source import Block, CountedStream, RowSource

@@ -41,8 +41,8 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...fetch import Location, Readahead, RemoteObject
-from ...formats.gunzip import gunzip
 from ...formats.limits import check_rows
+from ...formats.packed import gunzip
 from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.recording import ABOUT, END_CUT, END_TERMINATED, END_TRUNCATED, RecordingWriter

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError, RbdataError, UsageError, reason
-from ...formats.npz import NpzArchive
-from ...formats.zip_archive import ZipArchive
+from ...formats.npy import NpzArchive
+from ...formats.packed import ZipArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, state_rows
 from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
 

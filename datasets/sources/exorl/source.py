@@ -42,7 +42,7 @@ class ExorlSource(Source):
         return self._job(name, location, domain, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.zip_archive import member_names
+        from ...formats.packed import member_names
 
         file = only_file(path, ".zip")
         return file is not None and any(name.startswith("buffer/episode_") for name in member_names(file))

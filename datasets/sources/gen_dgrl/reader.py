@@ -29,7 +29,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ...formats.limits import REFETCH
-from ...formats.npz import NpzArchive
+from ...formats.npy import NpzArchive
 from ...formats.numpy_pickle import read_pickle
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows
 from ...ingest.spaces import cast_rows

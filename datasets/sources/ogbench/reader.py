@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
-from ...formats.npz import NpzArchive
+from ...formats.npy import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards

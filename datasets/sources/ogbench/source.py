@@ -154,7 +154,7 @@ class OgbenchSource(Source):
         return _job(name, known, location, files, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.npz import array_names
+        from ...formats.npy import array_names
 
         file = only_file(path, ".npz")
         if file is None:

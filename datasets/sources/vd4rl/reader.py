@@ -19,7 +19,7 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
-from ...formats.npz import NpzArchive
+from ...formats.npy import NpzArchive
 from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
 from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
 

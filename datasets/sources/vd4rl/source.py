@@ -74,7 +74,7 @@ class VD4RLSource(Source):
         return _job(name, location, folder, files, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.npz import array_names
+        from ...formats.npy import array_names
         from ...ingest.raw_files import hdf5_names
 
         files = sorted(path.iterdir()) if path.is_dir() else [path]

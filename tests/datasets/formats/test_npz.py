@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rbdata.datasets.formats.npz import NpzArchive
-from rbdata.datasets.formats.zip_archive import ZipArchive
+from rbdata.datasets.formats.npy import NpzArchive
+from rbdata.datasets.formats.packed import ZipArchive
 from rbdata.errors import CorruptSourceError
 
 _DTYPES = st.sampled_from(["u1", "i2", ">i4", "<f4", ">f8", "?", "f2"])

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.datasets.formats.tfds import Feature, parse_features, parse_info, read_values
-from rbdata.datasets.formats.tfds_writer import numbers, strings
+from rbdata.datasets.formats.tfds import (
+    Feature,
+    encode_numbers,
+    encode_strings,
+    parse_features,
+    parse_info,
+    read_values,
+)
 from rbdata.datasets.formats.tfrecord import Lists, WireError, drop_pages, parse_example, read_mapped_records
 from rbdata.errors import CorruptSourceError
 from rlds_tools import FIXTURES, image, sequence, several, steps, tensor, text
@@ -70,9 +76,9 @@ def test_what_has_no_rows_says_why(feature, why):
 def test_what_is_encoded_is_decoded(whole, real, some):
     """By the writer of `rbdata export`; the bytes are those of the writer by hand."""
     pieces = {
-        "whole": numbers(np.array(whole, np.int64)),
-        "real": numbers(np.array(real, np.float64)),
-        "some": strings(some),
+        "whole": encode_numbers(np.array(whole, np.int64)),
+        "real": encode_numbers(np.array(real, np.float64)),
+        "some": encode_strings(some),
     }
     by_hand = {"whole": ints(whole), "real": floats(real), "some": blobs(some)}
     assert {name: b"".join(one) for name, one in pieces.items()} == by_hand

@@ -620,7 +620,7 @@ def test_trap_66_gzip_bomb(tmp_path):
 def test_a_gzip_file_of_very_many_members():
     import gzip
 
-    from rbdata.datasets.formats.gunzip import gunzip
+    from rbdata.datasets.formats.packed import gunzip
 
     members = [gzip.compress(bytes([number % 251]) * (number % 7)) for number in range(5000)]
     whole = b"".join(members)

@@ -1,10 +1,11 @@
-"""Zip archives from third parties: members as streams of bytes, compared with size and checksum.
+"""Gzip streams and zip archives from third parties, unpacked in bounded pieces and compared with their sizes and checksums.
 
-The central directory is read by `zipfile`; bytes are unpacked here, by ISA-L, in pieces of at most `PIECE` bytes, so that a
-member that unpacks to terabytes never gets further than its consumer. Nothing is extracted to a disk. Several members may be
-read at once.
+``isal`` decodes Atari members at 4-6 GB/s on one core, Python's own zlib at below 1. Output is asked for in pieces of at most
+`_PIECE` bytes, so that a small input that unpacks to terabytes never gets further than its consumer.
 
-Format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+Gzip (RFC 1952): a file may hold several members one after the other. Zip
+(https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT): the central directory is read by `zipfile`; nothing is extracted
+to a disk, and several members may be read at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import io
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,59 @@ from ...errors import CorruptSourceError, RbdataError, reason
 from ...storage.durable import open_plain
 from .limits import REFETCH, most_unpacked
 
-PIECE = 1 << 18
-_GIVEN = 1 << 16
+_PIECE = 1 << 18
+#: Packed bytes passed to the decoder at once. At the end of each member of gzip it copies the rest, and 1 MB may hold 50,000
+#: members.
+_GIVEN_ZIP, _GIVEN_GZIP = 1 << 16, 1 << 15
+_MAGIC = b"\x1f\x8b"
+_REFETCH = "the copy at the source or mirror is damaged; try another mirror"
+_DAMAGED = f"the file is damaged: {REFETCH}"
+
+
+def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Yield the unpacked bytes of a gzip stream, in pieces of at most ``_PIECE``.
+
+    Raises CorruptSourceError naming ``name`` when it is not a gzip stream, is damaged, ends early, or is followed by
+    something else.
+    """
+    from isal import igzip_lib
+
+    damaged: Any = igzip_lib.IsalError
+    source = (chunk[at : at + _GIVEN_GZIP] for chunk in chunks for at in range(0, len(chunk), _GIVEN_GZIP))
+    data = _at_least(source, b"", len(_MAGIC))
+    if not data.startswith(_MAGIC):
+        held = "it holds an unpacked .npy file" if data.startswith(b"\x93N") else f"it begins with {data[:8]!r}"
+        message = f"{name} is not gzip although named so: {held}" if data else f"{name} is empty"
+        raise CorruptSourceError(message, hint=_REFETCH)
+    while data.startswith(_MAGIC):
+        member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        while not member.eof:
+            try:
+                piece = member.decompress(data, _PIECE)
+            except damaged as error:
+                raise CorruptSourceError(f"{name} is a damaged gzip file: {error}", hint=_REFETCH) from error
+            data = b""
+            if piece:
+                yield piece
+            if member.needs_input and not member.eof:
+                data = next(source, b"")
+                if not data:
+                    raise CorruptSourceError(f"{name} is cut short: its gzip stream has no end", hint=_REFETCH)
+        data = _at_least(source, member.unused_data, len(_MAGIC))
+    while data:
+        if data.strip(b"\0"):
+            raise CorruptSourceError(f"{name} has something after the end of its gzip stream", hint=_REFETCH)
+        data = next(source, b"")
+
+
+def _at_least(source: Iterator[bytes], data: bytes, count: int) -> bytes:
+    while len(data) < count and (more := next(source, b"")):
+        data += more
+    return data
+
+
+# -- zip ---------------------------------------------------------------------------------------------------------------
+
 #: A local header: signature, and after 22 other bytes the lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22x2H")
 _ENCRYPTED = 1
@@ -95,7 +147,7 @@ class ZipArchive:
 
     def _stored(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
         at, left = self._begin(entry), entry.compress_size
-        while data := self._bytes(at, min(left, PIECE)):
+        while data := self._bytes(at, min(left, _PIECE)):
             at, left = at + len(data), left - len(data)
             yield data
 
@@ -107,10 +159,10 @@ class ZipArchive:
         inflater, data = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE), b""
         while not inflater.eof:
             if inflater.needs_input:
-                data = self._bytes(at, min(left, _GIVEN))
+                data = self._bytes(at, min(left, _GIVEN_ZIP))
                 at, left = at + len(data), left - len(data)
             try:
-                piece = inflater.decompress(data, PIECE)
+                piece = inflater.decompress(data, _PIECE)
             except damaged as error:
                 message = f"{self.name}: {entry.filename} is damaged: {error}"
                 raise CorruptSourceError(message, hint=_DAMAGED) from error
@@ -146,6 +198,3 @@ def member_names(path: Path) -> set[str]:
             return set(archive.members)
     except (CorruptSourceError, OSError):
         return set()
-
-
-_DAMAGED = f"the file is damaged: {REFETCH}"
