@@ -926,7 +926,8 @@ class ReplayBuffer:
         check_parts(self._sampler, self._storage, self._writer, Use(world_size=world_size))
         seed = int(self._rng.initial_seed())
         with self._exclusive():
-            self._rank, self._world = self._rank * world_size + rank, self._world * world_size
+            # Every world-th place of this process's share, whatever the number of workers of other processes.
+            self._rank, self._world = self._rank + self._world * rank, self._world * world_size
             passes = getattr(self._sampler, "passes", None)
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)

@@ -480,6 +480,7 @@ class ReplayBufferEnsemble:
 
     @property
     def sampler(self) -> SamplerEnsemble:
+        self._sampler.parts = tuple(buffer.sampler for buffer in self.buffers)  # a member may have got another one
         return self._sampler
 
     @property
@@ -520,8 +521,9 @@ class ReplayBufferEnsemble:
         size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        part = self._sampler.part_size(check_batch_size(size))
-        ids = self._sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
+        sampler = self.sampler
+        part = sampler.part_size(check_batch_size(size))
+        ids = sampler.draw_members([buffer.storage for buffer in self.buffers], part, self._generator).tolist()
         as_read = self._collate is None and not len(self._transforms) and not return_info
         if as_read and all(self.buffers[member]._gives_columns for member in set(ids)):
             parts, batch = [], self._sample_columns(ids, part)

@@ -200,6 +200,16 @@ def test_members_by_what_they_hold():
         ensemble.sample(20)
 
 
+def test_members_by_what_their_new_samplers_can_draw():
+    ensemble = ReplayBufferEnsemble(plain(8), plain(20), p="sampleable", seed=0)
+    sampler = SliceSampler(slice_len=10)
+    for member in ensemble.buffers:
+        member.set_sampler(SliceSampler(slice_len=10))
+    ensemble[0].set_sampler(sampler)
+    assert ensemble.sampler[0] is sampler
+    assert bool((ensemble.sample(20)["index", "buffer_ids"] == 1).all())
+
+
 def test_parts_are_filled_up_by_the_next_pass():
     ensemble = ReplayBufferEnsemble(plain(10, sampler=SamplerWithoutReplacement()), batch_size=4, sample_from_all=True)
     drawn = torch.cat([ensemble.sample()["x"][0] for _ in range(5)])

@@ -45,6 +45,20 @@ def test_data_loader_workers_share_a_pass(folder, kind, start):
     assert sorted(index.tolist()) == list(range(size))
 
 
+@pytest.mark.parametrize("workers", [(0, 2), (3, 1), (1, 2, 0)])
+@pytest.mark.parametrize("shuffle", [True, False, "blocks"])
+def test_processes_with_unlike_numbers_of_workers_share_a_pass(folder, workers, shuffle):
+    options = {"batch_size": 4, "replacement": False, "shuffle": shuffle, "world_size": len(workers), "seed": 5}
+    drawn, shares = [], []
+    for rank, number in enumerate(workers):
+        alone = rbdata.load(folder, rank=rank, **options)
+        shares.append({step for batch in alone for step in batch["index"].tolist()})
+        loader = rbdata.load(folder, rank=rank, **options).as_iterable().loader(num_workers=number)
+        drawn.append([step for batch in loader for step in batch["index"].tolist()])
+    assert sorted(sum(drawn, [])) == list(range(67))
+    assert [set(steps) for steps in drawn] == shares
+
+
 def test_workers_with_replacement_draw_differently(folder):
     buffer = rbdata.load(folder, batch_size=16, seed=5)
     loader = buffer.as_iterable(3).loader(num_workers=2, multiprocessing_context="fork")
