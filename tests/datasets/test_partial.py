@@ -298,6 +298,12 @@ def test_batches_follow_from_the_seed_and_the_growth(tmp_path, mirror, whole, ki
         again.load_state_dict(state)
         assert len(again) == state["_storage"]["growth"][-1][1]
         assert_same(batches(again, 2), found[5 * number + 3 : 5 * number + 5])
+        # Beside the growth, a run that is repeated and resumed goes on to the end.
+        again = rbdata.load(path, growth=growth, **options)
+        again.load_state_dict(state)
+        assert_same(batches(again, len(found) - 5 * number - 3), found[5 * number + 3 :])
+        again = rbdata.load(path, **options)
+        again.load_state_dict(state)
     assert again.state_dict()["_storage"]["growth"] == states[-1]["_storage"]["growth"]
     again.refresh()
     assert len(again) == len(whole)

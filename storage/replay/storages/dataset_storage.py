@@ -74,7 +74,8 @@ class DatasetStorage(Storage):
         self._own: Timeline | None = None
         #: The shown steps: (batches drawn before, steps from then on); empty if the whole dataset was always shown.
         self.growth: list[list[int]] = []
-        self._to_come = self._checked(growth or [])
+        self._planned = self._checked(growth or [])
+        self._to_come = list(self._planned)
         self._watch, self._looked, self._waiting = watch, time.monotonic(), False
         if self._to_come:
             self.show(self._to_come.pop(0)[1], 0)
@@ -257,7 +258,8 @@ class DatasetStorage(Storage):
         self._accept()
         if steps != len(self.dataset):
             self._show(steps)
-        self.growth, self._to_come, self._waiting = growth, [], False
+        self.growth, self._waiting = growth, False
+        self._to_come = [entry for entry in self._planned if entry[1] > steps]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_timelines": {}, "_own": None}

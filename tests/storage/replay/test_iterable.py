@@ -55,7 +55,7 @@ def test_processes_with_unlike_numbers_of_workers_share_a_pass(folder, workers, 
         shares.append({step for batch in alone for step in batch["index"].tolist()})
         loader = rbdata.load(folder, rank=rank, **options).as_iterable().loader(num_workers=number)
         drawn.append([step for batch in loader for step in batch["index"].tolist()])
-    assert sorted(sum(drawn, [])) == list(range(67))
+    assert sorted(step for steps in drawn for step in steps) == list(range(67))
     assert [set(steps) for steps in drawn] == shares
 
 
