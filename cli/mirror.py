@@ -77,7 +77,7 @@ def push(
     card. The token is that of HF_TOKEN or `hf auth login`.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors.push import push as push_dataset
+    from ..datasets.mirrors.contents import push as push_dataset
 
     to_hub = is_hub_dataset(url)
     if (licence or public) and not to_hub:

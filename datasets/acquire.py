@@ -29,9 +29,8 @@ from ..storage.lock import WriterLock, when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
-from .fetch import open_location
+from .fetch import open_location, open_mirror, open_raw
 from .fetch.location import is_hub_dataset
-from .fetch.transports import open_mirror, open_raw
 from .ingest.job import Job
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all

@@ -40,7 +40,7 @@ from .fetch.location import is_hub_dataset
 from .fetch.retries import call_with_retries, retry_after_seconds, status_error, transient
 from .fetch.upload import LocalFile
 from .mirrors import pull
-from .mirrors.push import OnProgress, Pushed, check_replaceable, check_undamaged
+from .mirrors.contents import OnProgress, Pushed, check_replaceable, check_undamaged
 
 CARD = "README.md"
 #: A group of files is one request for places to upload to; an interrupted push loses at most what is under way.
@@ -75,8 +75,8 @@ def push(
 
     Raises UsageError for a URL of another kind, a missing licence, or a repository with the other visibility;
     MissingExtraError; ForbiddenError without a token, or with a token that may not write; DatasetExistsError,
-    DamagedDatasetError, DatasetBusyError as `mirrors.push.push`; ObjectChangedError if another commit is made meanwhile; and
-    the fetch errors.
+    DamagedDatasetError, DatasetBusyError as `mirrors.contents.push`; ObjectChangedError if another commit is made meanwhile;
+    and the fetch errors.
     """
     if not is_hub_dataset(url):
         raise UsageError(f"{url} is not a dataset repository of the Hub", hint="push to hf://datasets/owner/name")

@@ -31,9 +31,8 @@ from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksu
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
-from .fetch import FetchOptions, Location, RemoteObject, open_location
+from .fetch import FetchOptions, Location, RemoteObject, open_location, open_raw
 from .fetch.reading import stream
-from .fetch.transports import open_raw
 from .ingest.job import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore

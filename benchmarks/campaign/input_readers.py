@@ -325,7 +325,7 @@ class _Unwritten:
 def convert(source: str, path: Path, **extra: Any) -> Any:
     """Plan a conversion and read all of its rows, as a download does, into nothing."""
     from rbdata.datasets.catalogue import load_source
-    from rbdata.datasets.fetch.transports import open_raw
+    from rbdata.datasets.fetch import open_raw
     from rbdata.datasets.ingest.job import ConvertOptions
     from rbdata.datasets.ingest.raw_files import RawReading
 
@@ -538,7 +538,7 @@ class LerobotFile:
 
     def _convert(self, home: Path) -> None:
         from rbdata.datasets.catalogue import load_source
-        from rbdata.datasets.fetch.transports import open_raw
+        from rbdata.datasets.fetch import open_raw
         from rbdata.datasets.ingest.job import ConvertOptions
         from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 

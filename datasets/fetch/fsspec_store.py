@@ -16,7 +16,6 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
-from .http_responses import check_first
 from .location import (
     CONNECTIONS,
     FIRST_RANGE,
@@ -28,6 +27,7 @@ from .location import (
     Pages,
     PerProcess,
     RemoteObject,
+    check_first,
     check_path,
     is_plain_name,
     join_path,

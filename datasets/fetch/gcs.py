@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, TransientFetchError, UsageError
-from .http_responses import check_first, hex_of_base64
 from .location import (
     CONNECTIONS,
     Location,
@@ -24,7 +23,9 @@ from .location import (
     PerProcess,
     RemoteObject,
     check_endpoint,
+    check_first,
     check_path,
+    hex_of_base64,
     is_plain_name,
     join_path,
     require_inside,

@@ -1,4 +1,7 @@
-"""A location on a web server with directory indexes; single objects from any web server."""
+"""A location on a web server with directory indexes; single objects from any web server.
+
+The headers of a response state size, version and checksums of an object.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
-from .http_responses import (
-    accepted_encoding,
-    check_same_object,
-    is_web_page,
-    length,
-    read_page,
-    stated_checksums,
-    stated_version,
-)
 from .location import (
     CONNECTIONS,
     Location,
@@ -29,18 +23,19 @@ from .location import (
     PerProcess,
     RemoteObject,
     check_offset,
+    content_range,
+    hex_of_base64,
     is_plain_name,
     require_inside,
+    size_in,
 )
-from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, status_error, transient
+from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, replaced, status_error, transient
 
 if TYPE_CHECKING:
     import requests
 
-
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
-_FIRST_PIECE = 1 << 16
-PIECE = 1 << 18
+_FIRST_PIECE, _PIECE = 1 << 16, 1 << 18
 _LONGEST_EXPLANATION = 1 << 16
 
 #: Words in the title of a directory index.
@@ -172,6 +167,8 @@ class HttpLocation(Location):
     # -- one folder --------------------------------------------------------------------------------------------------
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
+        from .paced_connections import read_page
+
         url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
         pages = Pages(url, self.options.silence_timeout)
@@ -201,7 +198,7 @@ class HttpLocation(Location):
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
 
 
-# -- one response ------------------------------------------------------------------------------------------------------
+# -- bodies ------------------------------------------------------------------------------------------------------------
 
 
 def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:
@@ -245,12 +242,81 @@ def _body(response: requests.Response, obj: RemoteObject, skip: int) -> Iterator
             break
         received += len(piece)
         if received >= 16 * _FIRST_PIECE:
-            piece_size = PIECE
+            piece_size = _PIECE
         if skip < len(piece):
             yield piece[skip:] if skip else piece
         skip = max(0, skip - len(piece))
     if stated is not None and received < stated:
         raise transient(f"{obj.url}: connection lost after {received} of {stated} bytes")
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def accepted_encoding(url: str) -> str:
+    """The Accept-Encoding that makes the server send the bytes as stored.
+
+    'identity' for every server but Google's, which unpacks objects stored with gzip encoding for it.
+    """
+    host = urlsplit(url).hostname or ""
+    return "gzip" if host == "storage.googleapis.com" or host.endswith(".storage.googleapis.com") else "identity"
+
+
+def stated_version(headers: Mapping[str, str]) -> str | None:
+    """The strong ETag, else Last-Modified, for If-Range. A weak ETag does not guarantee equal bytes."""
+    tag = headers.get("ETag", "")
+    if tag.startswith('"'):
+        return tag
+    return headers.get("Last-Modified")
+
+
+def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
+    """Checksums of the object, from the headers of a complete response. (An ETag is not an MD5.)"""
+    found = {}
+    for item in headers.get("x-goog-hash", "").split(","):
+        name, _, value = item.strip().partition("=")
+        if name in ("crc32c", "md5"):
+            found[name] = hex_of_base64(value)
+    if "Content-MD5" in headers:
+        found["md5"] = hex_of_base64(headers["Content-MD5"])
+    return {name: value for name, value in found.items() if value}
+
+
+def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapping[str, str]) -> int:
+    """How many leading bytes to skip in this response to a request for `bytes=offset-`.
+
+    Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
+    """
+    first, total = content_range(headers)
+    # Compare an ETag only with an ETag: some servers state one for GET and none for HEAD.
+    stated = headers.get("ETag" if (obj.version or "").startswith('"') else "Last-Modified")
+    if status == 416:
+        if obj.size is None and total == offset:
+            return 0
+        raise replaced(obj.url, f"it no longer has byte {offset}")
+    if obj.version and stated and stated != obj.version and not stated.startswith("W/"):
+        raise replaced(obj.url, f"version {stated} instead of {obj.version}")
+    size = total if status == 206 else length(headers)
+    if obj.size is not None and size is not None and obj.size != size:
+        raise replaced(obj.url, f"{size} bytes instead of {obj.size}")
+    if status == 206:
+        if first != offset:
+            message = f"{obj.url}: requested bytes from {offset}, received bytes from {first}"
+            raise FetchError(message, hint="use another mirror (--mirror)")
+        return 0
+    if status != 200:
+        raise status_error(status, obj.url, headers)
+    # The server ignores ranges and sends the object from its start.
+    return offset
+
+
+def length(headers: Mapping[str, str]) -> int | None:
+    return size_in(headers.get("Content-Length", ""))
+
+
+def is_web_page(headers: Mapping[str, str]) -> bool:
+    kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/xhtml+xml")
 
 
 # -- directory indexes: Apache, nginx, lighttpd, Caddy, `python -m http.server` ----------------------------------------

@@ -30,7 +30,6 @@ from urllib.parse import quote, unquote, urlsplit
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
 from .http import HttpLocation
-from .http_responses import read_page
 from .location import (
     SIZE_LIMIT,
     Location,
@@ -287,6 +286,8 @@ class _Session:
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
     def _request_once(self, url: str, is_valid: Callable[[Any], bool], pages: Pages | None) -> tuple[Any, str | None]:
+        from .paced_connections import read_page
+
         with self.http.request("GET", url) as response:
             body = read_page(response, url, "the response", pages=pages)
             next_url = response.links.get("next", {}).get("url")

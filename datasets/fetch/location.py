@@ -6,6 +6,8 @@ Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0
 
 from __future__ import annotations
 
+import base64
+import binascii
 import errno
 import os
 import stat as stat_flags
@@ -117,6 +119,32 @@ def stated_size(size: int | None) -> int | None:
     if size is not None and not 0 <= size < SIZE_LIMIT:
         raise ValueError("a size is negative, or has too many digits")
     return size
+
+
+def size_in(text: str) -> int | None:
+    """The number of bytes that a header states; None for other text and for impossible sizes."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """First byte and total size from ``bytes 5-9/10``, ``bytes */10``, ``bytes 5-9/*``."""
+    span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
+    return size_in(span.partition("-")[0]), size_in(total)
+
+
+def check_first(status: int, headers: Mapping[str, str], start: int) -> None:
+    """Raise ValueError if the response to a request for bytes from ``start`` states that it starts elsewhere."""
+    first = content_range(headers)[0] if status == 206 else 0
+    if first != start:
+        raise ValueError(f"bytes from {first} instead of {start}")
+
+
+def hex_of_base64(text: str) -> str:
+    """Base64 as lowercase hex; '' for text that is not base64."""
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def check_path(path: str) -> str:

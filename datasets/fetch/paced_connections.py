@@ -1,4 +1,5 @@
-"""Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of a response.
+"""Connections that time out when a server sends too slowly, and fail when it closes them inside the headers of a response; and
+the bodies of listings and APIs, which are limited in bytes and time. Importing it imports requests.
 
 The time-out of a socket restarts with every byte, so a server that trickles bytes never times out. Here a response, including
 its headers, must also arrive at `MIN_RATE` on average, measured over waits that add up to the time-out. Time between reads
@@ -20,9 +21,43 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from .http_responses import read_page
-from .location import LONGEST_RESPONSE, Pages
-from .retries import MIN_RATE
+from ...errors import FetchError
+from .location import LONGEST_RESPONSE, Pages, size_in
+from .retries import MIN_RATE, raise_network_error, transient
+
+#: Limit in bytes of a page of a listing, or of a response of an API.
+_LONGEST_PAGE = 64 << 20
+_PIECE = 1 << 16
+
+
+def read_page(
+    response: Response,
+    url: str,
+    what: str,
+    hint: str | None = None,
+    *,
+    pages: Pages | None = None,
+    longest: int = _LONGEST_PAGE,
+) -> bytes:
+    """The decoded body of a response.
+
+    Raises FetchError if it is larger than ``longest`` or takes longer than ``pages`` allow, TransientFetchError if it ends
+    before the stated length, and the network errors.
+    """
+    page = bytearray()
+    try:
+        for piece in response.iter_content(_PIECE):
+            page += piece
+            if len(page) > longest:
+                raise FetchError(f"{url}: {what} is larger than {longest >> 20} MiB", hint=hint)
+            if pages is not None:
+                pages.check_time()
+    except Exception as error:
+        raise_network_error(error, url)
+    stated, received = size_in(response.headers.get("Content-Length", "")), response.raw.tell()
+    if stated is not None and received < stated:
+        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
+    return bytes(page)
 
 
 class PacedAdapter(HTTPAdapter):

@@ -22,12 +22,12 @@ from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNo
 from ...storage.checksums import hash_file
 from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
+from . import open_location
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, make_client, may_have_credentials, translate_error
 from .location import DirectoryLocation, Location, RemoteObject, check_path, join_path
 from .reading import OnBytes, Verifier, discard_part, fetch_to_file, stream
 from .retries import FetchOptions, call_with_retries
-from .transports import open_location
 
 #: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
 S3_PIECE = 64 << 20

@@ -1,6 +1,13 @@
-"""The contents of a mirror: listing them, and removing a dataset or a folder of raw files.
+"""Copies datasets to a mirror, lists what it holds, and removes it; a mirror holds converted datasets, raw files, or both.
 
-A dataset's manifest is removed first, so that an incomplete dataset is never listed.
+`push` uses the layout of a root, so a root is a mirror too:
+
+    <mirror>/atari/Pong/5/rbdata.json ...                      a converted dataset
+    <mirror>/.raw/atari/dqn/Pong/5/replay_logs/...             raw files, in the provider's layout
+    <mirror>/<the provider's layout>                           the same without those two folders: a copy of a bucket
+
+Downloads copy a converted dataset and compare its files with its manifest; raw files are converted. The manifest is sent
+last and removed first, so a mirror never lists an incomplete dataset.
 """
 
 from __future__ import annotations
@@ -9,21 +16,164 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
-from ...errors import DamagedDatasetError, NotADatasetError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from ... import settings
+from ...errors import (
+    DamagedDatasetError,
+    DatasetBusyError,
+    DatasetExistsError,
+    DatasetNotFoundError,
+    NotADatasetError,
+    ObjectNotFoundError,
+    UnknownDatasetError,
+    UsageError,
+)
 from ...storage.folder import holds_files
-from ...storage.manifest import FILENAME
+from ...storage.integrity import find_damage
+from ...storage.manifest import FILENAME, Manifest, read_manifest
+from ...storage.snapshot import Pin, pinned
 from ...storage.threads import map_in_threads
-from .. import catalogue
-from ..fetch import FetchOptions, Location, RemoteObject
+from .. import catalogue, local
+from ..fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror
 from ..fetch.location import DirectoryLocation, join_path
-from ..fetch.transports import open_mirror
-from ..fetch.upload import DirectoryUploader, open_uploader
+from ..fetch.upload import DirectoryUploader, LocalFile, Uploader, open_uploader, upload
+from ..ingest.job import ConvertOptions
 from ..ingest.raw_files import FOLDER as RAW_FOLDER
-from .pull import read_remote_manifest
+from .pull import fetch_manifest, read_remote_manifest, same_content
 
 CONNECTIONS = 4
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Result of a push: the mirror lacked ``sent`` of the ``files`` at ``url``; likewise for bytes."""
+
+    id: str
+    kind: Literal["dataset", "raw"]
+    url: str
+    files: int
+    bytes: int
+    sent: int
+    sent_bytes: int
+
+
+def push(
+    dataset_id: str,
+    destination: str,
+    *,
+    root: Path | None = None,
+    raw: bool = False,
+    force: bool = False,
+    fetch: FetchOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> Pushed:
+    """Copy a converted dataset, or with ``raw`` its kept raw files, to a mirror.
+
+    ``destination`` is a directory, ``gs://``, or with the extra ``remote`` a URL that fsspec can write to. Files that the
+    mirror already holds are not sent again, so an interrupted push continues; every file is verified on the mirror.
+    ``force`` replaces a different dataset of the same id. ``on_progress`` is called with a file's name, the bytes done and
+    the total bytes.
+
+    Raises DatasetNotFoundError if there is nothing to push, DamagedDatasetError if the dataset's files do not match its
+    manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
+    DatasetBusyError if it is replaced during the push, and the fetch errors.
+    """
+    root = settings.root(root)
+    uploader = open_uploader(destination, fetch)
+    if raw:
+        return _push_raw(dataset_id, uploader, root, on_progress)
+    with pinned(local.find(dataset_id, root)) as pin:
+        return _push_dataset(pin, uploader, force, on_progress)
+
+
+def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+    folder, base = pin.folder, uploader.location.url
+    manifest = read_manifest(folder)
+    if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
+        message = f"{base} is the root that holds {manifest.id}"
+        raise UsageError(message, hint="choose another folder or bucket as the mirror")
+    check_replaceable(fetch_manifest(uploader.location, manifest.id), manifest, base, force)
+    check_undamaged(folder, manifest)
+    files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
+    sent, sent_bytes = _send(uploader, files, on_progress)
+    if not pin.is_unchanged():
+        message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
+        raise DatasetBusyError(message, hint="push it again: files that are there already are not sent again")
+    last = LocalFile(folder / FILENAME)
+    sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
+    return Pushed(
+        manifest.id,
+        "dataset",
+        f"{base}/{manifest.id}",
+        len(files) + 1,
+        manifest.bytes + last.size,
+        sent + sent_manifest,
+        sent_bytes + last.size * sent_manifest,
+    )
+
+
+def check_undamaged(folder: Path, manifest: Manifest) -> None:
+    """Raise DamagedDatasetError if a file differs from the manifest; called before anything is sent."""
+
+    def check(name: str) -> None:
+        problem = find_damage(folder, manifest, name)
+        if problem:
+            hint = f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
+            raise DamagedDatasetError(f"{folder / name}: {problem}", hint=hint)
+
+    list(map_in_threads(check, sorted(manifest.files), CONNECTIONS, "rbdata-check"))
+
+
+def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
+    dataset_id, source = catalogue.resolve(text)
+    if source is None:
+        raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
+    folder = f"{RAW_FOLDER}/{source.name}"
+    raw_folder = root / folder
+    try:
+        job = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
+        paths = [Path(raw.item.url) for raw in job.raw_objects()]
+    except ObjectNotFoundError as error:
+        message = f"no raw files of {dataset_id} under {raw_folder}"
+        hint = f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
+        raise DatasetNotFoundError(message, hint=hint) from error
+    files = [(LocalFile(path), f"{folder}/{path.relative_to(raw_folder)}") for path in paths]
+    total = sum(file.size for file, _ in files)
+    sent, sent_bytes = _send(uploader, files, on_progress)
+    return Pushed(dataset_id, "raw", f"{uploader.location.url}/{folder}", len(files), total, sent, sent_bytes)
+
+
+def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
+    """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
+    total = sum(file.size for file, _ in files)
+    done, lock = 0, Lock()
+
+    def send(entry: tuple[LocalFile, str]) -> int:
+        file, path = entry
+
+        def count(length: int) -> None:
+            nonlocal done
+            with lock:
+                done += length
+            if on_progress is not None:
+                on_progress(path, done, total)
+
+        return file.size if upload(uploader, file, path, count) else -1
+
+    sizes = [size for size in map_in_threads(send, files, CONNECTIONS, "rbdata-push") if size >= 0]
+    return len(sizes), sum(sizes)
+
+
+def check_replaceable(existing: Manifest | None, manifest: Manifest, place: str, force: bool) -> None:
+    """Raise DatasetExistsError if a different dataset is in the way, unless ``force`` is set."""
+    if existing is None or force or same_content(existing, manifest):
+        return
+    message = f"{place} already holds a different {existing.id}"
+    raise DatasetExistsError(message, hint="replace it with --force, or push to another mirror")
 
 
 # -- ls --------------------------------------------------------------------------------------------------------------

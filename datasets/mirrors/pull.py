@@ -1,7 +1,7 @@
 """Copies a converted dataset from a mirror, and opens the raw files of a mirror.
 
 The manifest is read first. Its files are fetched into the working folder (an interrupted copy continues) and compared
-with the checksums of the manifest; then the folder becomes the dataset. `push` describes the layout of a mirror.
+with the checksums of the manifest; then the folder becomes the dataset. `contents` describes the layout of a mirror.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ import pytest
 from processes import wait_until
 from rbdata.datasets.fetch import FetchOptions, Readahead, RemoteObject, Verifier
 from rbdata.datasets.fetch.gcs import Clients
-from rbdata.datasets.fetch.http import parse_index
-from rbdata.datasets.fetch.http_responses import accepted_encoding, hex_of_base64
-from rbdata.datasets.fetch.location import PerProcess, split_ranges
+from rbdata.datasets.fetch.http import accepted_encoding, parse_index
+from rbdata.datasets.fetch.location import PerProcess, hex_of_base64, split_ranges
 from rbdata.datasets.fetch.retries import retry_after_seconds, wait_before_retry
 from rbdata.errors import ChecksumError, TransientFetchError, UsageError
 from servers import crc32c_hex

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from faulty_proxy import KINDS, NONSENSE, Asked, Fault, Proxy, faulty_proxy
 from rbdata.datasets.fetch import FetchOptions, Verifier, open_location, stream
-from rbdata.datasets.fetch.http import parse_index
-from rbdata.datasets.fetch.http_responses import content_range, length
-from rbdata.datasets.fetch.location import RemoteObject
+from rbdata.datasets.fetch.http import length, parse_index
+from rbdata.datasets.fetch.location import RemoteObject, content_range
 from rbdata.datasets.fetch.retries import retry_after_seconds
 from rbdata.errors import ChecksumError, FetchError, TransientFetchError
 from s3_server import s3_server

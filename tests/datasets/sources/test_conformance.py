@@ -22,7 +22,7 @@ import rlds_tools
 import rlu_writer
 import torch
 from paths import DATA
-from rbdata.datasets.fetch.transports import open_raw
+from rbdata.datasets.fetch import open_raw
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.arrays.source import ArraysSource
 from rbdata.datasets.sources.atari.source import AtariSource
