@@ -368,7 +368,8 @@ class ReplayBufferEnsemble:
     - ``storages``, ``samplers``, ``writers``: a `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble` instead of buffers.
     - ``p``, ``sample_from_all``: see `SamplerEnsemble`. ``p`` is the share over many batches: in one batch, shares are
       multiples of 1 / ``num_buffer_sampled``.
-    - ``prefetch``: the number of parts that each member makes ahead, see `ReplayBuffer`.
+    - ``prefetch``: the number of parts that each member makes ahead, see `ReplayBuffer`. Members with functions of yours draw
+      ahead, and make their parts in the caller's thread: the functions may be the same, or share what they use.
     - ``transform`` or ``transform_factory``: applied after the members' own.
     - ``collate_fn``: makes a batch of the parts; the default stacks them. ``collate_fns``: one for each member, which replaces
       the member's own.
@@ -446,6 +447,8 @@ class ReplayBufferEnsemble:
         for buffer in buffers:
             if self._prefetch:
                 buffer._change_spec(prefetch=self._prefetch)
+            if buffer._spec.prefetch:
+                buffer._change_spec(in_ensemble=True)
             if shared:
                 buffer.share()
         self._pin, self._device = pin_memory, None if device is None else check_device(device)

@@ -91,7 +91,8 @@ class BatchSpec(WindowSpec):
 
     ``info_in_batch`` puts the sampler's information into the batch; ``prefetch`` batches are made ahead; ``relabeling``
     replaces goals; ``expand`` maps the drawn records to the records to read (see `online.sample_units`), ``expands_ahead``
-    says whether a second call returns the same records.
+    says whether a second call returns the same records. ``in_ensemble``: functions of the user make batches in the caller's
+    thread alone, because the members of an ensemble may share them, or what they write to.
     """
 
     info_in_batch: bool = False
@@ -102,6 +103,7 @@ class BatchSpec(WindowSpec):
     relabeling: Relabeling | None = None
     expand: Callable[[Sequence[Draw], Storage], list[Draw]] | None = None
     expands_ahead: bool = True
+    in_ensemble: bool = False
 
     @property
     def reads_windows(self) -> bool:
@@ -497,7 +499,8 @@ class Pipeline:
         finish = partial(self._finish_ahead, prepared, None, copied=self.runs_own_code)
         if self._collates_by_own_code:
             collate, finish = None, partial(self._finish_ahead, prepared, collate, copied=True)
-        queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=self._pace.ahead)
+        in_thread = self._pace.ahead and not (self.spec.in_ensemble and self.runs_own_code)
+        queue.submit(prepared, partial(read, prepared), collate, finish, in_thread=in_thread)
         return prepared
 
     def _read_alone(self, read: Callable[[Prepared], Any], prepared: Prepared) -> Any:

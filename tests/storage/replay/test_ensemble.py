@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 import rbdata
@@ -198,6 +199,25 @@ def test_members_by_what_they_hold():
     ensemble[1].empty()
     with pytest.raises(SamplingError, match="no member"):
         ensemble.sample(20)
+
+
+@pytest.mark.parametrize("of", ["ensemble", "members"])
+def test_members_that_share_a_function_call_it_one_after_the_other(of):
+    inside, alone = [], []
+
+    def collate(records):
+        inside.append(records)
+        time.sleep(0.002)
+        alone.append(len(inside) == 1)
+        inside.pop()
+        return records
+
+    own = 2 if of == "members" else None
+    buffers = [plain(10, collate_fn=collate, prefetch=own, batch_size=4) for _ in range(3)]
+    ensemble = ReplayBufferEnsemble(*buffers, batch_size=12, sample_from_all=True, prefetch=2 if own is None else None)
+    for _ in range(20):
+        ensemble.sample()
+    assert len(alone) >= 60 and all(alone)
 
 
 def test_members_by_what_their_new_samplers_can_draw():
