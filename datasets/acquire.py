@@ -63,9 +63,8 @@ def _download(request: Request, listener: Listener) -> Outcome:
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     existing = find_existing(place, request)
     if existing and request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
-        _check_same(
-            existing, request.mirror, hub or converted.find_converted(request.mirror, dataset_id, request.fetch)
-        )
+        other = hub or converted.find_converted(request.mirror, dataset_id, request.fetch)
+        _check_same(existing, request.mirror, other)
     if source is None and mirror is None:
         existing = _made_here(place, request)
     if existing is not None and source is not None:
@@ -89,11 +88,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
         message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
         raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
     try:
-        name, options = dataset_id.partition("/")[2], request.options
-        if mirror:
-            job = converted.open_raw_objects(source, name, mirror, options, request.fetch)
-        else:
-            job = converted.open_published(source, name, options, request.fetch, on_place)
+        job = _open_job(source, mirror, request, on_place)
     except ObjectNotFoundError as error:
         if copied is not None:
             message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
@@ -123,6 +118,14 @@ def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy |
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     return replace(request, id=dataset_id, root=root), source, hub
+
+
+def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Job:
+    """The conversion of the raw objects at a mirror, or where the provider has published them."""
+    name, options = request.id.partition("/")[2], request.options
+    if mirror:
+        return converted.open_raw_objects(source, name, mirror, options, request.fetch)
+    return converted.open_published(source, name, options, request.fetch, on_place)
 
 
 def _run_keeping_raw(

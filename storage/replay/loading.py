@@ -68,25 +68,34 @@ def load_buffer(
     if weights is not None:
         if sampler is not None or type(made) is not RandomSampler:
             raise UsageError("weights draw single steps with replacement: no slices, no priorities, no sampler")
-        if not isinstance(dataset, DatasetView):
-            hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
-            raise UsageError("weights go with several datasets", hint=hint)
-        sampler = MixtureSampler([len(one) for one in dataset.members], weights, shares)
+        sampler = _mixture(dataset, weights, shares)
     elif shares != "random":
         raise UsageError("shares goes with weights")
     elif sampler is not None and (type(made) is not RandomSampler):
         raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
     if goals is not None:
-        for name in ("n_step", "frame_stack", "sample_unit", "windows"):
-            if options.get(name) is not None:
-                raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
-        if reward_scale is not None:
-            message = "goals replace the rewards, which reward_scale would scale: leave it out"
-            raise UsageError(message, hint="rewards of another size come from rbdata.Goals(reward_fn=...)")
+        _check_goals(options, reward_scale)
         extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
         buffer._change_spec(relabeling=make_relabeling(storage.dataset, goals, buffer._spec.edges, extras))
     return buffer
+
+
+def _mixture(dataset: Dataset, weights: Sequence[float], shares: Shares) -> MixtureSampler:
+    if not isinstance(dataset, DatasetView):
+        hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
+        raise UsageError("weights go with several datasets", hint=hint)
+    return MixtureSampler([len(one) for one in dataset.members], weights, shares)
+
+
+def _check_goals(options: Mapping[str, Any], reward_scale: float | str | None) -> None:
+    """Raise UsageError for options that do not go with goals."""
+    for name in ("n_step", "frame_stack", "sample_unit", "windows"):
+        if options.get(name) is not None:
+            raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
+    if reward_scale is not None:
+        message = "goals replace the rewards, which reward_scale would scale: leave it out"
+        raise UsageError(message, hint="rewards of another size come from rbdata.Goals(reward_fn=...)")
 
 
 def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -> Collection[str] | None:

@@ -282,14 +282,7 @@ class TensorStorage(Storage):
                 self._require_no_rows(cursor)
                 return
             data = stack(data)
-        if not is_tensor_collection(data):
-            data = as_tensors(data)
-        else:
-            if unlike := partial_keys(data):
-                names = ", ".join(sorted(map(path_of, unlike)))
-                self._warn_once(f"only some of the records have {names}, which is not stored")
-            if isinstance(data, LazyStackedTensorDict):
-                data = _dense(data)
+        data = self._as_leaves(data)
         if is_number(cursor):
             row = int(cursor) if cursor >= 0 else int(written_rows(cursor, self.filled, 1))
             cursor, data = slice(row, row + 1), tree_map(lambda leaf: leaf[None], data)
@@ -326,6 +319,15 @@ class TensorStorage(Storage):
             self._count[NEWEST] = int(rows[-1])
         self.ordered = ordered
         self._count[VERSION] += 2
+
+    def _as_leaves(self, data: Any) -> Any:
+        """Records as a collection whose leaves are tensors with a row for each record."""
+        if not is_tensor_collection(data):
+            return as_tensors(data)
+        if unlike := partial_keys(data):
+            names = ", ".join(sorted(map(path_of, unlike)))
+            self._warn_once(f"only some of the records have {names}, which is not stored")
+        return _dense(data) if isinstance(data, LazyStackedTensorDict) else data
 
     def _require_no_rows(self, cursor: Any) -> None:
         """Raise SchemaError if an index of rows to write names any: there are no records for them."""
