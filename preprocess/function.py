@@ -42,8 +42,8 @@ from ..datasets.user_code.identity import (
 from ..datasets.user_code.identity import identify as identify_user_code
 from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
 from ..datasets.user_code.opened_files import OpenedFiles, note_named
+from ..datasets.user_code.process_state import pickled_by_value
 from ..datasets.user_code.source_files import is_local_module, nested_codes
-from ..datasets.user_code.turns import pickled_by_value
 from ..errors import FunctionError, UsageError
 from . import functions
 from .functions.lookup import find_function, find_unused, is_builtin_name

@@ -33,10 +33,9 @@ from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
 from ..sources.gymnasium.policy import seeded
-from ..user_code.caller_settings import CallerSettings, as_caller
 from ..user_code.identity import check_attributes
 from ..user_code.loading import unpickled_copy
-from ..user_code.turns import pickled_by_value
+from ..user_code.process_state import CallerSettings, as_caller, pickled_by_value
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from rbdata.cli.bar_charts import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
+from rbdata.cli.inspect import GAP, WIDTH, chart, shows_blocks, side_by_side, sparkline
 from rbdata.datasets.card.overview import count_values
 from rbdata.storage.amounts import exact_percent
 

@@ -25,8 +25,17 @@ import numpy as np
 from ....errors import CorruptSourceError, MissingExtraError, RbdataError, UsageError, reason
 from ...formats.npy import NpzArchive
 from ...formats.packed import ZipArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, state_rows
-from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
+from ...ingest.episode_files import (
+    DM_ENV_SENTENCES,
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    RawInput,
+    check_keys,
+    check_lengths,
+    dm_env_episode,
+    state_rows,
+)
 
 MAZE = "point_mass_maze"
 #: Tasks by domain: those of dm_control's suite, and the targets of ExORL's maze in the order of its reward columns
@@ -48,7 +57,7 @@ class ExorlJob(EpisodeFilesJob):
     source, converter = "exorl", "exorl 1"
     citation = "Denis Yarats et al. Don't Change the Algorithm, Change the Data. 2022. arXiv:2201.13425"
     sentences: Mapping[str, str] = {
-        **SENTENCES,
+        **DM_ENV_SENTENCES,
         "reward_columns": "The data have {n} rewards a step, for as many tasks: info/reward has all of them.",
         "recomputed_rewards": "{n} rewards are recomputed from info/physics: they are those of the task that was asked for.",
     }

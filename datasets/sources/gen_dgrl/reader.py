@@ -31,10 +31,9 @@ from ....errors import CorruptSourceError
 from ...formats.limits import REFETCH
 from ...formats.npy import NpzArchive
 from ...formats.numpy_pickle import read_pickle
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows
+from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows, check_keys
 from ...ingest.spaces import cast_rows
 from ...ingest.trajectories import to_flags
-from ..dm_env_order import check_keys
 
 _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})_(?P<total>-?\d+\.\d+)\.np[yz]")
 _KEYS = ("observations", "actions", "rewards", "dones")

@@ -29,7 +29,7 @@ from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ...ingest.spaces import as_array, cast
 from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
 from ...user_code.loading import load_module, note_opened_at_import
-from ...user_code.turns import own_turn
+from ...user_code.process_state import own_turn
 from .environments import PYTHON, short_digest
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf
-from ...user_code.caller_settings import CallerSettings
 from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
+from ...user_code.process_state import CallerSettings
 from ...workers.task import OnBlock, Task
 from .environments import (
     PYTHON,

@@ -37,10 +37,19 @@ import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...formats.npy import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
+from ...ingest.episode_files import (
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    LazyRows,
+    RawInput,
+    Rows,
+    check_keys,
+    check_lengths,
+    state_rows,
+)
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
-from ..dm_env_order import check_keys, check_lengths
 
 _REQUIRED = ("observations", "actions", "terminals")
 #: The leaves of arrays; any other array is below ``info``.

@@ -23,8 +23,16 @@ from ....errors import CorruptSourceError
 from ....storage.schema import LARGE_ROW
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, check_storage, damage_reported, has_rows
 from ...formats.limits import check_rows
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
-from ..dm_env_order import check_keys
+from ...ingest.episode_files import (
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    LazyRows,
+    RawInput,
+    Rows,
+    check_keys,
+    state_rows,
+)
 
 if TYPE_CHECKING:
     import h5py

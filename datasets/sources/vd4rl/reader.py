@@ -20,8 +20,19 @@ from ....errors import CorruptSourceError
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
 from ...formats.npy import NpzArchive
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, LazyRows, RawInput, Rows, state_rows
-from ..dm_env_order import SENTENCES, check_keys, check_lengths, dm_env_episode
+from ...ingest.episode_files import (
+    DM_ENV_SENTENCES,
+    Episode,
+    EpisodeFilesJob,
+    EpisodeReader,
+    LazyRows,
+    RawInput,
+    Rows,
+    check_keys,
+    check_lengths,
+    dm_env_episode,
+    state_rows,
+)
 
 if TYPE_CHECKING:
     import h5py
@@ -40,7 +51,7 @@ class VD4RLJob(EpisodeFilesJob):
         "Opportunities in Offline Reinforcement Learning from Visual Observations. TMLR 2023. arXiv:2206.04779"
     )
     sentences: Mapping[str, str] = {
-        **SENTENCES,
+        **DM_ENV_SENTENCES,
         "files_with_more_flags": "{n} files have more flags than images: the images count (V-D4RL issue 13).",
         "cut_beginnings": (
             "{n} shards begin inside an episode: those rows are a separate episode, and the step across the cut is lost."

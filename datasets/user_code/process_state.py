@@ -1,18 +1,57 @@
-"""Settings of torch and Python that change what users' code computes, wherever it runs.
+"""What users' code shares with its process: functions, policies and environments run one at a time, with the caller's settings.
 
-`CallerSettings.read` takes those of the process that asks for a run. They are part of what identifies its result, and workers
-apply them (`as_caller`).
+The global random generators, the default dtype, the current directory, warning filters and standard streams are seeded or put
+back around them. Between two threads, each would draw from the generators that the other has seeded. Which modules cloudpickle
+sends by value is also kept for the whole process.
+
+`CallerSettings.read` takes the settings of torch and Python that change what the code computes, of the process that asks for a
+run. They are part of what identifies its result, and workers apply them (`as_caller`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 from ...errors import UsageError
+
+_turn, _pickling = threading.RLock(), threading.RLock()
+
+
+@contextmanager
+def own_turn() -> Iterator[None]:
+    """Wait until no other thread of this process is in here."""
+    with _turn:
+        yield
+
+
+@contextmanager
+def pickled_by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Let cloudpickle send these modules by value, in one thread at a time."""
+    import cloudpickle
+
+    with _pickling, ExitStack() as stack:
+        for one in modules:
+            if one.__name__ not in cloudpickle.list_registry_pickle_by_value():  # or the program has registered it
+                cloudpickle.register_pickle_by_value(one)
+                stack.callback(cloudpickle.unregister_pickle_by_value, one)
+        yield
+
+
+def _after_fork() -> None:
+    """In the child no other thread goes on, which might hold the locks."""
+    global _turn, _pickling
+    _turn, _pickling = threading.RLock(), threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)
