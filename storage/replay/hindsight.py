@@ -98,7 +98,7 @@ class HindsightRelabeling:
         return values
 
     def apply(self, batch: Any, achieved: torch.Tensor) -> Any:
-        """Give the first steps of a batch their goals and rewards. Raises UnknownKeyError, SchemaError if shapes differ."""
+        """Give the first steps of a batch their goals and rewards. Raises UnknownKeyError, SchemaError if they do not fit."""
         if not isinstance(batch, TensorDictBase):
             raise SchemaError(f"goals are replaced in TensorDicts, not in a {type(batch).__name__}")
         if not len(achieved):
@@ -142,6 +142,9 @@ class HindsightRelabeling:
 _HINT = "in datasets of Gymnasium-Robotics it lies below the observation: ('observation', 'desired_goal')"
 
 
+_DTYPE = "store goals and rewards as float32, or in a dtype that holds those in hindsight as well"
+
+
 def _computed(function: Callable[[TensorDictBase], torch.Tensor], batch: Any, like: torch.Tensor) -> torch.Tensor:
     """What a user's function returns for the first records of a batch, ``[n]`` or ``[n, 1]``, in the stored shape."""
     found = torch.as_tensor(function(batch[: len(like)]), device=like.device)
@@ -157,7 +160,12 @@ def _with_first(values: torch.Tensor, first: torch.Tensor, count: int, what: str
         raise SchemaError(f"the {what} have shape {tuple(first.shape)}, and {tuple(part.shape)} is stored")
     # Computed values may have fractions although the stored dtype is an integer.
     dtype = first.dtype if first.is_floating_point() and not values.is_floating_point() else values.dtype
-    return torch.cat([first.to(values.device, dtype), values[count:].to(dtype)])
+    converted = first.to(values.device, dtype)
+    if not dtype.is_floating_point and not torch.equal(converted.to(first), first):
+        raise SchemaError(
+            f"the {what} are {first.dtype}, and {dtype}, which is stored, cannot hold them all", hint=_DTYPE
+        )
+    return torch.cat([converted, values[count:].to(dtype)])
 
 
 def _ratio(ratio: Any) -> float:

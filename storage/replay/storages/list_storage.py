@@ -25,7 +25,7 @@ from ..saving import read_state, reading, write_state
 from ..timeline import Key, entry_at
 from .rows import is_number, written_rows
 from .storage import Storage
-from .trees import copy_of, dense_leaves, from_state, lazy_stack_of, records_of_columns
+from .trees import copy_of, dense_leaves, from_state, lazy_stack_of, records_of_columns, with_values_copied
 
 
 class ListStorage(Storage):
@@ -185,7 +185,8 @@ class ListStorage(Storage):
 
 def _copy(data: Any) -> Any:
     if is_tensor_collection(data) and any(isinstance(leaf, MemoryMappedTensor) for leaf in dense_leaves(data)):
-        return data.apply(lambda leaf: leaf if isinstance(leaf, MemoryMappedTensor) else leaf.clone())
+        copied = data.apply(lambda leaf: leaf if isinstance(leaf, MemoryMappedTensor) else leaf.clone())
+        return with_values_copied(copied)
     return copy_of(data)
 
 

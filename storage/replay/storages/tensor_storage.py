@@ -42,6 +42,7 @@ from .trees import (
     as_list,
     as_tensors,
     batch_shape,
+    clone_tensors,
     copy_of,
     expand_record,
     from_state,
@@ -271,7 +272,9 @@ class TensorStorage(Storage):
             return data
         if self._memory is None or self._memory[0] != self.is_shared:  # sharing moves it
             self._memory = self.is_shared, MemoryOf(self._data)
-        return copy_of(data) if self._memory[1].holds_any(data) else data
+        if not self._memory[1].holds_any(data):
+            return data
+        return clone_tensors(data) if is_tensor_collection(data) else copy_of(data)
 
     def _set(self, cursor: Any, data: Any, set_cursor: bool) -> None:
         if self.ndim == 1 and isinstance(cursor, tuple):

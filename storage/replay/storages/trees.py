@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -67,21 +67,59 @@ def share_memory(data: Any) -> Any:
 
 
 def copy_of(data: Any) -> Any:
-    """A copy of a TensorDict, or of a tree (of dicts, lists, tuples, dataclasses) with all its tensors and arrays."""
+    """A copy of a TensorDict, or of a tree (of dicts, lists, tuples, dataclasses) with all its tensors and arrays.
+
+    Objects of other classes are copied with all that they hold, except those that can be called (such as policies) and those
+    that cannot be copied.
+    """
     return tree_map(_clone, data)
 
 
 def _clone(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor) and not is_tensor_collection(leaf):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             return _with_fields_copied(leaf, [field.name for field in fields(leaf)])
-        return _with_fields_copied(leaf, list(vars(leaf))) if type(leaf) is SimpleNamespace else leaf
+        return _with_fields_copied(leaf, list(vars(leaf))) if type(leaf) is SimpleNamespace else _copied_object(leaf)
+    cloned = clone_tensors(leaf)
+    return cloned if isinstance(leaf, torch.Tensor) else with_values_copied(cloned)
+
+
+def clone_tensors(data: Any) -> Any:
+    """A clone of a tensor or a TensorDict, which may share its values that are not tensors."""
     try:
-        return leaf.clone()
+        return data.clone()
     except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)
-        return leaf.apply(torch.clone)
+        return data.apply(torch.clone)
+
+
+def with_values_copied(cloned: Any) -> Any:
+    """A clone of a TensorDict, after copying its values that are not tensors: tensordict shares those of one with a device."""
+    parts: Any = ()
+    if isinstance(cloned, LazyStackedTensorDict):
+        parts = cloned.tensordicts
+    elif is_non_tensor(cloned):
+        cloned._non_tensordict["data"] = copy_of(cloned._non_tensordict["data"])
+    else:
+        parts = (cloned if isinstance(cloned, TensorDictBase) else cloned._tensordict).values()
+    for part in parts:
+        if is_tensor_collection(part):
+            with_values_copied(part)
+    return cloned
+
+
+#: Values that cannot be changed.
+_FIXED = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
+
+
+def _copied_object(value: Any) -> Any:
+    """An object in new memory: a subclass of dict or list, an array of objects, a record of a user's class."""
+    if isinstance(value, _FIXED) or callable(value):
+        return value
+    with suppress(Exception):  # locks, files, generators; a user's ``__deepcopy__`` may raise anything
+        return deepcopy(value)
+    return value
 
 
 def _with_fields_copied(record: Any, names: list[str]) -> Any:
@@ -412,8 +450,13 @@ def expand_record(record: Any, rows: int) -> Any:
     for key, value in values.items():
         above = as_key(key)[:-1]
         shape = (records.get(above) if above else records).batch_size
-        records.set(key, NonTensorData(copy_of(value), batch_size=shape))
+        records.set(key, NonTensorData(_kept_value(value), batch_size=shape))
     return records
+
+
+def _kept_value(value: Any) -> Any:
+    """A copy of a value with which those of later records are compared; objects that compare by identity stay themselves."""
+    return pytree.tree_map(lambda leaf: leaf if type(leaf).__eq__ is object.__eq__ else _clone(leaf), value)
 
 
 def listed_values(data: Any) -> tuple[Any, ...]:

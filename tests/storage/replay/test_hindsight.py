@@ -225,6 +225,41 @@ def test_what_is_refused():
         buffer.sample()
 
 
+@pytest.mark.parametrize(
+    ("stored", "computed", "fits"),
+    [
+        (torch.uint8, torch.int64, False),  # -1 would be 255
+        (torch.bool, torch.int64, False),
+        (torch.int8, torch.int64, True),
+        (torch.uint8, torch.float32, True),
+        (torch.float16, torch.float32, True),
+    ],
+)
+def test_rewards_that_the_stored_dtype_cannot_hold(stored, computed, fits):
+    def make(goal, achieved, reward):
+        data = steps([4, 3])
+        data["desired_goal"], data["next", "desired_goal"] = (
+            data[key].to(goal) for key in ("achieved_goal", "achieved_goal")
+        )
+        data["achieved_goal"] = -data["achieved_goal"].to(achieved)
+        data["next", "reward"] = data["next", "reward"].abs().to(reward)
+        fixed = torch.float32 if reward is torch.float32 else computed
+        function = lambda batch: torch.full((len(batch),), -1, dtype=fixed)  # noqa: E731
+        buffer = HERReplayBuffer(function, storage=LazyTensorStorage(7), batch_size=7, her_ratio=1.0, seed=0)
+        buffer.extend(data)
+        return buffer
+
+    rewards = make(torch.float32, torch.float32, stored)
+    goals = make(stored, computed, torch.float32)
+    if not fits:
+        for buffer in (rewards, goals):
+            with pytest.raises(SchemaError, match="cannot hold"):
+                buffer.sample()
+        return
+    assert rewards.sample()["next", "reward"].tolist() == [[-1]] * 7
+    assert set(goals.sample()["desired_goal"].flatten().tolist()) <= {0, -1, -2, -3, -4, -5, -6}
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_steps_that_reach_their_goal_terminate_where_it_is_wanted(prefetch):
     def reached(batch):

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import UserDict
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import rbdata
 import torch
@@ -322,6 +324,73 @@ def test_parts_that_use_their_memory_again(part):
         assert torch.equal(batch["observation"], observation[batch["index"]])
         assert torch.equal(batch.get("double", 2 * batch["observation"]), 2 * batch["observation"])
         assert torch.equal(batch.get("weight", batch["index"]).long(), batch["index"])
+
+
+class Filled(dict):
+    """As the batches of tianshou, which pytree does not know."""
+
+
+class Plain:
+    obs: torch.Tensor
+
+
+def filled(kind):
+    """An object whose memory is filled again for every batch, and how it is read."""
+    if kind == "bytes":
+        return bytearray(8), bytes
+    memory = torch.zeros(8, dtype=torch.int64)
+    if kind == "object":
+        made = Plain()
+        made.obs = memory
+        return made, lambda found: found.obs
+    if kind == "array":
+        made = np.empty(1, dtype=object)
+        made[0] = memory
+        return made, lambda found: found[0]
+    made = UserDict(obs=memory) if kind == "UserDict" else Filled(obs=memory)
+    return made, lambda found: found["obs"]
+
+
+@pytest.mark.parametrize("kind", ["object", "array", "UserDict", "dict", "bytes"])
+@pytest.mark.parametrize("part", ["transform", "collate_fn"])
+def test_batches_of_other_classes_that_use_their_memory_again(kind, part):
+    made, read = filled(kind)
+
+    def fill(batch):
+        memory = made if kind == "bytes" else read(made)
+        for row, value in enumerate(batch["observation"].tolist()):
+            memory[row] = value
+        return made
+
+    with rbdata.ReplayBuffer(
+        storage=LazyTensorStorage(100),
+        sampler=SamplerWithoutReplacement(shuffle=False),
+        batch_size=8,
+        prefetch=4,
+        **{part: fill},
+    ) as buffer:
+        buffer.extend(TensorDict({"observation": torch.arange(100)}, [100]))
+        for first in range(0, 80, 8):
+            assert list(read(buffer.sample())) == list(range(first, first + 8))
+            time.sleep(0.002)  # meanwhile the next ones are made
+
+
+@pytest.mark.parametrize("kind", ["object", "bytes", "list"])
+def test_values_beside_tensors_that_use_their_memory_again(kind):
+    made, read = ([0] * 8, list) if kind == "list" else filled(kind)
+
+    def fill(batch):
+        memory = read(made) if kind == "object" else made
+        for row, value in enumerate(batch["observation"].tolist()):
+            memory[row] = value
+        return batch.set("below", TensorDict({}, [8])).set_non_tensor(("below", "made"), made)
+
+    with TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, prefetch=4, transform=fill) as buffer:
+        buffer.extend(TensorDict({"observation": torch.arange(100)}, [100]))
+        for _ in range(10):
+            batch = buffer.sample()
+            assert list(read(batch.get(("below", "made")).data)) == batch["observation"].tolist()
+            time.sleep(0.002)  # meanwhile the next ones are made
 
 
 def test_a_write_between_reading_and_collating(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -98,6 +99,18 @@ class Nested:
     first: Transition
 
 
+class Record(dict):
+    """As the batches of tianshou, which pytree does not know."""
+
+
+class Plain:
+    def __init__(self, obs):
+        self.obs = obs
+
+    def __repr__(self):
+        return f"Plain({self.obs})"
+
+
 @pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
 @pytest.mark.parametrize(
     "kind",
@@ -108,6 +121,13 @@ class Nested:
         lambda obs: SimpleNamespace(obs=obs),
         lambda obs: Nested(Transition(obs, 1)),
         lambda obs: TensorDict({"o": torch.zeros(2)}).set_non_tensor("meta", {"x": obs}),
+        lambda obs: TensorDict({"o": torch.zeros(2)}, device="cpu").set_non_tensor("meta", {"x": obs}),
+        lambda obs: TensorDict({"o": {"p": torch.zeros(2)}}, device="cpu").set_non_tensor(("o", "meta"), [obs]),
+        lambda obs: Record(obs=obs),
+        lambda obs: {"x": [Record(obs=Record(obs=obs))]},
+        lambda obs: UserDict(obs=obs),
+        lambda obs: {"x": np.array([obs, None], dtype=object)},
+        lambda obs: {"x": Plain(obs)},
     ],
 )
 def test_no_record_shares_memory_with_what_was_written(storage, kind):
