@@ -46,7 +46,10 @@ def column_roles(attributes: Sequence[Attribute], about: Description, options: T
     wanted = options.target or about.targets or tuple(f.name for f in about.features if f.is_target)
     shown = ", ".join(list(index)[:_MOST_SHOWN]) + (" ..." if len(index) > _MOST_SHOWN else "")
     if not wanted:
-        raise UsageError(f"{name} has no label of its own", hint=f"choose one with --target; its columns: {shown}")
+        hint = f"choose one with --target; its columns: {shown}"
+        if not about.features:  # a file on this machine
+            hint += "; rows that are steps of episodes are read with --source arrays"
+        raise UsageError(f"{name} has no label of its own", hint=hint)
     unknown = [column for column in (*wanted, *options.exclude) if column not in index]
     if unknown:
         raise UsageError(f"{name} has no column {', '.join(unknown)}", hint=f"its columns: {shown}")

@@ -8,9 +8,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import rbdata
 import torch
 from openml_server import API, error, openml_server
+from pyarrow import parquet
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.catalogue import resolve
 from rbdata.datasets.fetch import FetchOptions
@@ -496,3 +499,12 @@ def test_the_folder_in_tensordict_and_torchrl(recorded, tmp_path):
     buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(td), sampler=sampler, batch_size=32)
     batch = buffer.sample()
     assert batch["next", "terminated"].all() and batch["action"].shape == (32,)
+
+
+def test_a_table_of_steps_is_sent_to_the_source_of_arrays(tmp_path):
+    table = pa.table({"obs": [[1.0, 2.0]] * 4, "action": [0, 1, 0, 1], "reward": [1.0] * 4, "done": [False, True] * 2})
+    parquet.write_table(table, tmp_path / "own.parquet")
+    with pytest.raises(UsageError, match="no label of its own") as caught:
+        rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path)
+    assert 'source="arrays"' in caught.value.hint
+    rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path, source="arrays")
