@@ -84,7 +84,7 @@ def download(
     """
     extra = given_options(source_options)
     from .datasets.acquire import download as run
-    from .datasets.workers.engines import open_cluster
+    from .datasets.workers import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
         request = make_request(
@@ -137,7 +137,7 @@ def convert(
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
     from .datasets.own_data import warn_of_order
-    from .datasets.workers.engines import open_cluster
+    from .datasets.workers import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
         request = make_request(

@@ -50,7 +50,7 @@ def run(
     """
     from ..datasets.acquire import convert
     from ..datasets.ingest.request import make_request
-    from ..datasets.workers.engines import open_cluster
+    from ..datasets.workers import open_cluster
     from ..settings import expanded
     from .options import selected_options
     from .report import Result, finish, this_command, work

@@ -63,7 +63,7 @@ def run(
     from ..datasets.acquire import download
     from ..datasets.catalogue import is_made
     from ..datasets.ingest.request import make_request
-    from ..datasets.workers.engines import open_cluster
+    from ..datasets.workers import open_cluster
     from .options import selected_options
     from .report import Result, attempt, finish, this_command, work
 

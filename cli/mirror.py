@@ -77,7 +77,7 @@ def push(
     card. The token is that of HF_TOKEN or `hf auth login`.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors.contents import push as push_dataset
+    from ..datasets.mirrors import push as push_dataset
 
     to_hub = is_hub_dataset(url)
     if (licence or public) and not to_hub:
@@ -121,7 +121,7 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
     `rbdata download --mirror` copies datasets unchanged, and converts raw files.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors.contents import ls
+    from ..datasets.mirrors import ls
 
     entries = ls(url, fetch=FetchOptions(user_project=user_project))
     if out.json:
@@ -152,7 +152,7 @@ def rm(
     Shows what would be deleted, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
     """
     from ..datasets.fetch import FetchOptions
-    from ..datasets.mirrors.contents import find_held, remove
+    from ..datasets.mirrors import find_held, remove
 
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)

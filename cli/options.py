@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from typer import Argument, Context, Option
 
-from ..datasets.workers.engines import NAMES
+from ..datasets.workers import NAMES
 from ..errors import UsageError
 from ..storage.codecs import choices
 

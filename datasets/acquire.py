@@ -27,7 +27,7 @@ from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import WriterLock, when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
-from . import catalogue
+from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location, open_mirror, open_raw
 from .fetch.location import is_hub_dataset
@@ -41,7 +41,6 @@ from .ingest.request import Request as Request
 from .ingest.request import announce_replacement, extend, find_existing, list_missing
 from .ingest.run import run, write_dataset
 from .local import find, known_here
-from .mirrors import pull as converted
 from .repair import repair
 from .sources.source import Source
 
@@ -63,7 +62,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     existing = find_existing(place, request)
     if existing and request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
-        other = hub or converted.find_converted(request.mirror, dataset_id, request.fetch)
+        other = hub or mirrors.find_converted(request.mirror, dataset_id, request.fetch)
         _check_same(existing, request.mirror, other)
     if source is None and mirror is None:
         existing = _made_here(place, request)
@@ -102,7 +101,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
     return run(job, place, request, listener, job.location.url, check)
 
 
-def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy | None]:
+def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | None]:
     """The request with root and full id, its source (None: only mirrors know it), and the dataset of the Hub that it names.
 
     Raises UsageError for options that the source does not have, before any location is asked.
@@ -113,7 +112,7 @@ def _resolve(request: Request) -> tuple[Request, Source | None, converted.Copy |
     address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = converted.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
+    dataset_id, source = mirrors.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
     if source is not None:
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
@@ -124,8 +123,8 @@ def _open_job(source: Source, mirror: str | None, request: Request, on_place: Ca
     """The conversion of the raw objects at a mirror, or where the provider has published them."""
     name, options = request.id.partition("/")[2], request.options
     if mirror:
-        return converted.open_raw_objects(source, name, mirror, options, request.fetch)
-    return converted.open_published(source, name, options, request.fetch, on_place)
+        return mirrors.open_raw_objects(source, name, mirror, options, request.fetch)
+    return mirrors.open_published(source, name, options, request.fetch, on_place)
 
 
 def _run_keeping_raw(
@@ -151,13 +150,13 @@ def _run_keeping_raw(
         raise
 
 
-def _open_hub_dataset(request: Request) -> converted.Copy:
+def _open_hub_dataset(request: Request) -> mirrors.Copy:
     """The converted dataset of a repository of the Hub, at its current commit."""
     if request.mirror:
         raise UsageError(f"{request.id} is itself a location: it takes no --mirror", hint="give the id, or no --mirror")
     if request.keep_raw:
         raise UsageError(f"{request.id} has no raw files to keep", hint="download it without --keep-raw")
-    found = converted.open_copy(request.id, request.fetch)
+    found = mirrors.open_copy(request.id, request.fetch)
     if found is None:
         open_location(request.id, options=request.fetch).pinned()  # raises for a repository that cannot be read
         message = f"{request.id} holds no converted dataset: there is no {FILENAME} in it"
@@ -219,12 +218,12 @@ def _check_made_from(manifest: Manifest, job: Job) -> None:
         raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
 
 
-def _check_same(existing: Manifest, mirror: str, there: converted.Copy | None) -> None:
+def _check_same(existing: Manifest, mirror: str, there: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset of a mirror is not the existing one of that id."""
     if there is None:
         message = f"{existing.id} already exists, and {open_location(mirror).url} holds none of that name"
         raise DatasetExistsError(message, hint="use another mirror, or none to keep the dataset that exists")
-    if not converted.same_content(existing, there.manifest):
+    if not mirrors.same_content(existing, there.manifest):
         message = f"{existing.id} already exists, and is not the dataset of {there.url}"
         raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
 
@@ -235,7 +234,7 @@ def _copy(
     """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values."""
     if request.keep_raw:
         return None  # raw objects are requested
-    found = converted.find_converted(url, place.id, request.fetch)
+    found = mirrors.find_converted(url, place.id, request.fetch)
     if found is None:
         return None
     differs = list_missing(found.manifest, request.options)
@@ -253,13 +252,13 @@ def _copy(
     if request.dry_run:
         began = time.monotonic()
         announce_replacement(place, request, shards, location.url, listener)
-        estimate = converted.estimate_copy(found, place, force=request.force)
+        estimate = mirrors.estimate_copy(found, place, force=request.force)
         listener.on_estimate(estimate)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
     def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, shards, location.url, listener)
-        return converted.copy_converted(found, place, listener, force=request.force, command=request.command)
+        return mirrors.copy_converted(found, place, listener, force=request.force, command=request.command)
 
     return write_dataset(place, request, write)
 

@@ -30,7 +30,7 @@ from ..errors import (
 from ..storage.episodes import open_episodes
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, read_manifest
 from ..storage.snapshot import Pin, pinned
-from . import local
+from . import local, mirrors
 from .card.overview import overview
 from .card.target import MARK
 from .card.writers import hub_licence, make_readme
@@ -39,8 +39,7 @@ from .fetch.hugging_face import HubLocation, endpoint, read_token
 from .fetch.location import is_hub_dataset
 from .fetch.retries import call_with_retries, retry_after_seconds, status_error, transient
 from .fetch.upload import LocalFile
-from .mirrors import pull
-from .mirrors.contents import OnProgress, Pushed, check_replaceable, check_undamaged
+from .mirrors import OnProgress, Pushed, check_replaceable, check_undamaged
 
 CARD = "README.md"
 #: A group of files is one request for places to upload to; an interrupted push loses at most what is under way.
@@ -75,7 +74,7 @@ def push(
 
     Raises UsageError for a URL of another kind, a missing licence, or a repository with the other visibility;
     MissingExtraError; ForbiddenError without a token, or with a token that may not write; DatasetExistsError,
-    DamagedDatasetError, DatasetBusyError as `mirrors.contents.push`; ObjectChangedError if another commit is made meanwhile;
+    DamagedDatasetError, DatasetBusyError as `mirrors.push`; ObjectChangedError if another commit is made meanwhile;
     and the fetch errors.
     """
     if not is_hub_dataset(url):
@@ -103,7 +102,7 @@ def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progr
     readme = make_readme(manifest, overview(folder, manifest, table), url=place, licence=licence)
     hub.check_card(readme)
     there = hub.open(private=not public)
-    existing = pull.fetch_manifest(there, "")
+    existing = mirrors.fetch_manifest(there, "")
     check_replaceable(existing, manifest, place, force)
     listed = dict(there.tree())
     card: bytes | None = None

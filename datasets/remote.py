@@ -20,11 +20,11 @@ from ..storage.amounts import parse_size, plural
 from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
 from ..storage.threads import map_in_threads
+from . import mirrors
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.location import CONNECTIONS
 from .fetch.reading import stream
 from .fetch.retries import replaced
-from .mirrors import pull
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -84,7 +84,7 @@ def open_remote(
     if is_complete:
         return Dataset(folder)
     stated = _stat_files(location, manifest)
-    objects = {name: pull.check_size(item, manifest, name) for name, item in stated.items()}
+    objects = {name: mirrors.check_size(item, manifest, name) for name, item in stated.items()}
     table = None
     if manifest.blocks:
         table = read_all(location, objects[BLOCK_TABLE], limit_bytes=LARGEST_MANIFEST)
@@ -170,14 +170,14 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Loca
     location = open_location(url, options=fetch).pinned()
     try:
         item = location.stat(FILENAME)
-        manifest, text = pull.read_remote_manifest(location, item)
+        manifest, text = mirrors.read_remote_manifest(location, item)
     except ObjectNotFoundError as error:
         raise _explain(location, error) from error
     return location, item, text, manifest
 
 
 def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:
-    names = pull.check_names(location, manifest)
+    names = mirrors.check_names(location, manifest)
     return dict(zip(names, map_in_threads(location.stat, names, CONNECTIONS, "rbdata-stat")))
 
 

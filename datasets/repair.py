@@ -29,14 +29,13 @@ from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify, write_table
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
-from . import catalogue
+from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import FetchOptions, Location, RemoteObject, open_location, open_raw
 from .fetch.reading import stream
 from .ingest.job import ConvertOptions, Job
 from .ingest.request import Listener, Request
 from .ingest.run import restore
-from .mirrors import pull as converted
 from .sources.source import Source
 
 #: Limit in bytes of a block that is fetched into memory.
@@ -79,10 +78,10 @@ def repair(
             write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
         return Repaired(folder, (BLOCK_TABLE,), str(folder), 0)
     files = tuple(dict.fromkeys(problem.path for problem in problems))
-    mirrors = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
-    for url in dict.fromkeys(filter(None, mirrors)):
+    places = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
+    for url in dict.fromkeys(filter(None, places)):
         try:
-            copy = converted.find_converted(url, manifest.id, fetch)
+            copy = mirrors.find_converted(url, manifest.id, fetch)
         except FetchError:
             if url == mirror:  # the user named it
                 raise
@@ -110,7 +109,7 @@ def end_repair(folder: Path) -> None:
 # -- from a converted copy -----------------------------------------------------------------------------------------------
 
 
-def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: converted.Copy) -> int:
+def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: mirrors.Copy) -> int:
     """Fetch the damaged data, the table first (without it, blocks are whole ranges). Returns the bytes fetched."""
     table = [problem for problem in problems if problem.path == BLOCK_TABLE]
     fetched = 0
@@ -125,7 +124,7 @@ def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], cop
     return fetched
 
 
-def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: converted.Copy) -> int:
+def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: mirrors.Copy) -> int:
     """Fetch the damaged blocks of a file and write them in place; returns their bytes. Raises ChecksumError."""
     path, fetched = folder / problem.path, 0
     item = copy.stat(problem.path)
@@ -200,7 +199,7 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
     for url in dict.fromkeys(filter(None, places)):
         try:
             if own:
-                return converted.open_raw_objects(source, name, url, options, fetch), url
+                return mirrors.open_raw_objects(source, name, url, options, fetch), url
             if "://" not in url and not Path(url).exists():
                 raise ObjectNotFoundError(f"no such file or folder: {url}")
             is_file = Path(url).is_file()

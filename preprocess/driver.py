@@ -27,7 +27,7 @@ from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
 from ..datasets.user_code.opened_files import WRITTEN, differing
 from ..datasets.user_code.process_state import CallerSettings
-from ..datasets.workers.engines import open_engine
+from ..datasets.workers import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import DamagedDatasetError, UnfinishedDatasetError, UsageError
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable

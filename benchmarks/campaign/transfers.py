@@ -29,7 +29,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.mirrors.contents import push
+from rbdata.datasets.mirrors import push
 from rbdata.errors import RbdataError
 from rbdata.storage.manifest import read_manifest
 from report import Report, peak_memory

@@ -20,14 +20,13 @@ from ...storage.reference_scores import original_source, reference_scores
 from .. import local
 from ..fetch.location import is_remote
 from ..remote import open_remote
-from .alignment import InnerSteps, check_alignment
 from .blocks import Leaves, Reader, StepBlock, Usual
 from .duplicates import Duplicates
 from .ends import Flags, check_scores, check_table
 from .findings import Audited, AuditReport, Finding, Hits, find, ordered
 from .frames import check_frames, sample_frames
 from .pairs import Summary, compare
-from .transitions import Transitions
+from .transitions import InnerSteps, Transitions, check_alignment
 from .values import ColumnValues, RewardValues, constants
 
 #: Called with what is being done, the steps done, and all steps.

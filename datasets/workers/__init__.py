@@ -1,0 +1,46 @@
+"""Worker processes, and the engines that run tasks: on this machine's processors (``local``) or on a Ray cluster (``ray``).
+
+Read in this order: `task` (tasks, progress, the interface of engines), `open_engine` and one engine (`local_engine`,
+`ray_cluster`), `worker_process` and `fork_server` (how a worker of this machine is set up and started), `sandbox` (a child
+process for C libraries). Importing this package is cheap: engines are imported when they are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from ...errors import UsageError
+from .task import Engine
+
+NAMES = ("local", "ray")
+
+
+@contextmanager
+def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterator[Engine | None]:
+    """The engine ``ray``, closed at the end; None for ``local``, for which downloads start their own processes.
+
+    Raises as `open_engine`.
+    """
+    with closing(open_engine(name, procs=procs, address=address)) as engine:
+        yield None if name == "local" else engine
+
+
+def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
+    """The engine of this name; ``procs`` defaults to one process locally and to all processors of a cluster.
+
+    ``preload`` are the modules that the work needs, imported before local workers are forked.
+
+    Raises UsageError for other names, MissingExtraError if ``ray`` is not installed.
+    """
+    if name == "local":
+        from .local_engine import LocalEngine
+
+        if address is not None:
+            raise UsageError("an address is only for the engine ray", hint="add --engine ray, or leave --address out")
+        return LocalEngine(procs or 1, preload)
+    if name == "ray":
+        from .ray_cluster import RayEngine
+
+        return RayEngine(procs, address)
+    raise UsageError(f"there is no engine {name!r}", hint=f"engines: {', '.join(NAMES)}")

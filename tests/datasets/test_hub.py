@@ -17,7 +17,7 @@ from rbdata.cli import run
 from rbdata.datasets import hub
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.fetch.hugging_face import HubLocation, read_token
-from rbdata.datasets.mirrors.contents import ls
+from rbdata.datasets.mirrors import ls
 from rbdata.datasets.remote import open_remote
 from rbdata.errors import (
     ChecksumError,

@@ -18,7 +18,7 @@ from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.run import fill_tasks
 from rbdata.datasets.local import list_local
-from rbdata.datasets.mirrors.contents import push
+from rbdata.datasets.mirrors import push
 from rbdata.datasets.repair import repair
 from rbdata.datasets.workers.local_engine import run_tasks
 from rbdata.errors import DamagedDatasetError

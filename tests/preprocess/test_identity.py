@@ -19,7 +19,7 @@ import pytest
 from preprocess_tools import fails, make_input, run
 from processes import RBDATA
 from rbdata.cli import run as command_line
-from rbdata.datasets.workers.engines import open_engine
+from rbdata.datasets.workers import open_engine
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError, UsageError
 from rbdata.preprocess import driver
 from rbdata.preprocess.driver import preprocess

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch import location as bounds
-from rbdata.datasets.mirrors.contents import ls
+from rbdata.datasets.mirrors import ls
 from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.errors import FetchError, TransientFetchError
 

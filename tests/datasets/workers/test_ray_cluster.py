@@ -19,7 +19,7 @@ from preprocess_tools import check_files, every_other, lasting, make_input, nois
 from processes import RBDATA
 from ray_work import Slow, Task, Tasks, always_dies, breaks, dies_once, doubled, fails, leave_a_run, raises, square
 from rbdata.datasets.acquire import Listener, Request, download
-from rbdata.datasets.workers.engines import open_engine
+from rbdata.datasets.workers import open_engine
 from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
 from rbdata.storage.dataset import Dataset

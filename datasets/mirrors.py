@@ -1,0 +1,592 @@
+"""Copies datasets from mirrors and to them, lists what a mirror holds, and removes it.
+
+A mirror holds converted datasets, raw files, or both. Its layout is that of a root, so a root is a mirror too:
+
+    <mirror>/atari/Pong/5/rbdata.json ...                      a converted dataset
+    <mirror>/.raw/atari/dqn/Pong/5/replay_logs/...             raw files, in the provider's layout
+    <mirror>/<the provider's layout>                           the same without those two folders: a copy of a bucket
+
+Raw files are converted. Of a converted dataset the manifest is read first; its files are fetched into the working folder (an
+interrupted copy continues) and compared with the checksums of the manifest; then the folder becomes the dataset. `push` sends
+the manifest last, and `remove` removes it first, so a mirror never lists an incomplete dataset.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from .. import settings
+from ..errors import (
+    ChecksumError,
+    DamagedDatasetError,
+    DatasetBusyError,
+    DatasetExistsError,
+    DatasetNotFoundError,
+    FetchError,
+    ForbiddenError,
+    NotADatasetError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TransientFetchError,
+    UnknownDatasetError,
+    UsageError,
+)
+from ..storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, holds_files, remove_tree
+from ..storage.integrity import find_damage
+from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, read_manifest, write_manifest
+from ..storage.snapshot import Pin, pinned
+from ..storage.threads import map_in_threads
+from ..storage.writer import DatasetWriter, fingerprint, finished_parts
+from . import catalogue, local
+from .fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror, read_all
+from .fetch.location import DirectoryLocation, is_hub_dataset, is_plain_name, join_path
+from .fetch.reading import bytes_there
+from .fetch.retries import failure_at
+from .fetch.upload import DirectoryUploader, LocalFile, Uploader, find_object, open_uploader, upload
+from .ingest.job import ConvertOptions, Job, RawObject
+from .ingest.raw_files import FOLDER as RAW_FOLDER
+from .ingest.raw_files import fetch_all
+from .ingest.request import Estimate, Listener
+from .sources.source import Source
+from .workers.task import TaskProgress
+
+_DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
+#: Connections over which a mirror is written.
+CONNECTIONS = 4
+
+
+# -- where a dataset is ------------------------------------------------------------------------------------------------
+
+
+def resolve(
+    text: str, mirror: str | None, fetch: FetchOptions | None = None, here: Callable[[], Iterable[str]] = tuple
+) -> tuple[str, Source | None]:
+    """`catalogue.resolve`, extended to names that only a mirror knows: bare names that a source does not list (Minari's), and
+    ids without a source. ``here`` returns the ids on this machine; it is called for names that no source knows."""
+    try:
+        return catalogue.resolve(text)
+    except UnknownDatasetError:
+        known = list(here())
+    try:
+        return catalogue.resolve(text, known)
+    except UnknownDatasetError:
+        found = _find_bare(text, mirror, fetch) if mirror else None
+        if found:
+            return found
+        namespace = text.partition("/")[0]
+        if "/" not in text or namespace in catalogue.source_names() or not (mirror or settings.mirror(namespace)):
+            raise
+        check_id(text)
+        return text, None
+
+
+def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str, Source] | None:
+    """The id and source of a bare name that a mirror holds for a source with open-ended names."""
+    if text.partition("/")[0] in catalogue.source_names():
+        return None
+    for source in catalogue.sources().values():
+        if not source.open_ended or source.makes or not source.knows(text):
+            continue
+        location, dataset_id = open_location(mirror, options=fetch), f"{source.name}/{text}"
+        try:
+            if fetch_manifest(location, dataset_id) is None:
+                open_raw_objects(source, text, mirror, ConvertOptions(), location.options)
+        except (ObjectNotFoundError, ForbiddenError):
+            continue
+        return dataset_id, source
+    return None
+
+
+def open_raw_objects(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
+    """Open a dataset's raw objects at a location: in the provider's layout, or in that of ``push --raw``."""
+    try:
+        return source.open(name, open_location(url, options=fetch), options)
+    except ObjectNotFoundError as error:
+        if url in source.places(name, options):
+            raise
+        pushed = open_location(join_path(url.rstrip("/"), RAW_FOLDER, source.name), options=fetch)
+        try:
+            return source.open(name, pushed, options)
+        except ObjectNotFoundError:
+            raise error from None
+
+
+def open_published(
+    source: Source, name: str, options: ConvertOptions, fetch: FetchOptions, on_place: Callable[[str], None]
+) -> Job:
+    """Open a dataset's raw objects at the first of the source's own places that has them.
+
+    ``job.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is
+    not tried. Raises the error of the only place, or one with the failures at all places.
+    """
+    failures: dict[str, FetchError] = {}
+    for url in source.places(name, options):
+        location = open_location(url, options=fetch)
+        on_place(location.url)
+        try:
+            job = open_raw_objects(source, name, url, options, fetch)
+        except FetchError as error:
+            partly_there = isinstance(error, ObjectNotFoundError) and error.partly_there
+            if partly_there or isinstance(error, (ChecksumError, ObjectChangedError)):
+                raise
+            failures[location.url] = error
+            continue
+        if failures:
+            options_used = [f"{key} {value}" for key, value in job.resolved_options.items()]
+            job.why = ", ".join([*options_used, f"because {_list_failures(failures)}"])
+        return job
+    raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
+
+
+def _unavailable(source: Source, name: str, failures: Mapping[str, FetchError]) -> FetchError:
+    """The error if no place has a dataset; of several classes, the one that another attempt is most likely to mend."""
+    errors, hint = list(failures.values()), source.where_else(name)
+    if len(errors) == 1 and hint is None:
+        return errors[0]
+    kinds = (TransientFetchError, ForbiddenError, ObjectNotFoundError)
+    kind = next((one for one in kinds if any(isinstance(error, one) for error in errors)), FetchError)
+    if all(isinstance(error, TransientFetchError) and error.unresolved for error in errors):
+        hint = f"check the network of this machine; or {hint}"
+    return kind(f"{source.name}/{name} is not available: {_list_failures(failures)}", hint=hint)
+
+
+def _list_failures(failures: Mapping[str, FetchError]) -> str:
+    return "; ".join(f"{place}: {failure_at(error, place)}" for place, error in failures.items())
+
+
+# -- pull --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A converted dataset in a folder of a location ('' for the location itself)."""
+
+    location: Location
+    folder: str
+    manifest: Manifest
+
+    @property
+    def url(self) -> str:
+        return f"{self.location.url}/{self.folder}" if self.folder else self.location.url
+
+    def find(self, name: str) -> RemoteObject | None:
+        return find_object(self.location, join_path(self.folder, name))
+
+    def stat(self, name: str) -> RemoteObject:
+        return self.location.stat(join_path(self.folder, name))
+
+
+def open_copy(url: str, fetch: FetchOptions) -> Copy | None:
+    """The converted dataset whose folder a URL names, None if there is none. A revision of the Hub is pinned."""
+    location = open_location(url, options=fetch)
+    manifest = fetch_manifest(location, "")
+    return None if manifest is None else Copy(location.pinned(), "", manifest)
+
+
+def find_converted(url: str, dataset_id: str, fetch: FetchOptions) -> Copy | None:
+    """A converted dataset in a mirror, or the one that is a repository of the Hub; None if there is none of that id.
+
+    Raises DamagedDatasetError.
+    """
+    location = open_location(url, options=fetch)
+    manifest = fetch_manifest(location, dataset_id)
+    if manifest is None:
+        copy = open_copy(url, fetch) if is_hub_dataset(url) else None
+        return copy if copy is not None and copy.manifest.id == dataset_id else None
+    if manifest.id != dataset_id:
+        message = f"{location.url}/{dataset_id} holds the manifest of {manifest.id}"
+        raise DamagedDatasetError(message, hint="use `rbdata mirror push` instead of copying folders")
+    return Copy(location.pinned(), dataset_id, manifest)
+
+
+def same_content(one: Manifest, other: Manifest) -> bool:
+    """Whether two datasets are equal in all fields that two conversions of the same data have in common."""
+
+    def content(manifest: Manifest) -> dict[str, Any]:
+        own = dict.fromkeys(("provenance", "checksum", "files", "blocks"))
+        return {**manifest.to_json(), **own, "content": manifest.content}
+
+    return content(one) == content(other)
+
+
+def _copy_mark(manifest: Manifest) -> str:
+    """The fingerprint of an unfinished copy of this dataset."""
+    return fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})
+
+
+def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
+    """The estimate of what `copy_converted` would fetch. Raises DamagedDatasetError for a manifest that names files outside its
+    dataset."""
+    location, manifest = copy.location, copy.manifest
+    names = check_names(location, manifest)
+    begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
+    left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
+    return Estimate(
+        id=place.id,
+        path=place.path,
+        location=location.url,
+        shards=1,
+        fetch_bytes=left,
+        steps=manifest.steps,
+        episodes=manifest.episodes,
+        disk_bytes=left,
+        free_bytes=free_bytes(place.path),
+        done_parts=0,
+        parts=1,
+        part_names=["dataset"],
+        notes=manifest.notes,
+        why="converted dataset",
+    )
+
+
+def copy_converted(
+    copy: Copy, place: DatasetPlace, listener: Listener, *, force: bool, command: str
+) -> tuple[Estimate, Manifest]:
+    """Copy a converted dataset; the caller holds the lock of ``place``.
+
+    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
+    """
+    location, manifest = copy.location, copy.manifest
+    estimate, names = estimate_copy(copy, place, force=force), sorted(manifest.files)
+    listener.on_estimate(estimate)
+    writer = DatasetWriter(place, manifest.schema, _copy_mark(manifest), restart=force, command=command)
+    stated = map_in_threads(copy.stat, names, 8, "rbdata-stat")
+    objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
+
+    def on_progress(name: str, done: int, total: int) -> None:
+        listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
+
+    if not writer.remembered("copy"):
+        writer.remember("copy", {})
+    wanted = _drop_changed(writer.folder, objects, manifest)
+    # A file that an earlier run began to fetch may have changed since; it is then fetched once more.
+    resumed = [raw for raw in wanted if bytes_there(writer.folder / raw.path)]
+    fetch_all(writer.folder, wanted, on_progress)
+    again = _drop_changed(writer.folder, resumed, manifest)
+    fetch_all(writer.folder, again, on_progress)
+    for raw in (*again, *(one for one in wanted if one not in resumed)):
+        problem = find_damage(writer.folder, manifest, raw.path)
+        if problem:
+            (writer.folder / raw.path).unlink()
+            raise ChecksumError(f"{copy.url}/{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
+    listener.on_part_done(0)
+    listener.on_stage("committing")
+    copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    manifest = replace(manifest, provenance={**manifest.provenance, **copied})
+    write_manifest(writer.folder, manifest)
+    place.install()
+    return estimate, manifest
+
+
+def _drop_changed(folder: Path, objects: Sequence[RawObject], manifest: Manifest) -> list[RawObject]:
+    """The objects whose files are missing or differ from the manifest; differing files are removed."""
+    wanted = [raw for raw in objects if find_damage(folder, manifest, raw.path)]
+    for raw in wanted:
+        remove_tree(folder / raw.path)
+    return wanted
+
+
+def fetch_manifest(location: Location, folder: str) -> Manifest | None:
+    """The manifest of the dataset in a folder of a mirror, None if it is missing or access is denied."""
+    try:
+        item = find_object(location, join_path(folder, FILENAME))
+        return None if item is None else read_remote_manifest(location, item)[0]
+    except ForbiddenError:
+        return None  # without permission to list, stores deny access to objects that do not exist
+    except (ObjectNotFoundError, TransientFetchError, ChecksumError):
+        raise
+    except FetchError:
+        return None  # a web server that answers every request with a web page
+
+
+def read_remote_manifest(location: Location, item: RemoteObject) -> tuple[Manifest, bytes]:
+    """Fetch and parse a manifest; it and its bytes. Raises as `read_manifest` does."""
+    data = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
+    try:
+        return parse_manifest(data, item.url.removesuffix(f"/{FILENAME}")), data
+    except (DamagedDatasetError, NotADatasetError) as error:
+        raise type(error)(error.message, hint=_DAMAGED_MIRROR) from None
+
+
+def check_names(location: Location, manifest: Manifest) -> list[str]:
+    """The files of an untrusted manifest, sorted. Raises DamagedDatasetError for one outside the dataset's folder."""
+    for name in manifest.files:
+        plain = all(is_plain_name(part) and part[0] != "." and "\\" not in part for part in name.split("/"))
+        if not plain or name in (FILENAME, JOURNAL):
+            message = f"the manifest at {location.url} names a file outside its dataset: {name!r}"
+            raise DamagedDatasetError(message, hint="do not use this mirror")
+    return sorted(manifest.files)
+
+
+def check_size(item: RemoteObject, manifest: Manifest, name: str) -> RemoteObject:
+    """The object with the size that the manifest states. Raises ChecksumError if it has another one."""
+    size = manifest.size_of(name)
+    if item.size not in (None, size):
+        raise ChecksumError(f"{item.url}: {item.size} bytes, expected {size}", hint=_DAMAGED_MIRROR)
+    return replace(item, size=size)
+
+
+# -- push --------------------------------------------------------------------------------------------------------------
+
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Result of a push: the mirror lacked ``sent`` of the ``files`` at ``url``; likewise for bytes."""
+
+    id: str
+    kind: Literal["dataset", "raw"]
+    url: str
+    files: int
+    bytes: int
+    sent: int
+    sent_bytes: int
+
+
+def push(
+    dataset_id: str,
+    destination: str,
+    *,
+    root: Path | None = None,
+    raw: bool = False,
+    force: bool = False,
+    fetch: FetchOptions | None = None,
+    on_progress: OnProgress | None = None,
+) -> Pushed:
+    """Copy a converted dataset, or with ``raw`` its kept raw files, to a mirror.
+
+    ``destination`` is a directory, ``gs://``, or with the extra ``remote`` a URL that fsspec can write to. Files that the
+    mirror already holds are not sent again, so an interrupted push continues; every file is verified on the mirror.
+    ``force`` replaces a different dataset of the same id. ``on_progress`` is called with a file's name, the bytes done and
+    the total bytes.
+
+    Raises DatasetNotFoundError if there is nothing to push, DamagedDatasetError if the dataset's files do not match its
+    manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
+    DatasetBusyError if it is replaced during the push, and the fetch errors.
+    """
+    root = settings.root(root)
+    uploader = open_uploader(destination, fetch)
+    if raw:
+        return _push_raw(dataset_id, uploader, root, on_progress)
+    with pinned(local.find(dataset_id, root)) as pin:
+        return _push_dataset(pin, uploader, force, on_progress)
+
+
+def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+    folder, base = pin.folder, uploader.location.url
+    manifest = read_manifest(folder)
+    if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
+        message = f"{base} is the root that holds {manifest.id}"
+        raise UsageError(message, hint="choose another folder or bucket as the mirror")
+    check_replaceable(fetch_manifest(uploader.location, manifest.id), manifest, base, force)
+    check_undamaged(folder, manifest)
+    files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
+    sent, sent_bytes = _send(uploader, files, on_progress)
+    if not pin.is_unchanged():
+        message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
+        raise DatasetBusyError(message, hint="push it again: files that are there already are not sent again")
+    last = LocalFile(folder / FILENAME)
+    sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
+    return Pushed(
+        manifest.id,
+        "dataset",
+        f"{base}/{manifest.id}",
+        len(files) + 1,
+        manifest.bytes + last.size,
+        sent + sent_manifest,
+        sent_bytes + last.size * sent_manifest,
+    )
+
+
+def check_undamaged(folder: Path, manifest: Manifest) -> None:
+    """Raise DamagedDatasetError if a file differs from the manifest; called before anything is sent."""
+
+    def check(name: str) -> None:
+        problem = find_damage(folder, manifest, name)
+        if problem:
+            hint = f"nothing was sent; `{settings.command('verify', folder, '--repair')}` repairs it"
+            raise DamagedDatasetError(f"{folder / name}: {problem}", hint=hint)
+
+    list(map_in_threads(check, sorted(manifest.files), CONNECTIONS, "rbdata-check"))
+
+
+def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
+    dataset_id, source = catalogue.resolve(text)
+    if source is None:
+        raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
+    folder = f"{RAW_FOLDER}/{source.name}"
+    raw_folder = root / folder
+    try:
+        job = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
+        paths = [Path(raw.item.url) for raw in job.raw_objects()]
+    except ObjectNotFoundError as error:
+        message = f"no raw files of {dataset_id} under {raw_folder}"
+        hint = f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"
+        raise DatasetNotFoundError(message, hint=hint) from error
+    files = [(LocalFile(path), f"{folder}/{path.relative_to(raw_folder)}") for path in paths]
+    total = sum(file.size for file, _ in files)
+    sent, sent_bytes = _send(uploader, files, on_progress)
+    return Pushed(dataset_id, "raw", f"{uploader.location.url}/{folder}", len(files), total, sent, sent_bytes)
+
+
+def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
+    """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
+    total = sum(file.size for file, _ in files)
+    done, lock = 0, Lock()
+
+    def send(entry: tuple[LocalFile, str]) -> int:
+        file, path = entry
+
+        def count(length: int) -> None:
+            nonlocal done
+            with lock:
+                done += length
+            if on_progress is not None:
+                on_progress(path, done, total)
+
+        return file.size if upload(uploader, file, path, count) else -1
+
+    sizes = [size for size in map_in_threads(send, files, CONNECTIONS, "rbdata-push") if size >= 0]
+    return len(sizes), sum(sizes)
+
+
+def check_replaceable(existing: Manifest | None, manifest: Manifest, place: str, force: bool) -> None:
+    """Raise DatasetExistsError if a different dataset is in the way, unless ``force`` is set."""
+    if existing is None or force or same_content(existing, manifest):
+        return
+    message = f"{place} already holds a different {existing.id}"
+    raise DatasetExistsError(message, hint="replace it with --force, or push to another mirror")
+
+
+# -- ls --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MirrorEntry:
+    """An entry of a mirror: a converted ``dataset`` (by id), or a folder of ``raw`` files (by path).
+
+    ``bytes`` is None if the location states no sizes (web servers); only datasets have steps and episodes.
+    """
+
+    kind: Literal["dataset", "raw"]
+    name: str
+    files: int
+    bytes: int | None
+    steps: int | None = None
+    episodes: int | None = None
+    problem: str | None = None
+
+
+def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[MirrorEntry]:
+    """The entries of a mirror, sorted by kind and name. Reads listings and manifests; raises the fetch errors."""
+    location = open_mirror(destination, options=fetch)
+    found: list[MirrorEntry] = []
+    datasets: list[str] = []
+    for folder, objects, names in location.walk():
+        if any(item.name == FILENAME for item in objects):
+            datasets.append(folder)
+            names.clear()
+            continue
+        # Names with a leading dot belong to unfinished work, except for the folder of raw files.
+        names[:] = [name for name in names if not name.startswith(".") or name == RAW_FOLDER]
+        plain = [item for item in objects if not item.name.startswith(".")]
+        if plain and folder:
+            size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
+            found.append(MirrorEntry("raw", folder, len(plain), size))
+    found += map_in_threads(lambda folder: _describe(location, folder), datasets, 8, "rbdata-ls")
+    return sorted(found, key=lambda entry: (entry.kind, entry.name))
+
+
+def _describe(location: Location, folder: str) -> MirrorEntry:
+    try:
+        manifest, _ = read_remote_manifest(location, location.stat(join_path(folder, FILENAME)))
+    except (NotADatasetError, DamagedDatasetError) as error:
+        return MirrorEntry("dataset", folder, 0, None, problem=error.message)
+    return MirrorEntry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
+
+
+# -- remove ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a mirror holds under a name: paths of ``files`` in the order of removal, and ``bytes`` as far as sizes are stated.
+
+    The manifest comes first; last comes the file by which an interrupted removal is found again. ``files`` is empty if only
+    empty folders are left.
+    """
+
+    name: str
+    url: str
+    files: tuple[str, ...]
+    bytes: int
+
+
+def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
+    """What a mirror holds under an id, bare name or folder as `ls` shows it.
+
+    Raises ObjectNotFoundError if it holds nothing of that name, and the fetch errors.
+    """
+    location = open_mirror(destination, options=fetch)
+    named, full = text.strip("/"), ""
+    with suppress(UnknownDatasetError, UsageError):
+        full = catalogue.resolve(text)[0]
+    # A bare name of a dataset that its source does not list is looked for below every source.
+    for name in dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names()))):
+        objects = _objects(location, name) if name else {}
+        if objects or (name and _is_empty(location, name)):
+            last = f"{name}/meta.json"
+            files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path == last, path))
+            return Held(name, location.url, tuple(files), sum(item.size or 0 for item in objects.values()))
+    message = f"{location.url} holds no dataset and no raw files named {text}"
+    raise ObjectNotFoundError(message, hint="`rbdata mirror ls` shows what it holds")
+
+
+def remove(
+    held: Held,
+    destination: str,
+    *,
+    fetch: FetchOptions | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Remove ``held``, reporting ``on_progress(files removed, all files)``.
+
+    Raises UsageError for a read-only location, and the fetch errors.
+    """
+    uploader, files, done = open_uploader(destination, fetch), held.files, 0
+    for some in (files[:1], files[1:-1], files[1:][-1:]):
+        for _ in map_in_threads(uploader.remove, some, CONNECTIONS, "rbdata-remove"):
+            done += 1
+            on_progress(done, len(files))
+    if isinstance(uploader, DirectoryUploader):
+        uploader.prune(held.name)
+
+
+def _is_empty(location: Location, name: str) -> bool:
+    """Whether this is a folder on disk, reached without symbolic links, that holds no file."""
+    if not isinstance(location, DirectoryLocation):
+        return False
+    folder = Path(location.url).resolve() / name
+    return folder.is_dir() and folder.resolve() == folder and not holds_files(folder)
+
+
+def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
+    """The files of a folder, and of its subfolders if it holds a dataset; empty if it has no files itself."""
+    files: dict[str, RemoteObject] = {}
+    try:
+        for here, objects, names in location.walk(folder):
+            files.update({join_path(here, item.name): item for item in objects})
+            if here == folder and not any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
+                names.clear()
+    except ObjectNotFoundError:
+        if files:
+            raise
+    return files
