@@ -48,7 +48,7 @@ def column_roles(attributes: Sequence[Attribute], about: Description, options: T
     if not wanted:
         hint = f"choose one with --target; its columns: {shown}"
         if not about.features:  # a file on this machine
-            hint += "; rows that are steps of episodes are read with --source arrays"
+            hint += "; `rbdata convert PATH --source arrays` reads rows that are steps of episodes"
         raise UsageError(f"{name} has no label of its own", hint=hint)
     unknown = [column for column in (*wanted, *options.exclude) if column not in index]
     if unknown:

@@ -506,5 +506,5 @@ def test_a_table_of_steps_is_sent_to_the_source_of_arrays(tmp_path):
     parquet.write_table(table, tmp_path / "own.parquet")
     with pytest.raises(UsageError, match="no label of its own") as caught:
         rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path)
-    assert 'source="arrays"' in caught.value.hint
+    assert "--source arrays" in caught.value.hint
     rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path, source="arrays")
