@@ -5,8 +5,8 @@
 
 Both buffers are of one process and sampled in turn, a few batches each (A B B A), so that a slow moment of a shared machine
 hits both. Given are the medians of microseconds for one batch and the median of the ratios of neighbors; below 1 prefetching
-is quicker. The first batches, in which a buffer measures both ways (`storage/replay/pace.py`), are left out; later trials
-count. ``work`` is how long the caller uses each batch, as a training step does.
+is quicker. The first batches, in which a buffer measures both ways (`Pace` in `storage/replay/prefetch.py`), are left out;
+later trials count. ``work`` is how long the caller uses each batch, as a training step does.
 """
 
 from __future__ import annotations

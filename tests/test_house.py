@@ -79,6 +79,13 @@ def test_links_of_the_documents_lead_into_the_installed_package():
     assert not dead and HOUSE / "docs" / "mirrors.md" in installed
 
 
+def test_modules_that_the_design_names_are_there():
+    """By their paths from the root, or from a folder above them."""
+    named = set(re.findall(r"`([\w/]+\.py)`", (HOUSE / "docs" / "architecture.md").read_text()))
+    there = {name for name in named for path in MODULES if f"/{path}".endswith(f"/{name}") or (HOUSE / name).is_file()}
+    assert named == there
+
+
 def test_folders_are_packages():
     assert {path.parent for path in MODULES} == {path.parent for path in MODULES if path.name == "__init__.py"}
 
