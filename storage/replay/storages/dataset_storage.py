@@ -34,6 +34,7 @@ from ..overrides import reads_by_get
 from ..timeline import Edges, Key, Timeline
 from .rows import Readable
 from .storage import Storage
+from .trees import clone_tensors
 
 #: Minimum seconds between two checks for more of a dataset that is being written, if it is checked before every batch.
 LOOK_EVERY = 1.0
@@ -329,7 +330,7 @@ class EpisodeStorage(DatasetStorage):
         flat = numbers.reshape(-1)
         batch = self.dataset.read(self._starts[flat], length=self.longest)
         if self.states:
-            batch = batch.clone()  # a state leaf and its successor share memory
+            batch = clone_tensors(batch)  # a state leaf and its successor share memory
         batch.set("traj_ids", torch.where(batch["mask"], flat[:, None], 0))
         return batch.reshape(*numbers.shape, self.longest)
 

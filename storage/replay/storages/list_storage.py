@@ -10,6 +10,7 @@ mapped from files are not copied.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,14 @@ class ListStorage(Storage):
             if "records" not in state:
                 raise UsageError(f"{path} holds no list of records")
             self.load_state_dict({**state, "newest": state["newest"]})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ListStorage:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        for record in filter(is_tensor_collection, self._records):
+            memo[id(record)] = copy_of(record)
+        state: Any = deepcopy(self.__reduce_ex__(4)[2], memo)
+        getattr(copied, "__setstate__", copied.__dict__.update)(state)
+        return copied
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {self.max_size} records)"

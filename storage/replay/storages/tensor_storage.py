@@ -472,7 +472,7 @@ class TensorStorage(Storage):
             raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self).__name__}")
         data = self._data
         if not self.is_full:  # rows never written hold arbitrary memory
-            data = data.clone()
+            data = clone_tensors(data)
             data[self.filled :].zero_()
         folder.mkdir(parents=True, exist_ok=True)
         for hook in hooks:
@@ -596,6 +596,8 @@ class TensorStorage(Storage):
         """A storage with a copy of the rows, shared where this one is."""
         with self.read_lock:
             copied = memo[id(self)] = type(self).__new__(type(self))
+            if is_tensor_collection(self._data):
+                memo[id(self._data)] = copy_of(self._data)
             copied.__setstate__(deepcopy(self.__getstate__(), memo))
         copied._write_lock = None  # the lock belongs to the original
         return copied.share_memory_() if self.is_shared else copied

@@ -87,11 +87,11 @@ def _clone(leaf: Any) -> Any:
 
 
 def clone_tensors(data: Any) -> Any:
-    """A clone of a tensor or a TensorDict, which may share its values that are not tensors."""
-    try:
-        return data.clone()
-    except NotImplementedError:  # tensordict adds zero, which torch cannot do for some dtypes (uint16, float8)
-        return data.apply(torch.clone)
+    """A clone of a tensor or a TensorDict, which may share its values that are not tensors.
+
+    A TensorDict's own ``clone`` adds zero: -0.0 becomes 0.0, and torch cannot do that for some dtypes (uint16, float8).
+    """
+    return data.clone() if isinstance(data, torch.Tensor) else data.apply(torch.clone)
 
 
 def with_values_copied(cloned: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from rbdata.errors import UsageError
@@ -12,6 +14,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    SamplerWithoutReplacement,
 )
 from tensordict import TensorDict
 
@@ -155,3 +158,18 @@ def test_a_list_that_an_older_version_wrote(tmp_path):
     first, second, third = storage.get(slice(0, 3))
     assert torch.equal(first["a", "b"], torch.arange(2)) and torch.equal(first["c"], torch.ones(2, 3))
     assert torch.equal(second, torch.zeros(4)) and third == "text"
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_copies_have_the_same_bits(storage, device):
+    """TensorDict.clone adds zero, which changes -0.0, and which some dtypes do not have."""
+    zeros, depth = torch.full((4,), -0.0), torch.arange(4).to(torch.uint16)
+    data = TensorDict({"zero": zeros, "below": {"depth": depth, "zero": zeros}}, [4], device=device)
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    buffer = ReplayBuffer(storage=storage(4), sampler=sampler, batch_size=4, transform=lambda batch: batch, prefetch=2)
+    buffer.extend(data)
+    buffer.extend(buffer[:])
+    for batch in (buffer[:], deepcopy(buffer)[:], buffer.sample()):
+        for key in ("zero", ("below", "zero"), ("below", "depth")):
+            assert same(batch[key], data[key])
