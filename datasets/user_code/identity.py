@@ -239,8 +239,10 @@ class Content:
         #: Globals that some function assigns and containers that begin empty in their files, by module and name: state and
         #: caches of the functions that were met, or settings and tables of the program.
         self._variables: dict[tuple[str, str], Any] = {}
-        #: The names that the innermost function uses: of a module only these attributes.
-        self._names: frozenset[str] = frozenset()
+        #: The local modules that were met, and the names and texts that functions use: of a module only these attributes count
+        #: (`_add_modules`).
+        self._modules: dict[int, ModuleType] = {}
+        self._names: set[str] = set()
 
     @property
     def sha256(self) -> str:
@@ -257,6 +259,7 @@ class Content:
                 with self._lenient(value, True, _Unidentified):
                     self._add(value)
             if len(self._path) == 2:
+                self._add_modules()
                 self._add_variables()
         except RecursionError as error:
             raise UsageError(f"{self._where} is nested too deeply to be identified") from error
@@ -409,12 +412,14 @@ class Content:
                 digests.append(f"{type(value).__name__} {_text_of(value)}")
                 continue
             alone = Content(self._where, changing=self._changing, unpickled=self._unpickled)
-            alone._numbers, alone._kept, alone._names = dict(self._numbers), [*self._kept], self._names
+            alone._numbers, alone._kept = dict(self._numbers), [*self._kept]
             alone.add(value)
             self.files |= alone.files
             self.functions += alone.functions
             self.named |= alone.named
             self._variables |= alone._variables
+            self._modules |= alone._modules
+            self._names |= alone._names
             self.untold += alone.untold
             digests.append(alone.sha256)
         self._put(type(values).__name__, *sorted(digests), "end")
@@ -492,15 +497,32 @@ class Content:
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _add_module(self, module: ModuleType) -> None:
-        """A module: its name; of a local one the attributes that the function around it uses, and its file."""
-        self._put("module", "" if module.__name__ == "__main__" else module.__name__)
-        if not is_local_module(module.__name__):
+        """A module: its name; of a local one its file, and the attributes that functions use (`_add_modules`). Where a program
+        made it from no file, all its attributes count."""
+        name = module.__name__
+        self._put("module", "" if name == "__main__" else name)
+        if not is_local_module(name):
             return
-        file = local_file(module.__name__)
-        self._meet(module.__name__, file)
-        if not self._is_known((id(module), self._names), module):
-            used = {name: value for name, value in vars(module).items() if name in self._names}
-            self._add_globals(used, file, module.__name__)
+        if name == "__main__" or module.__spec__ is not None:
+            self._meet(name, _file_of_module(module))
+            self._modules[id(module)] = module
+        elif not self._is_known(id(module), module):
+            own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+            self._add_attributes(own, lenient=True)
+
+    def _add_modules(self) -> None:
+        """The attributes of the modules met that any function met names: a function may get a module as an argument."""
+        done: dict[int, set[str]] = {}
+        again = True
+        while again:
+            again = False
+            for number, module in list(self._modules.items()):
+                left = (self._names & vars(module).keys()) - done.setdefault(number, set())
+                if left:
+                    done[number] |= left
+                    used = {key: vars(module)[key] for key in left}
+                    self._add_globals(used, _file_of_module(module), module.__name__)
+                    again = True
 
     def _add_function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__globals__.get("__name__")
@@ -508,48 +530,46 @@ class Content:
         self.add(code)
         self.add(function.__defaults__, " default ")
         self._add_attributes(function.__kwdefaults__ or {})
-        before, codes = self._names, nested_codes(code)
+        codes = nested_codes(code)
         if "environ" not in _names_changed(function):  # what the function sets itself is not a setting
             for one in codes:
                 if not _ENVIRONMENT.isdisjoint(one.co_names):
                     named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
                     self._add_pairs("environment", {text: os.environ[text] for text in named})
-        self._names = frozenset(name for one in codes for name in one.co_names)
-        try:
-            if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
-                self.add(vars(function)["_torchdynamo_orig_callable"])
-                return
-            if module == "functools" and "registry" in vars(function):  # singledispatch: the rest is a cache
-                registry = function.registry  # type: ignore[attr-defined]
-                self._add_attributes({f"{kind.__module__}.{kind.__qualname__}": registry[kind] for kind in registry})
-                return
-            self._put("closure", str(len(function.__closure__ or ())))
-            for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-                try:
-                    inside = cell.cell_contents
-                except ValueError:  # a name that is not bound yet
-                    self._put("empty")
-                else:
-                    self.add(inside, f", closure {name}")
-            self._add_attributes(vars(function))
-            if isinstance(module, str) and not is_local_module(module):
-                return
-            file = Path(code.co_filename)
-            has_file = file.is_file()
-            if isinstance(module, str) and has_file:
-                self._meet(module, file)
-                self.functions.append((module, function))
-            if not has_file:
-                for base, names in imported_names(code):
-                    self.files.update(local_imports(base, names))
-            read = {name for one in codes for name in global_reads(one)}
-            if "globals" in read and "globals" not in function.__globals__:
-                message = f"{self._where} calls globals(): which of them it reads cannot be told"
-                raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
-            used = {name: function.__globals__[name] for name in read if name in function.__globals__}
-            self._add_globals(used, file.absolute() if has_file else None, str(module))
-        finally:
-            self._names = before
+        for one in codes:
+            self._names.update(one.co_names, (text for text in one.co_consts if isinstance(text, str)))
+        if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
+            self.add(vars(function)["_torchdynamo_orig_callable"])
+            return
+        if module == "functools" and "registry" in vars(function):  # singledispatch: the rest is a cache
+            registry = function.registry  # type: ignore[attr-defined]
+            self._add_attributes({f"{kind.__module__}.{kind.__qualname__}": registry[kind] for kind in registry})
+            return
+        self._put("closure", str(len(function.__closure__ or ())))
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            try:
+                inside = cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                self._put("empty")
+            else:
+                self.add(inside, f", closure {name}")
+        self._add_attributes(vars(function))
+        if isinstance(module, str) and not is_local_module(module):
+            return
+        file = Path(code.co_filename)
+        has_file = file.is_file()
+        if isinstance(module, str) and has_file:
+            self._meet(module, file)
+            self.functions.append((module, function))
+        if not has_file:
+            for base, names in imported_names(code):
+                self.files.update(local_imports(base, names))
+        read = {name for one in codes for name in global_reads(one)}
+        if "globals" in read and "globals" not in function.__globals__:
+            message = f"{self._where} calls globals(): which of them it reads cannot be told"
+            raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
+        used = {name: function.__globals__[name] for name in read if name in function.__globals__}
+        self._add_globals(used, file.absolute() if has_file else None, str(module))
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; for a file, without those that are state rather than settings (`_add_variables`)."""
@@ -666,6 +686,15 @@ def _without(state: Any, names: Collection[str]) -> Any:
     if type(state) is tuple and len(state) == 2:
         return tuple(_without(one, names) for one in state)
     return {name: one for name, one in state.items() if name not in names} if type(state) is dict else state
+
+
+def _file_of_module(module: ModuleType) -> Path | None:
+    """The source file of a local module, also of one that was loaded from its path without an import."""
+    found = local_file(module.__name__)
+    if found is None and module.__name__ not in sys.modules:
+        path = Path(getattr(module, "__file__", None) or "")
+        return path if path.is_file() else None
+    return found
 
 
 def _file_of_class(kind: type) -> Path | None:

@@ -9,6 +9,7 @@ import decimal
 import enum
 import fractions
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -350,3 +351,42 @@ def test_tensors_with_and_without_gradients_differ():
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     assert content_hash(frozen) != content_hash(torch.nn.Parameter(torch.ones(2)))
     assert content_hash(learned) == content_hash(torch.ones(2, requires_grad=True))
+
+
+def _scale_by(settings, td):
+    return td * settings.scale
+
+
+def _made(scale):
+    module = types.ModuleType("settings_in_memory")
+    module.scale = scale
+    return module
+
+
+def test_modules_that_no_import_finds_count_by_their_attributes(tmp_path):
+    assert content_hash(_made(1.0)) == content_hash(_made(1.0))
+    assert content_hash(_made(1.0)) != content_hash(_made(2.0))
+
+    def loaded(scale):
+        path = tmp_path / f"settings_{scale}.py"
+        path.write_text(f"scale = {scale}\n")
+        spec = importlib.util.spec_from_file_location("settings_by_path", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    hashes = [content_hash(functools.partial(_scale_by, loaded(scale))) for scale in (1, 1, 2)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_module_that_is_an_argument_counts_with_what_other_functions_use(tmp_path, monkeypatch):
+    (tmp_path / "settings_of_a_file.py").write_text("scale = float(1)\nunused = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("settings_of_a_file")
+    monkeypatch.setitem(sys.modules, "settings_of_a_file", module)
+    functions = [functools.partial(_scale_by, module), lambda td: _scale_by(module, td), lambda td: getattr(module, "scale")]
+    before = [content_hash(function) for function in functions]
+    module.unused = float(2)
+    assert [content_hash(function) for function in functions] == before
+    module.scale = float(2)
+    assert all(content_hash(function) != one for function, one in zip(functions, before))
