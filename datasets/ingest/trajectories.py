@@ -317,10 +317,11 @@ def resolve_transitions(
 
 
 def compare_successors(after: np.ndarray, stated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Stated successors ``[n, ...]`` and the observations of the rows ``after`` them, of one dtype: which are others, and which
-    differ by rounding, or by the sign of a zero, alone; bool ``[n]`` each."""
+    """Stated successors ``[n, ...]`` and the observations of the rows ``after`` them, of one dtype in any order of bytes: which
+    are others, and which differ by rounding, or by the sign of a zero, alone; bool ``[n]`` each."""
     count, size = len(after), int(np.prod(after.shape[1:]))
-    one, two = (np.ascontiguousarray(some).reshape(count, size) for some in (after, stated))
+    native = after.dtype.newbyteorder("=")
+    one, two = (np.ascontiguousarray(some, native).reshape(count, size) for some in (after, stated))
     word = f"u{after.dtype.itemsize}"
     rows = np.flatnonzero((one.view(word) != two.view(word)).any(1))
     other, rounded = np.zeros(count, bool), np.zeros(count, bool)

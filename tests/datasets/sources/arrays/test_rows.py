@@ -257,10 +257,10 @@ def test_values_that_are_no_flags_or_rewards_name_their_row(key: str, value: flo
         read(arrays)
 
 
-@pytest.mark.parametrize("orders", [(">f4", "<f4"), ("<f4", ">f4")])
+@pytest.mark.parametrize("orders", [(">f4", "<f4"), ("<f4", ">f4"), (">i2", "<i2"), ("<i8", ">i8")])
 def test_the_order_of_bytes_is_no_other_dtype(tmp_path, orders):
     rng = np.random.default_rng(0)
-    states = rng.normal(size=(21, 3)).astype("float32")
+    states = (100 * rng.normal(size=(21, 3))).astype(orders[0][1:])
     arrays = {"action": rng.normal(size=(20, 1)), "reward": rng.normal(size=20), "terminated": np.arange(20) == 19}
     arrays |= {"observation": states[:-1].astype(orders[0]), "next_observation": states[1:].astype(orders[1])}
     dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/orders", root=tmp_path))
