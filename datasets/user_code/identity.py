@@ -239,8 +239,8 @@ class Content:
         #: Globals that some function assigns and containers that begin empty in their files, by module and name: state and
         #: caches of the functions that were met, or settings and tables of the program.
         self._variables: dict[tuple[str, str], Any] = {}
-        #: The local modules that were met, and the names and texts that functions use: of a module only these attributes count
-        #: (`_add_modules`).
+        #: The local modules that were met, and all texts that were met, among them the names that code uses: of a module only
+        #: the attributes of these names count (`_add_modules`).
         self._modules: dict[int, ModuleType] = {}
         self._names: set[str] = set()
 
@@ -324,6 +324,8 @@ class Content:
         kind = type(value)
         if (kind is str or isinstance(value, PurePath)) and is_read_unseen(str(value)):
             self.named.add(str(value))
+        if kind is str:
+            self._names.add(value)
         if kind in _ATOMS:
             self._put(kind.__name__, value if kind is bytes else value if kind is str else _text_of(value))
         elif kind is tuple:
@@ -511,7 +513,8 @@ class Content:
             self._add_attributes(own, lenient=True)
 
     def _add_modules(self) -> None:
-        """The attributes of the modules met that any function met names: a function may get a module as an argument."""
+        """The attributes of the modules met that any code or text met names: a function may get a module, and a name, as an
+        argument."""
         done: dict[int, set[str]] = {}
         again = True
         while again:
@@ -536,8 +539,6 @@ class Content:
                 if not _ENVIRONMENT.isdisjoint(one.co_names):
                     named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
                     self._add_pairs("environment", {text: os.environ[text] for text in named})
-        for one in codes:
-            self._names.update(one.co_names, (text for text in one.co_consts if isinstance(text, str)))
         if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
             self.add(vars(function)["_torchdynamo_orig_callable"])
             return

@@ -22,6 +22,7 @@ import types
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -358,7 +359,7 @@ def _scale_by(settings, td):
 
 
 def _made(scale):
-    module = types.ModuleType("settings_in_memory")
+    module: Any = types.ModuleType("settings_in_memory")
     module.scale = scale
     return module
 
@@ -371,7 +372,7 @@ def test_modules_that_no_import_finds_count_by_their_attributes(tmp_path):
         path = tmp_path / f"settings_{scale}.py"
         path.write_text(f"scale = {scale}\n")
         spec = importlib.util.spec_from_file_location("settings_by_path", path)
-        module = importlib.util.module_from_spec(spec)
+        module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
@@ -382,9 +383,14 @@ def test_modules_that_no_import_finds_count_by_their_attributes(tmp_path):
 def test_a_module_that_is_an_argument_counts_with_what_other_functions_use(tmp_path, monkeypatch):
     (tmp_path / "settings_of_a_file.py").write_text("scale = float(1)\nunused = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("settings_of_a_file")
+    module: Any = importlib.import_module("settings_of_a_file")
     monkeypatch.setitem(sys.modules, "settings_of_a_file", module)
-    functions = [functools.partial(_scale_by, module), lambda td: _scale_by(module, td), lambda td: getattr(module, "scale")]
+    name = "scale"
+    functions = [
+        functools.partial(_scale_by, module),
+        lambda td: _scale_by(module, td),
+        lambda td: getattr(module, name),
+    ]
     before = [content_hash(function) for function in functions]
     module.unused = float(2)
     assert [content_hash(function) for function in functions] == before
