@@ -53,6 +53,7 @@ from .saving import METADATA, read_state, reading, write_state
 from .storages.memmap_storage import LazyMemmapStorage
 from .storages.storage import Storage
 from .storages.tensor_storage import TensorStorage
+from .storages.trees import copy_of
 
 FORMAT, FORMAT_VERSION = "rbdata-replay", 1
 FILENAME = "rbdata_checkpoint.json"
@@ -360,13 +361,24 @@ def _load_storage(buffer: Any, checkpoint: Checkpoint, writer: dict[str, Any]) -
 # -- states in memory --------------------------------------------------------------------------------------------------
 
 
+def part_state(part: Any) -> dict[str, Any]:
+    """The state of a part in new memory: a user's class may return lists and tensors that it goes on to change."""
+    state: dict[str, Any] = part.state_dict()
+    return copy_of(state) if is_overridden(part, "state_dict") else state
+
+
+def load_part(part: Any, state: dict[str, Any]) -> None:
+    """Load a state from `part_state`; a user's class may keep what it gets, and change it."""
+    part.load_state_dict(copy_of(state) if is_overridden(part, "load_state_dict") else state)
+
+
 def state_of(buffer: Any) -> dict[str, Any]:
     """`ReplayBuffer.state_dict`; the caller holds the buffer's lock."""
     order: OrderState = buffer._pipeline.state()
     return {
-        "_storage": buffer.storage.state_dict(),
-        "_sampler": buffer.sampler.state_dict() if order.own is None else order.own,
-        "_writer": buffer.writer.state_dict(),
+        "_storage": part_state(buffer.storage),
+        "_sampler": part_state(buffer.sampler) if order.own is None else copy_of(order.own),
+        "_writer": part_state(buffer.writer),
         "_transforms": buffer._pipeline.transforms_state(),
         "_batch_size": buffer.batch_size,
         "_rng": (order.generator, "cpu"),
@@ -393,7 +405,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     size = state["batch_size"]
     size = None if size is None else check_batch_size(size)
     try:
-        _restore(buffer, state, order, partial(buffer.storage.load_state_dict, storage))
+        _restore(buffer, state, order, partial(load_part, buffer.storage, storage))
     except RbdataError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -410,17 +422,17 @@ def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_st
     parts = {name: part for name, part in every.items() if name in states}
     pipeline = buffer._pipeline
     pipeline.rewind()
-    here, before = pipeline.state(), {name: part.state_dict() for name, part in parts.items()}
+    here, before = pipeline.state(), {name: part_state(part) for name, part in parts.items()}
     try:
         for name, part in parts.items():
-            part.load_state_dict(states[name])
+            load_part(part, states[name])
         # The sampler's state may be that of draws made ahead of time.
         pipeline.go_to(replace(pipeline.state(), **order))
         load_storage()
         if "writer" in states:  # its cursor counts where the storage's state has none
-            buffer.writer.load_state_dict(states["writer"])
+            load_part(buffer.writer, states["writer"])
     except BaseException:
         for name, part in parts.items():
-            part.load_state_dict(before[name])
+            load_part(part, before[name])
         pipeline.go_to(here)
         raise

@@ -20,7 +20,7 @@ from ..keywords import with_options
 from ..window import nest
 from .arguments import EnsembleOptions, check_batch_size, check_prefetch, check_seed, make_generator
 from .buffer import ReplayBuffer
-from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from
+from .checkpoint import Checkpoint, CheckpointWriter, dump_into, load_from, load_part, part_state
 from .devices import check_device, to_device
 from .draw import check_generator, draw_seed, expand_to_records
 from .overrides import is_overridden
@@ -81,7 +81,7 @@ class _EnsemblePart:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all parts, by member number."""
-        return {str(member): part.state_dict() for member, part in enumerate(self.parts)}
+        return {str(member): part_state(part) for member, part in enumerate(self.parts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         names = [str(member) for member in range(len(self.parts))]
@@ -91,13 +91,13 @@ class _EnsemblePart:
 
     def _load(self, states: list[Any]) -> None:
         """Load the state of each part, or none of them."""
-        before = [part.state_dict() for part in self.parts]
+        before = [part_state(part) for part in self.parts]
         try:
             for part, own in zip(self.parts, states):
-                part.load_state_dict(own)
+                load_part(part, own)
         except BaseException:
             for part, own in zip(self.parts, before):
-                part.load_state_dict(own)
+                load_part(part, own)
             raise
 
     def __repr__(self) -> str:
@@ -133,9 +133,9 @@ class StorageEnsemble(_EnsemblePart, Storage):
     def _load(self, states: list[Any]) -> None:
         for part, own in zip(self.parts, states):
             with part.checking():
-                part.load_state_dict(own)
+                load_part(part, own)
         for part, own in zip(self.parts, states):
-            part.load_state_dict(own)
+            load_part(part, own)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         raise ReadOnlyError("an ensemble's storages are written by its members", hint="ensemble[0].extend(...)")

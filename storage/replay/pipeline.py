@@ -40,7 +40,7 @@ from .devices import record_stream, to_device
 from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_slices, slice_flags
 from .overrides import is_overridden, reads_by_get
 from .prefetch import BatchJob, Pace, Prefetcher
-from .samplers.sampler import Sampler, draw_batch, fills_up, is_known, own_state
+from .samplers.sampler import Sampler, draw_batch, fills_up, is_known, own_state, position_of
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
 from .storages.trees import copy_of, stack_records
@@ -201,7 +201,7 @@ class BatchOrder:
 
     def _current(self) -> OrderState:
         """The state after all draws."""
-        return OrderState(self.generator.get_state(), self.sampler.position(), self.batches, own_state(self.sampler))
+        return OrderState(self.generator.get_state(), position_of(self.sampler), self.batches, own_state(self.sampler))
 
     def _was_set(self) -> bool:
         """Whether other code has set the generator, or drawn from it."""
@@ -220,7 +220,8 @@ class BatchOrder:
         self.generator.set_state(state.generator)
         if state.own is not None:
             self.sampler.load_state_dict(deepcopy(state.own))
-        self.sampler.set_position(state.sampler)
+        own = is_overridden(self.sampler, "set_position")  # which may keep it, and change it
+        self.sampler.set_position(deepcopy(state.sampler) if own else state.sampler)
         self.batches = state.batches
         if self._watched:
             self._left_at = self.generator.get_state()

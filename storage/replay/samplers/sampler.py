@@ -322,6 +322,12 @@ def own_state(sampler: Sampler) -> Any:
         return None
 
 
+def position_of(sampler: Sampler) -> Any:
+    """The sampler's position; of a user's class in new memory."""
+    position = sampler.position()
+    return deepcopy(position) if is_overridden(sampler, "position") else position
+
+
 def _copied(draw: Draw) -> Draw:
     """The same draw in new memory, because the user's sampler may reuse its own for the next batch."""
     start, lengths, goals, info = copy_of([draw.start, draw.lengths, draw.goals, draw.info])

@@ -9,7 +9,7 @@ column of Python objects, as TorchRL's LazyTensorStorage makes, takes 4.5 s to a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, MappingView
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -117,9 +117,26 @@ def _copied_object(value: Any) -> Any:
     """An object in new memory: a subclass of dict or list, an array of objects, a record of a user's class."""
     if isinstance(value, _FIXED) or callable(value):
         return value
-    with suppress(Exception):  # locks, files, generators; a user's ``__deepcopy__`` may raise anything
+    # Locks, files and generators cannot be copied, nor can a dict whose ``__getattr__`` is ``dict.__getitem__``.
+    with suppress(Exception):
         return deepcopy(value)
+    with suppress(Exception):
+        return _with_content_copied(value)
     return value
+
+
+def _with_content_copied(value: Any) -> Any:
+    """An object whose class cannot copy it, with copies of its attributes, and of what it holds as a dict or a list."""
+    kind: Any = type(value)
+    copied = kind.__new__(kind)
+    object.__getattribute__(copied, "__dict__").update(copy_of(object.__getattribute__(value, "__dict__")))
+    if isinstance(value, dict):
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        for key, part in base.items(value):
+            base.__setitem__(copied, key, copy_of(part))
+    elif isinstance(value, list):
+        list.extend(copied, map(copy_of, list.__iter__(value)))
+    return copied
 
 
 def _with_fields_copied(record: Any, names: list[str]) -> Any:
@@ -174,7 +191,7 @@ def dense_leaves(data: Any) -> Iterator[torch.Tensor]:
 
 def from_state(state: Any) -> Any:
     """A copy of the data in a storage's state; a TensorDict's own ``state_dict``, as TorchRL keeps it, becomes a TensorDict."""
-    if isinstance(state, dict) and (hasattr(state, "_metadata") or "__batch_size" in state):
+    if isinstance(state, dict) and ("_metadata" in getattr(state, "__dict__", ()) or "__batch_size" in state):
         return copy_of(TensorDict().load_state_dict(state, strict=False))
     return copy_of(state)
 

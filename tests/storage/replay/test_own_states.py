@@ -15,6 +15,7 @@ from rbdata.storage.replay import (
     LazyTensorStorage,
     RandomSampler,
     ReplayBuffer,
+    RoundRobinWriter,
     Sampler,
     SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
@@ -341,3 +342,99 @@ def test_a_sampler_without_a_state():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, sampler=Stateless(), prefetch=2)
     buffer.extend(TensorDict({"a": torch.arange(20)}, [20]))
     assert [buffer.sample()["a"][0].item() for _ in range(4)] == [0, 4, 8, 12]
+
+
+class LiveSampler(RandomSampler):
+    """Its state is what it goes on to change, as of many classes; so it is with the two below."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, self.drawn = torch.ones(30), []
+
+    def sample(self, storage, batch_size):
+        rows = torch.multinomial(self.weights[: len(storage)], batch_size, generator=self._rng)
+        self.weights[rows] *= 0.5
+        self.drawn.append(rows.tolist())
+        return rows, {"draws": torch.full((batch_size,), len(self.drawn))}
+
+    def state_dict(self):
+        return {"weights": self.weights, "drawn": self.drawn}
+
+    def load_state_dict(self, state):
+        self.weights, self.drawn = state["weights"], state["drawn"]
+
+
+class PlacedSampler(LiveSampler):
+    def position(self):
+        return self.weights, self.drawn
+
+    def set_position(self, position):
+        self.weights, self.drawn = position
+
+
+class LiveWriter(RoundRobinWriter):
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def extend(self, data):
+        self.sizes.append(len(data))
+        return super().extend(data)
+
+    def state_dict(self):
+        return {**super().state_dict(), "sizes": self.sizes}
+
+    def load_state_dict(self, state):
+        self.sizes = state["sizes"]
+        super().load_state_dict({name: value for name, value in state.items() if name != "sizes"})
+
+
+class LiveStorage(LazyTensorStorage):
+    def __init__(self, size):
+        super().__init__(size)
+        self.reads = [0]
+
+    def get(self, index):
+        self.reads[0] += 1
+        return super().get(index)
+
+    def state_dict(self):
+        return {**super().state_dict(), "reads": self.reads}
+
+    def load_state_dict(self, state):
+        self.reads = state["reads"]
+        super().load_state_dict({name: value for name, value in state.items() if name != "reads"})
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("sampler", [LiveSampler, PlacedSampler])
+def test_states_are_snapshots_of_parts_that_return_what_they_change(sampler, prefetch):
+    def make():
+        parts = {"storage": LiveStorage(30), "sampler": sampler(), "writer": LiveWriter()}
+        return TensorDictReplayBuffer(**parts, batch_size=4, prefetch=prefetch, seed=0)
+
+    def go_on(buffer):
+        batches = []
+        for _ in range(4):
+            batch = buffer.sample()
+            batches.append((batch["action"].tolist(), batch["draws"].tolist()))
+        return batches
+
+    buffer = make()
+    buffer.extend(rollout([20]))
+    go_on(buffer)
+    state = buffer.state_dict()
+    before = copy.deepcopy(state)
+
+    def is_as_before():
+        parts = (state[name] for name in ("_sampler", "_writer"))
+        others = (before[name] for name in ("_sampler", "_writer"))
+        return all(map(same, parts, others)) and state["_storage"]["reads"] == before["_storage"]["reads"]
+
+    expected = go_on(buffer)
+    assert is_as_before()
+    for each in (make(), make(), buffer):
+        each.load_state_dict(state)
+        assert go_on(each) == expected
+        each.extend(rollout([2]))
+        assert is_as_before()

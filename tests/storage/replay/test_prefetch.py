@@ -10,6 +10,7 @@ import time
 from collections import UserDict
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -330,8 +331,15 @@ class Filled(dict):
     """As the batches of tianshou, which pytree does not know."""
 
 
+class Attributes(dict):
+    """A common idiom, with which copy.deepcopy fails."""
+
+    __getattr__ = dict.__getitem__
+
+
 class Plain:
     obs: torch.Tensor
+    lock: Any
 
 
 def filled(kind):
@@ -339,19 +347,21 @@ def filled(kind):
     if kind == "bytes":
         return bytearray(8), bytes
     memory = torch.zeros(8, dtype=torch.int64)
-    if kind == "object":
+    if kind in ("object", "locked"):
         made = Plain()
         made.obs = memory
+        if kind == "locked":
+            made.lock = threading.Lock()
         return made, lambda found: found.obs
     if kind == "array":
         made = np.empty(1, dtype=object)
         made[0] = memory
         return made, lambda found: found[0]
-    made = UserDict(obs=memory) if kind == "UserDict" else Filled(obs=memory)
+    made = {"UserDict": UserDict, "dict": Filled, "attributes": Attributes}[kind](obs=memory)
     return made, lambda found: found["obs"]
 
 
-@pytest.mark.parametrize("kind", ["object", "array", "UserDict", "dict", "bytes"])
+@pytest.mark.parametrize("kind", ["object", "locked", "array", "UserDict", "dict", "attributes", "bytes"])
 @pytest.mark.parametrize("part", ["transform", "collate_fn"])
 def test_batches_of_other_classes_that_use_their_memory_again(kind, part):
     made, read = filled(kind)

@@ -285,3 +285,14 @@ def test_records_with_and_without_a_device_are_read_together(storage, width):
 
 def _rows(batch):
     return batch.get("index", torch.arange(len(batch))).tolist()
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+def test_states_with_records_of_a_class_that_raises_key_errors():
+    buffer, other = (ReplayBuffer(storage=ListStorage(4), batch_size=2, collate_fn=list) for _ in range(2))
+    buffer.extend([Attributes(obs=1), Attributes(obs=2)])
+    other.load_state_dict(buffer.state_dict())
+    assert other.storage.get(range(2)) == [{"obs": 1}, {"obs": 2}]
