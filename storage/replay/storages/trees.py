@@ -117,25 +117,24 @@ def _copied_object(value: Any) -> Any:
     """An object in new memory: a subclass of dict or list, an array of objects, a record of a user's class."""
     if isinstance(value, _FIXED) or callable(value):
         return value
-    # Locks, files and generators cannot be copied, nor can a dict whose ``__getattr__`` is ``dict.__getitem__``.
-    with suppress(Exception):
+    with suppress(Exception):  # locks, files, generators; a user's ``__deepcopy__`` may raise anything
         return deepcopy(value)
-    with suppress(Exception):
-        return _with_content_copied(value)
+    with suppress(Exception):  # a dict whose ``__getattr__`` is ``dict.__getitem__``
+        return _with_items_copied(value) if isinstance(value, (dict, list)) else value
     return value
 
 
-def _with_content_copied(value: Any) -> Any:
-    """An object whose class cannot copy it, with copies of its attributes, and of what it holds as a dict or a list."""
+def _with_items_copied(value: Any) -> Any:
+    """A subclass of dict or list that deepcopy cannot copy, with copies of its items and attributes."""
     kind: Any = type(value)
     copied = kind.__new__(kind)
     object.__getattribute__(copied, "__dict__").update(copy_of(object.__getattribute__(value, "__dict__")))
-    if isinstance(value, dict):
-        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        for key, part in base.items(value):
-            base.__setitem__(copied, key, copy_of(part))
-    elif isinstance(value, list):
+    if isinstance(value, list):
         list.extend(copied, map(copy_of, list.__iter__(value)))
+        return copied
+    base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+    for key, part in base.items(value):
+        base.__setitem__(copied, key, copy_of(part))
     return copied
 
 

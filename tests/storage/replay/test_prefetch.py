@@ -10,7 +10,6 @@ import time
 from collections import UserDict
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -339,7 +338,6 @@ class Attributes(dict):
 
 class Plain:
     obs: torch.Tensor
-    lock: Any
 
 
 def filled(kind):
@@ -347,11 +345,9 @@ def filled(kind):
     if kind == "bytes":
         return bytearray(8), bytes
     memory = torch.zeros(8, dtype=torch.int64)
-    if kind in ("object", "locked"):
+    if kind == "object":
         made = Plain()
         made.obs = memory
-        if kind == "locked":
-            made.lock = threading.Lock()
         return made, lambda found: found.obs
     if kind == "array":
         made = np.empty(1, dtype=object)
@@ -361,7 +357,7 @@ def filled(kind):
     return made, lambda found: found["obs"]
 
 
-@pytest.mark.parametrize("kind", ["object", "locked", "array", "UserDict", "dict", "attributes", "bytes"])
+@pytest.mark.parametrize("kind", ["object", "array", "UserDict", "dict", "attributes", "bytes"])
 @pytest.mark.parametrize("part", ["transform", "collate_fn"])
 def test_batches_of_other_classes_that_use_their_memory_again(kind, part):
     made, read = filled(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -296,3 +298,11 @@ def test_states_with_records_of_a_class_that_raises_key_errors():
     buffer.extend([Attributes(obs=1), Attributes(obs=2)])
     other.load_state_dict(buffer.state_dict())
     assert other.storage.get(range(2)) == [{"obs": 1}, {"obs": 2}]
+
+
+def test_what_cannot_be_copied_is_kept_at_once():
+    """A module leads to everything there is."""
+    kept = [sys, (number for number in range(3)), threading.Lock()]
+    buffer = ReplayBuffer(storage=ListStorage(4), batch_size=2, collate_fn=list)
+    buffer.add({"kept": kept})
+    assert all(one is other for one, other in zip(buffer.storage.get(0)["kept"], kept))
