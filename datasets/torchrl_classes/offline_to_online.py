@@ -252,7 +252,7 @@ def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any
     if isinstance(dataset, (str, os.PathLike)):
         dataset = open_dataset(dataset)
     if isinstance(dataset, Dataset):
-        return load_buffer(dataset, **options)
+        return load_buffer(dataset, **{"batch_size": batch_size, **options})
     if options:
         message = f"{', '.join(options)}: options are only forwarded when the dataset is named"
         raise UsageError(message, hint="give them to the buffer you pass")

@@ -279,3 +279,13 @@ def test_shares_are_exact_where_a_pass_ends(folder):
         drawn += batch["observation"][:5].flatten(1).tolist()
     rows = rbdata.open_dataset(folder)[:]["observation"].flatten(1).tolist()
     assert sorted(drawn[:67]) == sorted(rows) == sorted(drawn[67:134])
+
+
+def test_the_dataset_is_read_ahead(folder):
+    """Its buffer did not get the batch size, without which it refuses to prefetch."""
+    options = {"online_capacity": 10, "batch_size": 8, "seed": 0}
+    one, ahead = (rbdata.OfflineToOnlineReplayBuffer(folder, **options, **more) for more in ({}, {"prefetch": 2}))
+    for _ in range(5):
+        assert equal(one.sample(), ahead.sample())
+        for buffer in (one, ahead):
+            buffer.extend(buffer.offline_buffer[:2].exclude("index"))
