@@ -140,8 +140,6 @@ class HindsightRelabeling:
 
 
 _HINT = "in datasets of Gymnasium-Robotics it lies below the observation: ('observation', 'desired_goal')"
-
-
 _DTYPE = "store goals and rewards as float32, or in a dtype that holds those in hindsight as well"
 
 

@@ -534,10 +534,8 @@ class TensorStorage(Storage):
             pairs, _, _ = pair_leaves(self._data, data, self.ndim)
             self._reserve(filled)
         self._accept()
-        if (
-            self._data is None and not batch_shape(data, self.ndim)[0]
-        ):  # of an emptied storage: no record to allocate for
-            self.empty()
+        if self._data is None and not batch_shape(data, self.ndim)[0]:
+            self.empty()  # the contents of an emptied storage: there is no record to allocate for
             return
         if self._data is None:
             shared_values(data)
