@@ -26,7 +26,7 @@ import struct
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -120,7 +120,7 @@ def hash_files(content: Content) -> dict[str, str]:
         if isinstance(loader, ContentLoader):
             hashes[name] = loader.sha256
             continue
-        if module is not None and _has_other_constants(module, path):
+        if module is not None and _other_constants(module, path):
             if is_imported_before(module):
                 raise edited_error(name, path)
             continue  # the program set them: the content says what runs
@@ -129,15 +129,16 @@ def hash_files(content: Content) -> dict[str, str]:
     return hashes
 
 
-def _has_other_constants(module: ModuleType, path: Path) -> bool:
-    """Whether a module's literals differ from those that its file sets now: it was edited, or the program set them."""
+def _other_constants(module: ModuleType, path: Path) -> dict[str, Any]:
+    """A module's literals that differ from those that its file sets now: it was edited, or the program set them."""
     source = read_source(path) if module.__name__ != "__main__" else None
+    other: dict[str, Any] = {}
     for name, value in source.constants.items() if source is not None else ():
         found = vars(module).get(name, value)
         is_same = found == value if type(found) is type(value) is set else repr(found) == repr(value)
         if not is_same:
-            return True
-    return False
+            other[name] = found
+    return other
 
 
 def labelled(hashes: Mapping[str, str], files: Mapping[str, Path], own: str | None) -> dict[str, str]:
@@ -562,15 +563,25 @@ class Content:
         if isinstance(module, str) and has_file:
             self._meet(module, file)
             self.functions.append((module, function))
-        if not has_file:
-            for base, names in imported_names(code):
-                self.files.update(local_imports(base, names))
+        for base, names in imported_names(code):
+            reached = local_imports(base, names)
+            if not has_file:
+                self.files.update(reached)
+            self._add_set_by_program(reached)
         read = {name for one in codes for name in global_reads(one)}
         if "globals" in read and "globals" not in function.__globals__:
             message = f"{self._where} calls globals(): which of them it reads cannot be told"
             raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
         used = {name: function.__globals__[name] for name in read if name in function.__globals__}
         self._add_globals(used, file.absolute() if has_file else None, str(module))
+
+    def _add_set_by_program(self, reached: Iterable[tuple[str, Path]]) -> None:
+        """What the program set in modules that a function imports when it runs: other processes have what their files set."""
+        for name, path in reached:
+            module = sys.modules.get(name)
+            if module is not None and (other := _other_constants(module, path)):
+                self._put("imported when it runs", name)
+                self._add_attributes(other)
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; for a file, without those that are state rather than settings (`_add_variables`)."""

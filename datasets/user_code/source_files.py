@@ -360,7 +360,7 @@ def _spec_of(name: str, module: ModuleType) -> ModuleSpec:
 
 
 def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The modules that a function without a file imports when it runs, as ``(module, names)``."""
+    """The modules that a function imports when it runs, as ``(module, names)``."""
     import dis
 
     for one in nested_codes(code):
@@ -368,7 +368,7 @@ def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
             texts = (text for text in one.co_consts if isinstance(text, str))
             yield from ((text, ()) for text in texts if all(part.isidentifier() for part in text.split(".")))
         found: list[tuple[str, list[str]]] = []
-        for step in dis.get_instructions(one):
+        for step in dis.get_instructions(one) if names_in(one, "IMPORT_NAME") else ():
             if step.opname == "IMPORT_NAME":
                 found.append((str(step.argval), []))
             elif step.opname == "IMPORT_FROM":

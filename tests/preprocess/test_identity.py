@@ -457,6 +457,26 @@ def test_globals_of_a_module(here, monkeypatch, workers):
     fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
 
 
+@pytest.mark.parametrize(
+    "read",
+    ["import cfg\n    gain = cfg.GAIN", "from cfg import GAIN as gain", "gain = importlib.import_module('cfg').GAIN"],
+)
+def test_a_setting_of_a_module_that_is_imported_when_the_function_runs(here, monkeypatch, workers, read):
+    """The program has set it: the second run was 'complete', and workers took the value of the file."""
+    monkeypatch.syspath_prepend(here)
+    write("cfg.py", "GAIN = 2")
+    scale = "td['next', 'reward'] = td['next', 'reward'] * gain"
+    write("mine.py", f"import importlib\ndef fn(td):\n    {read}\n    {scale}\n    return td\n")
+    mine, cfg = importlib.import_module("mine"), importlib.import_module("cfg")
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
+    monkeypatch.setattr(cfg, "GAIN", 3)
+    other(here, mine.fn, "made with another request")
+    assert factor(here, mine.fn, dest="my/three") == 3
+    fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
+    monkeypatch.setattr(cfg, "GAIN", 4)
+    other(here, mine.fn, "a value that it uses", dest="my/three")
+
+
 def test_a_setting_that_the_program_makes_by_a_function(here, monkeypatch, workers):
     """What ``global`` assigns is state where the function comes to it itself, and a setting where only the program does."""
     monkeypatch.syspath_prepend(here)
