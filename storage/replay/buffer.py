@@ -989,6 +989,22 @@ class ReplayBuffer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of one moment: a thread that wrote meanwhile would leave rows, cursor and priorities of different moments."""
+        with self._lock:
+            if self._unmade is not None:
+                return self._copied(memo)
+            with self._storage.read_lock:
+                return self._copied(memo)
+
+    def _copied(self, memo: dict[int, Any]) -> Self:
+        reduced: Any = self.__reduce_ex__(4)
+        make, arguments, *state = reduced
+        copied = memo[id(self)] = make(*deepcopy(arguments, memo))
+        if state and state[0] is not None:
+            copied.__setstate__(deepcopy(state[0], memo))
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
         if self._unmade is not None:
             return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_saving")}

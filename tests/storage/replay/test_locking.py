@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import itertools
 import os
@@ -24,8 +25,10 @@ from rbdata.errors import SamplingError, SchemaError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedSampler,
     RandomSampler,
+    ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -390,6 +393,31 @@ def fork_while_threads_hold_the_lock() -> None:
         os._exit(0 if len(halves) == 2 else 1)  # not what was there in the middle of a write
     assert os.waitpid(child, 0)[1] == 0
     writer.join()
+
+
+class WritesWhenCopied:
+    """A record; while it is copied, a thread writes."""
+
+    def __init__(self, write: Callable[[], object]) -> None:
+        self.thread = threading.Thread(target=write)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> str:
+        if not self.thread.ident:
+            self.thread.start()
+            self.thread.join(0.3)
+        return "copy"
+
+
+def test_a_copy_of_a_buffer_is_of_one_moment() -> None:
+    buffer = ReplayBuffer(storage=ListStorage(4), batch_size=4, collate_fn=list)
+    record = WritesWhenCopied(lambda: buffer.extend(["c", "d", "e"]))
+    buffer.extend(["a", "b"])
+    vars(buffer.storage)["_records"][0] = record  # as it is: writing copies
+    copied = copy.deepcopy(buffer)
+    record.thread.join()
+    assert buffer[:] == ["e", "b", "c", "d"]
+    assert copied[:] == ["copy", "b"]
+    assert copied.extend(["c", "d", "e"]).tolist() == [2, 3, 0]
 
 
 if __name__ == "__main__":
