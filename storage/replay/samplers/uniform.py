@@ -173,8 +173,9 @@ class Passes:
             message = f"a batch of {count} cannot be drawn from {own} without replacement and without a short batch"
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
         if world != self._world:
-            self._next, self._world = -(-max(0, self._next * self._world - rank) // world), world
-            if self._next >= own:  # other processes take the last places
+            together = self._next * self._world
+            self._next, self._world = -(-max(0, together - rank) // world), world
+            if self._next >= own and (self.drop_last or together >= size):  # otherwise the others take the last places
                 self._next, self._pass, self._order = 0, self._pass + 1, None
         if self.shuffle and self._seed is None:
             self._seed = draw_seed(generator)

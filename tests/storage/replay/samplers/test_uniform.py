@@ -357,3 +357,18 @@ def test_slices_of_two_buffers():
     buffers[0].sample()
     with pytest.raises(SamplingError, match="a buffer with other records"):
         buffers[1].sample()
+
+
+def test_a_pass_resumed_by_more_processes_than_steps_left():
+    """A process without a share of the rest gets no batch; it does not begin the next pass before the others."""
+    storage = LazyTensorStorage(14)
+    storage.set(range(14), torch.arange(14))
+    first = ReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), batch_size=2, seed=0)
+    drawn = [number for _ in range(6) for number in first.sample(return_info=True)[1]["index"].tolist()]
+    for rank in range(3):
+        resumed = ReplayBuffer(
+            storage=storage, sampler=SamplerWithoutReplacement(), batch_size=2, seed=0, rank=rank, world_size=3
+        )
+        resumed.sampler.load_state_dict(first.sampler.state_dict())
+        drawn += resumed.sample(return_info=True)[1]["index"].tolist()
+    assert sorted(drawn) == list(range(14))
