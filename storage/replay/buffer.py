@@ -65,11 +65,6 @@ from .transforms import Transforms, as_transforms, share_state
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer, check_newest
 
 
-def _is_without_share(batch: Any) -> bool:
-    """Whether a batch has no records: that of a process or worker where a pass has fewer records than there are of these."""
-    return isinstance(batch, TensorDictBase) and batch.batch_size[:1] == (0,)
-
-
 def _put_in(batch: TensorDictBase, info: dict[Any, Any]) -> None:
     """Set the info that a user's ``_sample`` returned in the batch, as TorchRL does."""
     for key, value in info.items():
@@ -537,8 +532,7 @@ class ReplayBuffer:
             if restarts is not None:
                 self._warn_of_restart(restarts)
             restarts, ended = self._restarts, self._ran_out
-            if not _is_without_share(batch):
-                yield batch
+            yield batch
             if (ended or self._ran_out) and not self._sampler.endless:  # the loop may sample the end of the pass itself
                 return
 
@@ -566,8 +560,6 @@ class ReplayBuffer:
         restarts = self._restarts
         batch = self.sample()
         self._warn_of_restart(restarts)
-        if _is_without_share(batch):
-            return None
         self._pass_ended = self._ran_out and not self._sampler.endless
         return batch
 

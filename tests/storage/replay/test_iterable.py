@@ -247,17 +247,3 @@ def test_a_resumed_run_goes_on_with_the_next_iterator(folder, tmp_path, replacem
     following = epoch(resumed)
     assert following == epoch(buffer)
     assert following not in earlier
-
-
-def test_processes_without_a_share_of_a_pass_get_no_batch(tmp_path):
-    """Not one of 0 records."""
-    folder = write_dataset(tmp_path, make_episodes([3]))
-    options = {"replacement": False, "batch_size": 2, "seed": 0}
-    batches = list(rbdata.load(folder, **options).as_iterable().loader(num_workers=5))
-    assert sorted(batch["index"].item() for batch in batches) == [0, 1, 2]
-    for rank in range(5):
-        buffer = rbdata.load(folder, rank=rank, world_size=5, **options)
-        assert [len(batch) for batch in buffer] == [1] * (rank < 3)
-        assert [batch if batch is None else len(batch) for batch in (buffer.next(), buffer.next())] == (
-            [1, None] if rank < 3 else [None, None]
-        )
