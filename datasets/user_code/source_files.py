@@ -28,13 +28,19 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (".py", ".so", ".pyd")
 _EMPTY = ("dict", "list", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary")
 _IMPORTS = ("import_module", "__import__")
-#: Methods that change a container, and functions that do not change what they get.
+#: Methods that change a container.
 _CHANGING = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "pop", "popleft"),
     *("popitem", "remove", "discard", "clear", "sort", "reverse", "subtract", "difference_update"),
     *("intersection_update", "symmetric_difference_update", "rotate", "move_to_end", "__setitem__", "__delitem__"),
 }
-_READING = ("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple", "dict", "set", "isinstance", "bool")
+#: Functions that only read their arguments.
+_READING = {
+    *("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple", "dict", "set", "isinstance", "bool"),
+    *("zip", "enumerate", "map", "filter", "reversed", "str", "repr", "print", "chain", "Counter", "copy", "deepcopy"),
+    *("array", "asarray", "tensor", "as_tensor", "stack", "concatenate", "cat", "mean", "median", "std", "var", "prod"),
+    *("dot", "interp", "polyval", "choice", "searchsorted", "isin"),
+}
 
 
 @dataclass(frozen=True)

@@ -477,6 +477,19 @@ def test_a_setting_of_a_module_that_is_imported_when_the_function_runs(here, mon
     other(here, mine.fn, "a value that it uses", dest="my/three")
 
 
+@pytest.mark.parametrize("read", ["np.array(GAINS)", "torch.tensor(GAINS)", "[one for one, _ in zip(GAINS, GAINS)]"])
+def test_a_list_that_the_program_fills_is_a_setting_where_the_function_reads_it_whole(here, monkeypatch, read):
+    monkeypatch.syspath_prepend(here)
+    scale = f"td['next', 'reward'] = td['next', 'reward'] * float(sum({read}))"
+    write("mine.py", f"import numpy as np\nimport torch\nGAINS = []\ndef fn(td):\n    {scale}\n    return td\n")
+    mine = importlib.import_module("mine")
+    mine.GAINS.append(2)
+    assert factor(here, mine.fn) == 2
+    mine.GAINS.append(3)
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/five") == 5
+
+
 def test_a_setting_that_the_program_makes_by_a_function(here, monkeypatch, workers):
     """What ``global`` assigns is state where the function comes to it itself, and a setting where only the program does."""
     monkeypatch.syspath_prepend(here)
