@@ -61,11 +61,6 @@ NAMES: dict[str, list[str]] = {
         "episode_ends": "episode_ends meta/episode_ends",
     }.items()
 }
-#: The names in exports of this program, which are TED's: a leaf ``obs`` or ``traj_id`` there is a leaf. What says where
-#: episodes end differs from format to format (`exported_names`).
-_TED_NAMES = {
-    role: names[:1] for role, names in NAMES.items() if role not in ("episode", "episode_lengths", "episode_ends")
-}
 #: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
 OTHER_FLAGS = {
     **dict.fromkeys(("masks", "not_done", "not_dones", "nonterminal", "nonterminals"), "terminated is 1 minus it"),
@@ -83,6 +78,9 @@ _SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
 _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
+#: The names in exports of this program, which are TED's: a leaf ``obs`` or ``traj_id`` there is a leaf. What says where
+#: episodes end differs from format to format (`exported_names`).
+_TED_NAMES = {role: names[:1] for role, names in NAMES.items() if role not in _BOUNDARIES}
 #: Groups that other libraries put all rows into.
 _OUTER = "data/"
 #: Arrays that an error or a plan lists.

@@ -394,8 +394,9 @@ def write_records(storage: Storage, index: Any, value: Any, dim: int) -> None:
             try:
                 value = value.expand(rows.shape)
             except RuntimeError as error:
-                shapes = f"{list(value.batch_size)}, which does not fit the {list(rows.shape)} records to change"
-                raise SchemaError(f"the data have batch size {shapes}") from error
+                given, wanted = list(value.batch_size), list(rows.shape)
+                message = f"the data have batch size {given}, which does not fit the {wanted} records to change"
+                raise SchemaError(message) from error
     storage[index] = value
 
 
