@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
+from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
-from .storages.trees import leaves_of, tree_map
 
 _streams = threading.local()
 
@@ -88,18 +88,20 @@ def _to_gpu(batch: Any, device: torch.device, pin: bool, windows: Mapping[str, t
 
 
 def _moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    def move(data: Any) -> Any:
-        is_movable = isinstance(data, torch.Tensor) or is_tensor_collection(data)
-        return data.to(device, non_blocking=non_blocking) if is_movable else data
+    if is_tensor_collection(batch):
+        return batch.to(device, non_blocking=non_blocking)
 
-    return tree_map(move, batch)
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(move, batch)
 
 
 def _pinned(batch: Any) -> Any:
     def pin(leaf: Any) -> Any:
         return leaf.pin_memory() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" else leaf
 
-    return batch.apply(pin, filter_empty=False) if is_tensor_collection(batch) else tree_map(pin, batch)
+    return batch.apply(pin, filter_empty=False) if is_tensor_collection(batch) else pytree.tree_map(pin, batch)
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
@@ -108,7 +110,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     if is_tensor_collection(batch):
         batch.apply(found.append, filter_empty=False)
     else:
-        found = leaves_of(batch)
+        found = pytree.tree_leaves(batch)
     return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
 
