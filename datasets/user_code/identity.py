@@ -4,8 +4,12 @@ The content is the same in every process, and differs wherever the value does:
 
 - A function is its code (whatever file and line it stands in), defaults, closure, attributes, the globals that it reads, and
   the environment variables that it names.
+- A local module (`source_files`) is its name, its file, and those of its attributes that code reads, or texts name. Of a module
+  that a function imports when it runs, only what the program has set counts: another process has the rest from its file.
+- Globals that begin empty in their file, or that functions assign, are state, and do not count, if one of the functions met
+  changes them itself.
 - An object is its class and its state, as ``pickle`` takes it (``__reduce_ex__``).
-- A local class (`source_files`) is its bases and attributes. A function or class of an installed package is its name.
+- A local class is its bases and attributes. A function or class of an installed package is its name.
 - Arrays and tensors are their dtype, shape and values; how these lie in memory does not count.
 
 A value that cannot be identified this way (an open file, a lock, a generator) is refused. Only globals of a local file may be
@@ -22,11 +26,12 @@ import hashlib
 import inspect
 import os
 import pickle
+import re
 import struct
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -36,7 +41,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...storage.memory_map import element_bytes
-from .loading import ContentLoader, edited_error, is_edited, is_imported_before
+from .loading import ContentLoader, as_file_sets, edited_error, is_edited, is_imported_before
 from .opened_files import is_read_unseen
 from .source_files import (
     code_digest,
@@ -240,10 +245,14 @@ class Content:
         #: Globals that some function assigns and containers that begin empty in their files, by module and name: state and
         #: caches of the functions that were met, or settings and tables of the program.
         self._variables: dict[tuple[str, str], Any] = {}
-        #: The local modules that were met, and all texts that were met, among them the names that code uses: of a module only
-        #: the attributes of these names count (`_add_modules`).
+        #: The local modules that were met, and all texts that were met, among them the attributes that code reads: of a module
+        #: only the attributes of these names count (`_add_reached`).
         self._modules: dict[int, ModuleType] = {}
         self._names: set[str] = set()
+        #: Local modules that functions import when they run, with their files.
+        self._imported: dict[str, Path] = {}
+        #: The attributes and variables of modules that were looked at.
+        self._done: set[tuple[Any, str]] = set()
 
     @property
     def sha256(self) -> str:
@@ -260,8 +269,7 @@ class Content:
                 with self._lenient(value, True, _Unidentified):
                     self._add(value)
             if len(self._path) == 2:
-                self._add_modules()
-                self._add_variables()
+                self._add_reached()
         except RecursionError as error:
             raise UsageError(f"{self._where} is nested too deeply to be identified") from error
         finally:
@@ -326,7 +334,7 @@ class Content:
         if (kind is str or isinstance(value, PurePath)) and is_read_unseen(str(value)):
             self.named.add(str(value))
         if kind is str:
-            self._names.add(value)
+            self._names.update(value.split("."))
         if kind in _ATOMS:
             self._put(kind.__name__, value if kind is bytes else value if kind is str else _text_of(value))
         elif kind is tuple:
@@ -334,7 +342,7 @@ class Content:
         elif kind is frozenset:
             self._add_set(value)
         elif isinstance(value, CodeType):
-            self._add_all("code", code_parts(value))
+            self._add_code(value)
         elif kind is types.MethodType:
             self._add_method(value)
         elif kind is ModuleType or isinstance(value, ModuleType):
@@ -402,7 +410,7 @@ class Content:
         """Named values, whose order does not count."""
         self._put("attributes", str(len(named)))
         for name in sorted(named, key=str):
-            self.add(name)
+            self._put("name", str(name))
             allowed = lenient or (name.startswith("__") and name.endswith("__"))
             with self._trusted(allowed), self._lenient(named[name], allowed):
                 self.add(named[name], f".{name}")
@@ -413,19 +421,19 @@ class Content:
         for value in values:
             if type(value) in _ATOMS:
                 digests.append(f"{type(value).__name__} {_text_of(value)}")
+                self._names.update(value.split(".") if type(value) is str else ())
                 continue
-            alone = Content(self._where, changing=self._changing, unpickled=self._unpickled)
-            alone._numbers, alone._kept = dict(self._numbers), [*self._kept]
-            alone.add(value)
-            self.files |= alone.files
-            self.functions += alone.functions
-            self.named |= alone.named
-            self._variables |= alone._variables
-            self._modules |= alone._modules
-            self._names |= alone._names
-            self.untold += alone.untold
+            alone = self._alone()
+            alone._add(value)
             digests.append(alone.sha256)
         self._put(type(values).__name__, *sorted(digests), "end")
+
+    def _alone(self) -> Content:
+        """For a value whose digest does not depend on those before it; all that is met is met here as well."""
+        alone = copy.copy(self)
+        alone._digest, alone._path = hashlib.sha256(), [self._where, ""]
+        alone._numbers, alone._kept = dict(self._numbers), [*self._kept]
+        return alone
 
     def _add_numpy(self, value: Any, numpy: Any) -> None:
         if isinstance(value, numpy.dtype):
@@ -486,6 +494,7 @@ class Content:
         module = type(value).__module__
         with self._trusted(not is_local_module(module) and module.partition(".")[0] not in sys.stdlib_module_names):
             if type(state) is dict and all(isinstance(name, str) for name in state):
+                self._names.update(state)
                 self._add_attributes(state)
             else:
                 self.add(state)
@@ -513,20 +522,67 @@ class Content:
             own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
             self._add_attributes(own, lenient=True)
 
-    def _add_modules(self) -> None:
-        """The attributes of the modules met that any code or text met names: a function may get a module, and a name, as an
-        argument."""
-        done: dict[int, set[str]] = {}
-        again = True
-        while again:
-            again = False
-            for number, module in list(self._modules.items()):
-                left = (self._names & vars(module).keys()) - done.setdefault(number, set())
-                if left:
-                    done[number] |= left
-                    used = {key: vars(module)[key] for key in left}
+    def _add_reached(self, *, imports: bool = True) -> None:
+        """What the functions met reach by modules and variables, until these reach nothing more."""
+        size = -1
+        while size < (now := len(self._done) + len(self._names) + len(self._imported)):
+            size, looked_at = now, len(self._done)
+            for module in sorted(self._modules.values(), key=lambda one: one.__name__):
+                if used := self._named_attributes(module):
+                    self._put("of module", module.__name__)
                     self._add_globals(used, _file_of_module(module), module.__name__)
-                    again = True
+            if imports:
+                self._add_set_by_program()
+            if looked_at == len(self._done):  # all functions are known that may change them
+                self._add_variables()
+
+    def _named_attributes(self, module: ModuleType) -> dict[str, Any]:
+        """The attributes of a module that any code or text met names, and that were not looked at yet: a function may get a
+        module, and a name, as an argument."""
+        found = {name: vars(module)[name] for name in self._names & vars(module).keys()}
+        found = {name: value for name, value in found.items() if (id(module), name) not in self._done}
+        self._done.update((id(module), name) for name in found)
+        return found
+
+    def _add_set_by_program(self) -> None:
+        """What the program set in modules that functions import when they run: other processes have what their files set."""
+        self._imported.update(reached_modules(self._imported.items()))
+        self.files |= self._imported
+        for name, path in sorted(self._imported.items()):
+            module, source = sys.modules.get(name), read_source(path)
+            self._names |= source.names if source is not None else frozenset()  # it need not be loaded yet
+            if name == "__main__" and module is not None:  # other processes have another one
+                self._modules[id(module)] = module
+            if module is None or id(module) in self._modules:
+                continue
+            named = self._named_attributes(module)
+            fresh = as_file_sets(module) if named else None
+            if fresh is None:
+                other = {*_other_constants(module, path)}
+            else:
+                other = {key for key in named if self._content_of(key, module) != self._content_of(key, fresh)}
+            # An import sets its modules as attributes of their packages.
+            changed = {key: named[key] for key in other & named.keys() if f"{name}.{key}" not in sys.modules}
+            if changed:
+                self._put("set by the program", name)
+                self._add_globals(changed, path, name)
+
+    def _content_of(self, name: str, module: ModuleType) -> str | None:
+        """The content of an attribute of a module, with what functions in it reach."""
+        if name not in vars(module):
+            return None
+        alone = self._alone()
+        alone._numbers, alone._kept = {}, []  # the other one has none of these objects
+        alone._modules, alone._variables, alone._done = {}, {}, set()
+        alone._add_globals({name: vars(module)[name]}, _file_of_module(module), module.__name__)
+        alone._add_reached(imports=False)
+        return alone.sha256
+
+    def _add_code(self, code: CodeType) -> None:
+        *parts, constants = code_parts(code)
+        self._put("code", *map(repr, parts))
+        self._names |= names_in(code, "LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
+        self._add_all("constants", constants)
 
     def _add_function(self, function: FunctionType) -> None:
         code, module = function.__code__, function.__globals__.get("__name__")
@@ -535,11 +591,13 @@ class Content:
         self.add(function.__defaults__, " default ")
         self._add_attributes(function.__kwdefaults__ or {})
         codes = nested_codes(code)
-        if "environ" not in _names_changed(function):  # what the function sets itself is not a setting
-            for one in codes:
-                if not _ENVIRONMENT.isdisjoint(one.co_names):
-                    named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
-                    self._add_pairs("environment", {text: os.environ[text] for text in named})
+        readers = [one for one in codes if not _ENVIRONMENT.isdisjoint(one.co_names)]
+        if readers and not any(
+            name == "environ" for _, name in _changed_by(function)
+        ):  # what it sets itself is no setting
+            for one in readers:
+                named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
+                self._add_pairs("environment", {text: os.environ[text] for text in named})
         if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
             self.add(vars(function)["_torchdynamo_orig_callable"])
             return
@@ -563,25 +621,18 @@ class Content:
         if isinstance(module, str) and has_file:
             self._meet(module, file)
             self.functions.append((module, function))
-        for base, names in imported_names(code):
-            reached = local_imports(base, names)
-            if not has_file:
-                self.files.update(reached)
-            self._add_set_by_program(reached)
+        for base, names in imported_names(code, function.__globals__.get("__package__")):
+            self._imported.update(local_imports(base, names))
         read = {name for one in codes for name in global_reads(one)}
         if "globals" in read and "globals" not in function.__globals__:
             message = f"{self._where} calls globals(): which of them it reads cannot be told"
             raise _Unidentified(message, hint="name the globals in it, or pass what it needs as arguments")
+        if not read.isdisjoint(("eval", "exec")):  # code in a text
+            texts = " ".join(text for one in codes for text in one.co_consts if isinstance(text, str))
+            read.update(re.findall(r"\w+", texts))
+            self._names |= read
         used = {name: function.__globals__[name] for name in read if name in function.__globals__}
         self._add_globals(used, file.absolute() if has_file else None, str(module))
-
-    def _add_set_by_program(self, reached: Iterable[tuple[str, Path]]) -> None:
-        """What the program set in modules that a function imports when it runs: other processes have what their files set."""
-        for name, path in reached:
-            module = sys.modules.get(name)
-            if module is not None and (other := _other_constants(module, path)):
-                self._put("imported when it runs", name)
-                self._add_attributes(other)
 
     def _add_globals(self, used: Mapping[str, Any], file: Path | None, module: str) -> None:
         """Globals of a module; for a file, without those that are state rather than settings (`_add_variables`)."""
@@ -595,15 +646,12 @@ class Content:
 
     def _add_variables(self) -> None:
         """The variables that none of the functions met changes: settings or tables, not state or caches."""
-        done: set[tuple[str, str]] = set()
-        while left := sorted(self._variables.keys() - done):
-            done.update(left)
-            for module, name in left:
-                value = self._variables[module, name]
-                changed = _names_changed if _is_container(value) else _names_assigned
-                if not any(name in changed(function) for _, function in self.functions):
-                    self._add_attributes({f"{module}.{name}": value}, lenient=True)
-        self._variables.clear()
+        left = sorted(self._variables.keys() - self._done)
+        changed = set().union(*(_changed_by(function) for _, function in self.functions)) if left else set()
+        self._done.update(left)
+        for module, name in left:
+            if (module, name) not in changed:
+                self._add_attributes({f"{module}.{name}": self._variables[module, name]}, lenient=True)
 
     def _add_class(self, kind: type) -> None:
         file = _file_of_class(kind)
@@ -620,18 +668,18 @@ class Content:
             self.files.setdefault(module, file.absolute())
 
 
-def _names_changed(function: FunctionType) -> frozenset[str]:
-    """The names of globals and attributes that a function may change; all names that it uses if its source is unknown."""
-    code = function.__code__
-    source = read_source(Path(code.co_filename))
-    found = source.changed.get(code.co_firstlineno) if source is not None else None
-    return frozenset(code.co_names) if found is None else found
-
-
-def _names_assigned(function: FunctionType) -> frozenset[str]:
-    """The names of globals and attributes that a function assigns."""
-    stores = ("STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR")
-    return frozenset().union(*(names_in(one, *stores) for one in nested_codes(function.__code__)))
+def _changed_by(function: FunctionType) -> set[tuple[str, str]]:
+    """The modules and names of the globals that a function changes itself; none if its source is unknown."""
+    source = read_source(Path(function.__code__.co_filename))
+    dotted = source.changed.get(function.__code__.co_firstlineno, ()) if source is not None else ()
+    found = set()
+    for *path, name in (one.split(".") for one in dotted):
+        names = function.__globals__
+        for one in path:
+            inside = names.get(one)
+            names = vars(inside) if isinstance(inside, ModuleType) else {}
+        found.add((str(names.get("__name__")), name))
+    return found
 
 
 def _is_container(value: Any) -> bool:

@@ -17,7 +17,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -170,16 +170,23 @@ def load_fresh(where: str, folder: Path, text: str, forms: str) -> ModuleType | 
         start = dict(local_imports(where, loaded=False))
     _forget_readers()
     meant = reached_modules(start.items(), loaded=False)
-    before = {name: sys.modules[name] for name in meant if name in sys.modules}
-    if not before:
+    if sys.modules.keys().isdisjoint(meant):
         return None
+    with _forgotten(meant):
+        return load_module(where, folder, text, forms)
+
+
+@contextmanager
+def _forgotten(names: Collection[str]) -> Iterator[None]:
+    """These modules are loaded again here, where they are imported; afterwards the process has those that it had."""
+    before = {name: sys.modules[name] for name in names if name in sys.modules and name != "__main__"}
     for name in before:
         _forget(name)
     try:
-        return load_module(where, folder, text, forms)
+        yield
     finally:
-        for name in meant:
-            if name in sys.modules:
+        for name in names:
+            if name in sys.modules and name != "__main__":
                 _forget(name)
         for name, module in before.items():
             sys.modules[name] = module
@@ -220,6 +227,31 @@ def run_again(module: ModuleType, text: str) -> ModuleType:
     finally:
         sys.modules[module.__name__] = module
     return again
+
+
+#: Modules as their files set them (`as_file_sets`), by name, with the module that the program has and the sha256 of the file.
+_as_file_sets: dict[str, tuple[ModuleType, str, ModuleType]] = {}
+
+
+def as_file_sets(module: ModuleType) -> ModuleType | None:
+    """A module that the program has imported as another process would load it, with the local modules that it imports.
+
+    It runs again once for a version of its file. None for modules that were loaded in another way, and those that cannot be run
+    twice.
+    """
+    name, source = module.__name__, read_source(Path(str(getattr(module, "__file__", ""))))
+    if source is None or type(getattr(module, "__loader__", None)) is not SourceFileLoader:
+        return None
+    known = _as_file_sets.get(name)
+    if known is None or known[:2] != (module, source.sha256):
+        known = module, source.sha256, module
+        _as_file_sets[name] = known  # while it runs, it may ask for itself
+        # An extension cannot be loaded twice.
+        others = [one for one, path in reached_modules(local_imports(name)).items() if path.suffix == ".py"]
+        with suppress(Exception, SystemExit), _forgotten(others), by_content():
+            known = module, source.sha256, importlib.import_module(name)
+        _as_file_sets[name] = known
+    return known[2] if known[2] is not module else None
 
 
 def _make_importable(folder: Path) -> None:

@@ -7,6 +7,7 @@ are read from the source (those inside functions too) and resolved without impor
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import os
@@ -16,6 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import resolve_name
 from itertools import takewhile
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -34,27 +36,28 @@ _CHANGING = {
     *("popitem", "remove", "discard", "clear", "sort", "reverse", "subtract", "difference_update"),
     *("intersection_update", "symmetric_difference_update", "rotate", "move_to_end", "__setitem__", "__delitem__"),
 }
-#: Functions that only read their arguments.
-_READING = {
-    *("len", "sorted", "sum", "min", "max", "any", "all", "list", "tuple", "dict", "set", "isinstance", "bool"),
-    *("zip", "enumerate", "map", "filter", "reversed", "str", "repr", "print", "chain", "Counter", "copy", "deepcopy"),
-    *("array", "asarray", "tensor", "as_tensor", "stack", "concatenate", "cat", "mean", "median", "std", "var", "prod"),
-    *("dot", "interp", "polyval", "choice", "searchsorted", "isin"),
+#: Functions that change their first argument.
+_CHANGING_FIRST = {
+    *("shuffle", "heappush", "heappop", "heapify", "heapreplace", "heappushpop"),
+    *("insort", "insort_left", "insort_right", "setitem", "delitem"),
 }
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
 class SourceFile:
     """A source file as it was read.
 
-    ``imports``: modules that it names, as ``(level, module, names)``. ``variables``: globals that may be state rather than
-    settings, because a function assigns them (``global``) or because they begin as an empty container (a cache).
-    ``codes``: the digests (`code_digest`) of all functions in it. ``constants``: the globals that one assignment of a literal
-    sets, and nothing changes. ``changed``: by the first line of every function the names that it may change, rather than read.
+    ``imports``: modules that it names, as ``(level, module, names)``. ``names``: texts, and the names of attributes that it
+    reads. ``variables``: globals that may be state rather than settings, because a function assigns them (``global``) or
+    because they begin as an empty container (a cache). ``codes``: the digests (`code_digest`) of all functions in it.
+    ``constants``: the globals that one assignment of a literal sets, and nothing changes. ``changed``: by the first line of
+    every function the globals that it changes itself, as it comes to them: ``CACHE``, ``helpers.CACHE``.
     """
 
     sha256: str
     imports: tuple[tuple[int, str, tuple[str, ...]], ...]
+    names: frozenset[str]
     variables: frozenset[str]
     codes: frozenset[bytes]
     constants: Mapping[str, Any]
@@ -73,12 +76,18 @@ def read_source(path: Path) -> SourceFile | None:
 def _parse(data: bytes) -> SourceFile:
     tree = ast.parse(data)
     imports: list[tuple[int, str, tuple[str, ...]]] = []
+    names: set[str] = set()
     variables: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+        elif isinstance(node, ast.Import):
             imports += [(0, alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+            names.update(imports[-1][2])
         elif isinstance(node, ast.Global):
             variables.update(node.names)
         elif isinstance(node, ast.Call) and (name := _module_named(node)):
@@ -91,7 +100,9 @@ def _parse(data: bytes) -> SourceFile:
     codes = frozenset(code_digest(inner) for inner in _nested(code))
     constants = {name: value for name, value in _constants(tree).items() if name not in variables}
     digest = hashlib.sha256(data).hexdigest()
-    return SourceFile(digest, tuple(imports), frozenset(variables), codes, constants, _changed_names(tree))
+    return SourceFile(
+        digest, tuple(imports), frozenset(names), frozenset(variables), codes, constants, _changed_names(tree)
+    )
 
 
 def _module_named(call: ast.Call) -> str | None:
@@ -129,40 +140,79 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 def _changed_containers(tree: ast.Module) -> Iterator[str]:
     """Every name whose container a file may change: ``NAME[...] = x``, ``del NAME[...]``, ``NAME.append(x)`` and similar."""
     for node in ast.walk(tree):
-        is_stored = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        if is_stored or (isinstance(node, ast.Attribute) and node.attr in _CHANGING):
-            inner: ast.expr = node.value  # type: ignore[attr-defined]
-            while isinstance(inner, (ast.Subscript, ast.Attribute)):
-                inner = inner.value
-            if isinstance(inner, ast.Name):
-                yield inner.id
+        inner = _changed_by(node)
+        while isinstance(inner, (ast.Subscript, ast.Attribute)):
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            yield inner.id
+
+
+def _changed_by(node: ast.AST) -> ast.expr | None:
+    """What a node changes: ``NAME.x`` of ``NAME.x = 1``, ``NAME[...]`` of ``NAME[...] = 1``, ``NAME`` of ``NAME.append(1)``."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+        return node
+    if isinstance(node, ast.Attribute) and node.attr in _CHANGING:
+        return node.value
+    if isinstance(node, ast.Call) and node.args and _last_name(node.func) in _CHANGING_FIRST:
+        return node.args[0]
+    return None
 
 
 def _changed_names(tree: ast.Module) -> dict[int, frozenset[str]]:
-    """By the first line of every function the names, of globals or attributes, that it may change."""
-    read: set[int] = set()
+    """By the first line of every function the globals that it changes, as `SourceFile.changed`."""
+    found: dict[int, frozenset[str]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            read.update({id(node.value)} if node.attr not in _CHANGING else ())
-        elif isinstance(node, ast.Subscript):
-            read.update({id(node.value)} if isinstance(node.ctx, ast.Load) else ())
-        elif isinstance(node, ast.Compare):
-            read.update(map(id, (node.left, *node.comparators)))
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            read.add(id(node.iter))
-        elif isinstance(node, ast.Dict):
-            read.update(id(value) for key, value in zip(node.keys, node.values) if key is None)  # ``{**name}``
-        elif isinstance(node, ast.BinOp):
-            read.update(map(id, (node.left, node.right)))
-        elif isinstance(node, ast.Call) and _last_name(node.func) in _READING:
-            read.update(map(id, node.args))
-    found: dict[int, set[str]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if isinstance(node, _FUNCTIONS):
             line = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-            names = found.setdefault(line, set())
-            names.update(_last_name(one) for one in ast.walk(node) if isinstance(one, ast.expr) and id(one) not in read)
-    return {line: frozenset(names) for line, names in found.items()}
+            found[line] = found.get(line, frozenset()) | _changed_globals(node)
+    return found
+
+
+def _changed_globals(function: ast.AST) -> set[str]:
+    """The globals that a function and those inside it change; what is done to another name for one is done to it."""
+    bound: list[str] = []
+    declared: set[str] = set()
+    changed: set[str] = set()
+    other_names: dict[str, str] = {}
+    left = [*ast.iter_child_nodes(function)]
+    while left:
+        node = left.pop()
+        bound += _bound_by(node)
+        if isinstance(node, ast.Global):
+            declared.update(node.names)
+        if (inner := _changed_by(node)) is not None:
+            changed.add(_dotted(inner))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            other_names[node.targets[0].id] = _dotted(node.value)
+        if isinstance(node, _FUNCTIONS):
+            changed |= _changed_globals(node)
+        else:
+            left += ast.iter_child_nodes(node)
+    for name in [*changed]:
+        first, dot, rest = name.partition(".")
+        if bound.count(first) == 1 and first in other_names:
+            changed.add(other_names[first] + dot + rest)
+    local = {"", *bound} - declared
+    return declared.intersection(bound) | {name for name in changed if name.partition(".")[0] not in local}
+
+
+def _bound_by(node: ast.AST) -> list[str]:
+    """The names that a node binds in its scope."""
+    if isinstance(node, ast.Name):
+        return [node.id] if not isinstance(node.ctx, ast.Load) else []
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).partition(".")[0]]
+    name = getattr(node, "arg" if isinstance(node, ast.arg) else "name", None)  # of a function, a class, an exception
+    return [name] if isinstance(name, str) else []
+
+
+def _dotted(node: ast.expr) -> str:
+    """``helpers.CACHE`` of ``helpers.CACHE["key"].x``: the dotted name up to the first subscript; "" for other expressions."""
+    names: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+        node = node.value
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else ""
 
 
 def _begin_empty(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
@@ -365,21 +415,26 @@ def _spec_of(name: str, module: ModuleType) -> ModuleSpec:
     return spec
 
 
-def imported_names(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The modules that a function imports when it runs, as ``(module, names)``."""
+def imported_names(code: CodeType, package: str | None) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modules that a function of a package imports when it runs, as ``(module, names)``."""
     import dis
 
     for one in nested_codes(code):
-        if not {*_IMPORTS}.isdisjoint(one.co_names):
-            texts = (text for text in one.co_consts if isinstance(text, str))
-            yield from ((text, ()) for text in texts if all(part.isidentifier() for part in text.split(".")))
         found: list[tuple[str, list[str]]] = []
-        for step in dis.get_instructions(one) if names_in(one, "IMPORT_NAME") else ():
-            if step.opname == "IMPORT_NAME":
-                found.append((str(step.argval), []))
+        if not {*_IMPORTS, "modules"}.isdisjoint(one.co_names):
+            found += [(text, []) for text in one.co_consts if isinstance(text, str)]
+        steps = [*dis.get_instructions(one)] if names_in(one, "IMPORT_NAME") else []
+        steps = [step for step in steps if step.opname != "EXTENDED_ARG"]
+        for number, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":  # after its level and names
+                found.append(("." * steps[number - 2].argval + str(step.argval), []))
             elif step.opname == "IMPORT_FROM":
                 found[-1][1].append(str(step.argval))
-        yield from ((module, tuple(names)) for module, names in found if module)
+        for name, names in found:
+            with contextlib.suppress(ImportError, ValueError):  # no module's name, or not in a package
+                module = resolve_name(name, package)
+                if all(part.isidentifier() for part in module.split(".")):
+                    yield module, tuple(names)
 
 
 def functions_of(module: ModuleType) -> Iterator[types.FunctionType]:

@@ -519,6 +519,223 @@ def test_a_setting_that_the_program_makes_by_a_function(here, monkeypatch, worke
     fails(here, "mine:fn", UsageError, "this program has set to something else")
 
 
+_REACHED = {
+    "getattr": "def fn(td):\n    return by(td, getattr(settings, 'GAIN'))",
+    "vars": "def fn(td):\n    return by(td, vars(settings)['GAIN'])",
+    "a name in a default": "def fn(td, name='GAIN'):\n    return by(td, getattr(settings, name))",
+    "a dotted name": "import operator\ndef fn(td):\n    return by(td, operator.attrgetter('Conf.gain')(settings))",
+    "an import inside": "def fn(td):\n    import settings as s\n    return by(td, s.GAIN)",
+    "a value imported inside": "def fn(td):\n    from settings import GAIN\n    return by(td, GAIN)",
+    "an array imported inside": "def fn(td):\n    from settings import table\n    return by(td, table[0])",
+    "a list imported inside": "def fn(td):\n    from settings import filled\n    return by(td, sum(filled))",
+    "a class imported inside": "def fn(td):\n    from settings import Conf\n    return by(td, Conf.gain)",
+    "a function imported inside": "def fn(td):\n    from settings import gain\n    return by(td, gain())",
+    "imported at the top as well": "from settings import table, Conf, gain\n"
+    "def fn(td):\n    from settings import table as t, gain as g\n    return by(td, t[0] * g() / float(Conf.gain))",
+    "inside what is imported inside": "def fn(td):\n    import circle\n    return by(td, circle.back())",
+    "what a module imported inside shares": "def fn(td):\n    from sharing import table\n    return by(td, table[0])",
+    "importlib": "import importlib\ndef fn(td):\n    return by(td, importlib.import_module('settings').GAIN)",
+    "an argument": "def of(td, s):\n    return by(td, s.GAIN)\ndef fn(td):\n    return of(td, settings)",
+    "a default": "def fn(td, s=settings):\n    return by(td, s.GAIN)",
+    "code in a text": "import circle\ndef fn(td):\n    return by(td, circle.evaluated())",
+    "an attribute": "class C:\n    def __init__(self):\n        self.s = settings\n"
+    "    def __call__(self, td):\n        return by(td, self.s.table[0])\nfn = C()",
+    "an attribute of a class": "class C:\n    s = settings\n"
+    "    def __call__(self, td):\n        return by(td, self.s.GAIN)\nfn = C()",
+}
+
+
+@pytest.mark.parametrize("way", _REACHED)
+def test_what_the_program_sets_in_a_module_counts_however_it_is_reached(here, monkeypatch, workers, way):
+    monkeypatch.syspath_prepend(here)
+    back = "def back():\n    from settings import gain\n    return gain()\n"
+    write("circle.py", f"import settings\n{back}def evaluated():\n    return eval('settings.GAIN')\n")
+    write("sharing.py", "from settings import table\n")
+    write(
+        "settings.py",
+        """
+        import numpy as np
+        GAIN, table, filled = 2, np.array([2.0]), []
+        filled.append(2)
+        class Conf:
+            gain = 2
+        def gain():
+            import circle
+            return GAIN
+        """,
+    )
+    write(
+        "mine.py", "import settings\n" + TIMES.replace("fn(td)", "by(td, gain)").format("float(gain)") + _REACHED[way]
+    )
+    mine: Any = importlib.import_module("mine")
+    settings = mine.settings
+    made = run(here, mine.fn)
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
+    assert run(here, mine.fn).manifest.provenance == made.manifest.provenance  # complete
+    for gain in (3, 4):
+        settings.GAIN = settings.Conf.gain = gain
+        settings.table[:] = gain
+        settings.filled[:] = [gain]
+        other(here, mine.fn, "a value that it uses")
+        assert factor(here, mine.fn, dest=f"my/{gain}") == gain
+        fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
+    other(here, mine.fn, "a value that it uses", dest="my/3")
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "from . import settings\n    gain = settings.table[0]",
+        "from .settings import table\n    gain = table[0]",
+        "gain = importlib.import_module('.settings', __package__).table[0]",
+        "from .sub.deep import table\n    gain = table[0]",
+    ],
+)
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_relative_imports_when_the_function_runs(here, monkeypatch, workers, inside, is_loaded):
+    """What `pkg.sub.deep` imports counts before it is loaded, and in the same way afterwards."""
+    monkeypatch.syspath_prepend(here)
+    for name in ("pkg/__init__.py", "pkg/sub/__init__.py"):
+        write(name, "")
+    write("pkg/settings.py", "import numpy as np\ntable = np.array([2.0])\n")
+    write("pkg/sub/deep.py", "from .. import settings\nfrom ..settings import table\n")
+    write("pkg/mine.py", "import importlib\n" + TIMES.format("gain").replace("    td", f"    {inside}\n    td", 1))
+    mine, settings = (importlib.import_module(f"pkg.{name}") for name in ("mine", "settings"))
+    if is_loaded:
+        importlib.import_module("pkg.sub.deep")
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn)
+    assert factor(here, mine.fn, dest="my/workers", open_engine=workers) == 2
+    settings.table[:] = 3
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/three") == 3
+    fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
+
+
+def test_a_module_imported_inside_that_cannot_be_run_again(here, monkeypatch):
+    """Its literals are compared with those of its file."""
+    monkeypatch.syspath_prepend(here)
+    write("once.py", "import os\nos.mkdir('made')\nGAIN = 2\n")
+    write("mine.py", TIMES.format("GAIN").replace("    td", "    from once import GAIN\n    td", 1))
+    mine: Any = importlib.import_module("mine")
+    once: Any = importlib.import_module("once")
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn)
+    once.GAIN = 3
+    other(here, mine.fn, "made with another request")
+    assert factor(here, mine.fn, dest="my/three") == 3
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        *(
+            "np.sum(GAINS)",
+            "max(*GAINS, 0)",
+            "sum(a for a, b in zip(GAINS, GAINS))",
+            "total(GAINS)",
+            "later()",
+            "named()",
+        ),
+        *("held()", "(GAINS or [9])[0]", "{'x': GAINS}['x'][0]", "(lambda gains: gains[0])(GAINS)", "copied()"),
+    ],
+)
+def test_a_list_that_the_program_fills_is_a_setting_whatever_reads_it(here, monkeypatch, workers, total):
+    monkeypatch.syspath_prepend(here)
+    write(
+        "mine.py",
+        f"""
+        import numpy as np
+        GAINS = []
+        def total(gains):
+            return sum(gains)
+        def later():
+            gains = GAINS
+            return total(gains)
+        def copied():
+            gains = GAINS
+            gains = [*gains]
+            return gains.pop()
+        def named():
+            def inner():
+                GAINS = []
+                GAINS.append(1)
+            inner()
+            return total(GAINS)
+        class Held:
+            def __init__(self):
+                self.GAINS = []
+                self.GAINS.append(1)
+        def held():
+            Held()
+            return total(GAINS)
+        def fn(td):
+            td['next', 'reward'] = td['next', 'reward'] * float({total})
+            return td
+        """,
+    )
+    mine = importlib.import_module("mine")
+    mine.GAINS.append(2)
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
+    mine.GAINS[0] = 3
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/three") == 3
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        *("CACHE['gain'] = 2", "CACHE.setdefault('gain', 2)", "CACHE.setdefault('a', {})['b'] = CACHE['gain'] = 2"),
+        *("kept = CACHE\n    kept['gain'] = 2", "[CACHE.update(gain=one) for one in (1, 2)]", "h2.CACHE['gain'] = 2"),
+        *(
+            "h2.keep()",
+            "heapq.heappush(HEAP, 2)\n    CACHE['gain'] = HEAP[0]",
+            "count()",
+            "from h2 import late\n    late()",
+        ),
+    ],
+)
+def test_what_a_function_keeps_itself_does_not_count(here, monkeypatch, keep):
+    """The program has called it: its caches are no longer empty."""
+    monkeypatch.syspath_prepend(here)
+    kept = "CACHE = {}\ndef keep():\n    CACHE['gain'] = 2\n"
+    write("h2.py", f"{kept}def late():\n    keep()\n")
+    write(
+        "mine.py",
+        "import heapq\nimport h2\nCALLS, CACHE, HEAP = 0, {}, []\ndef count():\n    global CALLS\n    CALLS += 1\n"
+        f"def fn(td):\n    {keep}\n    gain = CACHE.get('gain') or h2.CACHE.get('gain', 2)\n"
+        "    td['next', 'reward'] = td['next', 'reward'] * gain\n    return td\n",
+    )
+    mine = importlib.import_module("mine")
+    made = run(here, mine.fn)
+    mine.fn(Dataset(here / "my" / "input").to_tensordict())
+    assert mine.CALLS or mine.CACHE or mine.h2.CACHE
+    assert run(here, mine.fn).manifest.provenance == made.manifest.provenance
+
+
+def test_an_attribute_of_a_module_counts_where_code_reads_an_attribute_of_its_name(here, monkeypatch):
+    """Not where it has a variable, a global or an argument of that name."""
+    monkeypatch.syspath_prepend(here)
+    write(
+        "h2.py", "import time\nstart, stop, begin, end, GAIN = time.time(), time.time(), time.time(), time.time(), 2\n"
+    )
+    write(
+        "mine.py",
+        """
+        import h2
+        begin = 1
+        def times(end):
+            return end * h2.GAIN * begin
+        def fn(td):
+            start = times(1)
+            td['next', 'reward'] = td['next', 'reward'] * start
+            return td
+        """,
+    )
+    mine = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 2
+    mine.h2.start = mine.h2.stop = mine.h2.begin = mine.h2.end = 0.0
+    assert factor(here, mine.fn) == 2
+
+
 @pytest.mark.parametrize("form", ["mine.py:fn", "object"])
 def test_a_file_saved_while_workers_start(here, form, workers, monkeypatch):
     """The workers compare what they load with what the request recorded."""

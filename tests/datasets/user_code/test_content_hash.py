@@ -390,6 +390,7 @@ def test_a_module_that_is_an_argument_counts_with_what_other_functions_use(tmp_p
         functools.partial(_scale_by, module),
         lambda td: _scale_by(module, td),
         lambda td: getattr(module, name),
+        lambda td: sys.modules["settings_of_a_file"].scale,
     ]
     before = [content_hash(function) for function in functions]
     module.unused = float(2)
