@@ -73,7 +73,8 @@ class KeyWindows:
     """Windows of leaves around each step drawn: the offsets of the first and the last row of each, by path.
 
     Outside the episode of the step there is ``padding``: its nearest row ("repeat") or zeros. Offsets of a state leaf, and of
-    an observation with a successor, count states: an episode has one more of them than steps.
+    a leaf with a successor of its shape and dtype (not of flags and actions), count states: an episode has one more of them
+    than steps.
     """
 
     offsets: Mapping[str, tuple[int, int]]
@@ -480,7 +481,7 @@ class BatchReader:
                 low, first, last = low + 1, first + 1, last + 1
             if rows.leaf.kind == "state":
                 low, high, at = low + episode, high + episode + 1, at + episode
-            elif f"next/{key}" in self._fields and key.partition("/")[0] in STACKED:
+            elif self._is_state(rows):
                 successors = by_position(self._fields[f"next/{key}"], timeline)
             rows = rows if rows.leaf.kind == "state" else by_position(rows, timeline)
             wanted = at[:, None] + torch.arange(first, last + 1, device="cpu")
@@ -492,6 +493,14 @@ class BatchReader:
                 as_words(columns[key].flatten(0, 1))[~mask.flatten()] = 0
             columns[f"mask/{key}"] = mask
 
+    def _is_state(self, rows: Readable) -> bool:
+        """Whether the successors of a leaf are the same quantity a step later, whatever the leaf is called."""
+        name, last = rows.leaf.name, rows.leaf.name.rpartition("/")[2]
+        after = self._fields.get(f"next/{name}")
+        if after is None or last in (*FLAGS, "action"):  # nothing is done after the last action
+            return False
+        return (rows.leaf.shape, rows.leaf.dtype) == (after.leaf.shape, after.leaf.dtype)
+
     @staticmethod
     def _gather(rows: Any, successors: Any, within: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         """Rows by position, each read once; with ``successors``, the last state is the successor of the last step."""
@@ -501,8 +510,7 @@ class BatchReader:
         else:
             is_final = (within == high[:, None] - 1).reshape(-1)
             found = rows.take(flat - is_final.long())
-            final = successors.take(flat[is_final] - 1).to(found.dtype)
-            as_words(found)[is_final] = as_words(final)
+            as_words(found)[is_final] = as_words(successors.take(flat[is_final] - 1))
         return found.view(*within.shape, *rows.leaf.shape)
 
 

@@ -22,8 +22,8 @@ The contents of a storage are files of as many rows as it has room for, those ne
 
     storage_metadata.json       {"metadata": {leaf: {"dtype", "shape"}}, "is_pytree", "len": rows filled,
                                  "newest": row written last, "ordered": rows that are in order of time, those written
-                                 last, "tree": description}; the leaves and "tree" for other trees only, "ordered" only where
-                                 some rows are not in order
+                                 last, "tree": description, "class": "module.Name"}; the leaves and "tree" for other trees
+                                 only, "ordered" only where some rows are not in order, "class" only for tensorclasses
 
 A storage without records is the state {"leaves": 0}, which TorchRL does not write.
 """
@@ -50,6 +50,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
     is_tensor_collection,
+    is_tensorclass,
 )
 from torch.utils import _pytree as pytree
 
@@ -418,8 +419,7 @@ def write_contents(folder: Path, data: Any, filled: int, counts: dict[str, int])
         (folder / METADATA).unlink(missing_ok=True)
         write_state(folder, {"leaves": 0})
         return
-    is_class = is_tensor_collection(data) and not isinstance(data, TensorDictBase)
-    write_files(folder, data.to_tensordict() if is_class else data, slice(filled))
+    write_files(folder, data.to_tensordict() if is_class(data) else data, slice(filled))
     write_metadata(folder, data, counts)
 
 
@@ -427,6 +427,8 @@ def write_metadata(folder: Path, data: Any, counts: dict[str, int]) -> None:
     """Write the record of contents whose files are in the folder; ``counts``: len, newest and perhaps ordered."""
     record: dict[str, Any] = {"metadata": {}, "is_pytree": False, **counts}
     tree = describe_tree(data)
+    if is_class(data):
+        record["class"] = f"{type(data).__module__}.{type(data).__qualname__}"
     if tree is not None:
         for path, leaf in _leaf_paths(data):
             record["metadata"][path.replace("/", ".")] = {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
@@ -438,7 +440,8 @@ def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple
     """The data in a folder, mapped, None without any: ``(data, rows filled over all dimensions, newest row, rows in order)``.
 
     ``stored`` is the present content of the receiving storage: it determines the structure of trees if the folder does not, and
-    the class of tensorclasses. Numbers that the folder does not state are None. Raises DamagedDatasetError, UsageError.
+    the class of tensorclasses, which the folder names for a storage without records. Numbers that the folder does not state are
+    None. Raises DamagedDatasetError, UsageError.
     """
     if not (folder / METADATA).exists():
         if read_state(folder).get("leaves") != 0:
@@ -456,9 +459,26 @@ def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple
     data: Any = read_memmap(folder)
     for hook in hooks:
         data = hook(data, out=None)
-    if is_tensor_collection(stored) and not isinstance(stored, TensorDictBase):
+    if is_class(stored):
         data = type(stored).from_tensordict(data)
+    elif stored is None and "class" in record:
+        data = _class_named(record["class"], folder).from_tensordict(data)
     return data, rows, newest, ordered
+
+
+def is_class(data: Any) -> bool:
+    """Whether the data are of a tensorclass."""
+    return is_tensor_collection(data) and not isinstance(data, TensorDictBase)
+
+
+def _class_named(name: Any, folder: Path) -> Any:
+    """A tensorclass that the program has imported already: nothing is imported because a folder names it."""
+    module, _, attribute = str(name).rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    if not (isinstance(found, type) and is_tensorclass(found)):
+        message = f"{folder} holds records of the tensorclass {name}, which is not imported here"
+        raise UsageError(message, hint="import it under this name, or write one record of the class first")
+    return found
 
 
 def _torchrl_tree(folder: Path, stored: Any, leaves: Any) -> Any:

@@ -313,7 +313,7 @@ class CompressedLeaf:
 
     def __init__(self, storage: CompressedListStorage, about: LeafKind, number: int) -> None:
         codec = PLAIN if about.small else DEFAULT
-        self.leaf = TensorLeaf("/".join(about.path), about.shape, about.row_bytes, codec=codec)
+        self.leaf = TensorLeaf("/".join(about.path), about.shape, about.dtype, about.row_bytes, codec=codec)
         self._storage, self._about, self._number = storage, about, number
 
     @property

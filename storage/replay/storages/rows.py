@@ -23,10 +23,11 @@ from ..timeline import Timeline, as_key, path_of
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """The facts about a tensor that the reader needs: its path, and the shape and size of one row."""
+    """The facts about a tensor that the reader needs: its path, and the shape, dtype and size of one row."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: torch.dtype
     row_bytes: int
     kind: str = "step"
     codec: str = PLAIN
@@ -58,7 +59,7 @@ class TensorRows:
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         size = tensor.element_size() * prod(tensor.shape[1:])
-        self.leaf = TensorLeaf(name, tuple(tensor.shape[1:]), size)
+        self.leaf = TensorLeaf(name, tuple(tensor.shape[1:]), tensor.dtype, size)
         self.count, self.tensor = len(tensor), tensor
         self._wide: torch.Tensor | None = None
         self._in_numpy = in_numpy(tensor)

@@ -156,6 +156,38 @@ def test_windows_over_a_buffer_that_was_overwritten(dataset):
         assert batch["mask", "action"][row].tolist() == [low <= middle + offset <= high for offset in range(-2, 3)]
 
 
+@pytest.mark.parametrize("key", ["observation", "pixels", "state", ("agents", "observation")])
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_the_state_after_the_last_action_is_a_row_whatever_its_name(key, ndim):
+    """Two steps that end, then two that have not ended: each has a third state, under ``next``."""
+    done = torch.tensor([False, True, False, False])[:, None]
+    steps = TensorDict({"action": torch.arange(4), "next": {"action": torch.arange(4) + 10, "done": done}}, [4])
+    path = (key,) if isinstance(key, str) else key
+    successor, within = ("next", *path), ("mask", *path)
+    steps[path], steps[successor] = torch.arange(4.0), torch.arange(4.0) + 1
+    storage = rbdata.LazyTensorStorage(4, ndim=ndim)
+    buffer = rbdata.TensorDictReplayBuffer(storage=storage, windows={key: (-1, 1), "action": (0, 1)}, batch_size=4)
+    buffer.extend(steps if ndim == 1 else steps[None])
+    rows = torch.arange(4) if ndim == 1 else torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.long)], 1)
+    batch = buffer.sample_at(rows)
+    assert batch[path].tolist() == [[0, 0, 1], [0, 1, 2], [2, 2, 3], [2, 3, 4]]
+    assert batch[within].tolist() == [[False, True, True], [True] * 3, [False, True, True], [True] * 3]
+    assert batch["mask", "action"].tolist() == [[True, True], [True, False], [True, True], [True, False]]
+
+
+@pytest.mark.parametrize(
+    "successor", [torch.zeros(4, 2), torch.arange(4.0, dtype=torch.float64)], ids=["shape", "dtype"]
+)
+def test_a_successor_of_another_kind_is_no_row(successor):
+    """``next/state`` here is another thing than the state after ``state``."""
+    steps = TensorDict({"state": torch.arange(4.0), "next": {"state": successor, "done": torch.ones(4, 1) == 1}}, [4])
+    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(4), windows={"state": (0, 1)}, batch_size=4)
+    buffer.extend(steps)
+    batch = buffer.sample_at(torch.arange(4))
+    assert batch["state"].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert batch["mask", "state"].tolist() == [[True, False]] * 4
+
+
 def test_frames_read_are_frames_returned(dataset, monkeypatch):
     if not dataset.schema.states:
         pytest.skip("no frames")

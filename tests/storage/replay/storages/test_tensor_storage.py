@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import numpy as np
 import pytest
 import torch
-from rbdata.errors import SchemaError, UnknownKeyError, UsageError
+from rbdata.errors import RbdataError, SchemaError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyStackStorage,
@@ -110,6 +113,43 @@ def test_tensorclasses(storage):
     batch = buffer.sample()
     assert isinstance(batch, Step)
     assert torch.equal(batch.observation.squeeze(1), batch.reward.float())
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_checkpoints_of_tensorclasses_have_their_class(storage, tmp_path):
+    """A buffer without records, as in the process that goes on, gives records of the class as well."""
+    data = Step(observation=torch.arange(8.0).view(8, 1), reward=torch.arange(8), batch_size=[8])  # type: ignore[call-arg]
+    ReplayBuffer(storage=storage(8)).extend(data)
+    buffer, again = (ReplayBuffer(storage=storage(8), batch_size=4) for _ in range(2))
+    buffer.extend(data)
+    buffer.dumps(tmp_path / "checkpoint")
+    again.loads(tmp_path / "checkpoint")
+    assert isinstance(again.sample(), Step)
+    assert again[:].reward.tolist() == list(range(8))
+    again.extend(data[:2])
+
+
+def test_checkpoints_of_tensorclasses_that_the_program_does_not_have(storage_folder):
+    """Nothing is imported because a folder names it; a buffer that has a record of the class needs no name."""
+    folder, record = storage_folder
+    for name in ("nowhere.Step", "nowhere", "os.system", "json.decoder.JSONDecoder", "", 3):
+        (folder / "storage_metadata.json").write_text(json.dumps({**record, "class": name}))
+        storage = LazyTensorStorage(8)
+        with pytest.raises(RbdataError):
+            storage.loads(folder)
+        assert len(storage) == 0
+        storage.set(0, Step(observation=torch.zeros(1), reward=torch.tensor(0), batch_size=[]))  # type: ignore[call-arg]
+        storage.loads(folder)
+        assert isinstance(storage.get(slice(None)), Step)
+    assert "nowhere" not in sys.modules
+
+
+@pytest.fixture
+def storage_folder(tmp_path):
+    storage = LazyTensorStorage(8)
+    storage.set(range(3), Step(observation=torch.rand(3, 1), reward=torch.arange(3), batch_size=[3]))  # type: ignore[call-arg]
+    storage.dumps(tmp_path)
+    return tmp_path, json.loads((tmp_path / "storage_metadata.json").read_text())
 
 
 def test_trajectories_as_records():
