@@ -41,15 +41,22 @@ def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: 
     """A part of this kind: as given, made by a given class or function, or the default. Raises UsageError for anything else."""
     if given is None:
         return default()
-    made = given() if callable(given) and not isinstance(given, kind) else given
-    if not isinstance(made, kind):
-        message = f"a {kind.__name__.lower()} is wanted, not a {type(made).__name__}"
-        raise UsageError(message, hint=f"for example {example}")
+    made: Any = given() if callable(given) and not isinstance(given, kind) else given
+    _check_kind(made, kind, example)
     return made
 
 
+def _check_kind(part: Any, kind: type[Part], example: str) -> None:
+    if not isinstance(part, kind):
+        message = f"a {kind.__name__.lower()} is wanted, not a {type(part).__name__}"
+        raise UsageError(message, hint=f"for example {example}")
+
+
 def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
-    """Raise UsageError if the parts of a buffer do not work together, or do not support this use."""
+    """Raise UsageError if the parts of a buffer do not work together, or do not support this use, or are no parts."""
+    _check_kind(sampler, Sampler, "RandomSampler()")
+    _check_kind(storage, Storage, "LazyTensorStorage(1_000_000)")
+    _check_kind(writer, Writer, "RoundRobinWriter()")
     if use.world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
         message = (
             f"{use.world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"

@@ -49,6 +49,7 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    is_non_tensor,
     is_tensor_collection,
     is_tensorclass,
 )
@@ -467,8 +468,8 @@ def read_contents(folder: Path, stored: Any, hooks: Sequence[Any] = ()) -> tuple
 
 
 def is_class(data: Any) -> bool:
-    """Whether the data are of a tensorclass."""
-    return is_tensor_collection(data) and not isinstance(data, TensorDictBase)
+    """Whether the data are of a tensorclass of a user's."""
+    return is_tensor_collection(data) and not isinstance(data, TensorDictBase) and not is_non_tensor(data)
 
 
 def _class_named(name: Any, folder: Path) -> Any:

@@ -22,6 +22,7 @@ from ...codecs import DEFAULT, PLAIN
 from ...codecs.zstd import RowDecoder, RowEncoder
 from ...memory_map import element_bytes
 from ...tensordict_folder import dtype_named
+from ..saving import is_class
 from ..timeline import Key, as_key
 from .list_storage import ListStorage
 from .rows import Readable, TensorLeaf, take_windows
@@ -51,12 +52,16 @@ class LeafKind:
 
 @dataclass(frozen=True)
 class RecordKind:
-    """The layout that many records share: leaves, batch size (None for a single tensor), class, paths of non-tensor values."""
+    """The layout that many records share: leaves, batch size (None for a single tensor), class, paths of non-tensor values.
+
+    ``nested``: path and batch size of each nested TensorDict that is empty or has another batch size than the record.
+    """
 
     leaves: tuple[LeafKind, ...]
     batch: tuple[int, ...] | None
     kind: type[Any] | None = None
     others: tuple[Key, ...] = ()
+    nested: tuple[tuple[Key, tuple[int, ...]], ...] = ()
 
 
 @dataclass
@@ -71,8 +76,9 @@ class Packed:
 class CompressedListStorage(ListStorage):
     """A list of compressed records: tensors, TensorDicts (nested ones as well) and tensorclasses; others stay as they are.
 
-    ``compression_level`` is zstd's, 1 to 22. ``compression_fn(tensor) -> tensor`` and ``decompression_fn(tensor, metadata)``
-    (``metadata`` has "shape", "dtype" and "device") take the codec's place. Records read are on ``device``.
+    A record with a tensorclass inside is one of the others. ``compression_level`` is zstd's, 1 to 22.
+    ``compression_fn(tensor) -> tensor`` and ``decompression_fn(tensor, metadata)`` (``metadata`` has "shape", "dtype" and
+    "device") take the codec's place. Records read are on ``device``.
     """
 
     def __init__(
@@ -100,12 +106,17 @@ class CompressedListStorage(ListStorage):
 
     def _to_records(self, data: Any) -> Iterable[Packed]:
         """Packed records; a batch of tensors is packed in one call."""
-        whole = self.compression_fn is None and isinstance(data, (torch.Tensor, TensorDict))
+        whole = (
+            self.compression_fn is None and isinstance(data, (torch.Tensor, TensorDict)) and not _holds_classes(data)
+        )
         leaves, rest = _split(data) if whole else ([], {})
         if rest or not leaves:
             return [record if isinstance(record, Packed) else self._pack(record) for record in data]
         about = tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in leaves)
-        kind = RecordKind(about, tuple(data.batch_size[1:]) if isinstance(data, TensorDict) else None)
+        kind = RecordKind(about, None)
+        if isinstance(data, TensorDict):
+            nested = tuple((path, batch[1:]) for path, batch in _nested(data))
+            kind = RecordKind(about, tuple(data.batch_size[1:]), nested=nested)
         columns = [self._encode(part, leaf) for part, (_, leaf) in zip(about, leaves)]
         return [Packed(kind, list(blobs)) for blobs in zip(*columns)]
 
@@ -141,13 +152,17 @@ class CompressedListStorage(ListStorage):
         return {leaf.leaf.name: leaf for leaf in leaves} or None
 
     def _pack(self, record: Any) -> Packed:
-        if not isinstance(record, torch.Tensor) and not is_tensor_collection(record):
+        is_collection = is_tensor_collection(record)
+        can_pack = is_collection or isinstance(record, torch.Tensor)
+        if not can_pack or _holds_classes(record):
             return Packed(None, [], copy_of(record))
         batch = kind = None
-        if not isinstance(record, torch.Tensor):
+        nested: tuple[tuple[Key, tuple[int, ...]], ...] = ()
+        if is_collection:
             batch = tuple(record.batch_size)
             if not isinstance(record, TensorDictBase):
                 kind, record = type(record), record.to_tensordict(retain_none=False)
+            nested = _nested(record)
         given, rest = _split(record)
         about = tuple(LeafKind(path, leaf.dtype, tuple(leaf.shape)) for path, leaf in given)
         if self.compression_fn is not None:
@@ -155,7 +170,7 @@ class CompressedListStorage(ListStorage):
             blobs: list[Any] = [copy_of(self.compression_fn(leaf)) for _, leaf in given]
         else:
             blobs = [self._encode(part, leaf.unsqueeze(0))[0] for part, (_, leaf) in zip(about, given)]
-        return Packed(RecordKind(about, batch, kind, tuple(rest)), blobs, rest)
+        return Packed(RecordKind(about, batch, kind, tuple(rest), nested), blobs, rest)
 
     def _encode(self, about: LeafKind, rows: torch.Tensor) -> list[bytes]:
         """One blob for each row."""
@@ -174,7 +189,8 @@ class CompressedListStorage(ListStorage):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Readable] | None:
-        return self._table
+        kind = next(iter(self._kinds), None)
+        return None if kind is None or kind.nested else self._table  # batches of leaves have one batch size throughout
 
     @property
     def batch_tail(self) -> tuple[int, ...]:
@@ -200,6 +216,10 @@ class CompressedListStorage(ListStorage):
         record = TensorDict(batch_size=kind.batch)
         for about, leaf in zip(kind.leaves, leaves):
             record.set(about.path, leaf)
+        for path, batch in kind.nested:
+            if path not in record.keys(True):
+                record.set(path, TensorDict(batch_size=batch))
+            record.get(path).batch_size = batch
         for path, value in packed.rest.items() if packed.rest else ():
             record.set_non_tensor(path, value)
         return record if kind.kind is None else kind.kind.from_tensordict(record)
@@ -342,10 +362,30 @@ def _split(data: Any) -> tuple[list[tuple[Key, torch.Tensor]], dict[Key, Any]]:
     return leaves, rest
 
 
+def _holds_classes(data: Any) -> bool:
+    """Whether there are tensorclasses within a record or a batch."""
+    if isinstance(data, torch.Tensor):
+        return False
+    inside = data.values(include_nested=True, is_leaf=is_leaf_nontensor)
+    return any(map(is_class, inside))
+
+
+def _nested(data: TensorDictBase) -> tuple[tuple[Key, tuple[int, ...]], ...]:
+    """The nested TensorDicts of `RecordKind`."""
+    found = data.items(include_nested=True, is_leaf=is_leaf_nontensor)
+    inside = [(key, value) for key, value in found if is_tensor_collection(value) and not is_non_tensor(value)]
+    return tuple(
+        (as_key(key), tuple(value.batch_size))
+        for key, value in inside
+        if value.batch_size != data.batch_size or not len(value.keys())
+    )
+
+
 def _describe(kind: RecordKind) -> dict[str, Any]:
     leaves = [[list(leaf.path), str(leaf.dtype).removeprefix("torch."), list(leaf.shape)] for leaf in kind.leaves]
     batch = None if kind.batch is None else list(kind.batch)
-    return {"leaves": leaves, "batch": batch, "others": [list(path) for path in kind.others]}
+    about = {"leaves": leaves, "batch": batch, "others": [list(path) for path in kind.others]}
+    return about | {"nested": [[list(path), list(size)] for path, size in kind.nested]} if kind.nested else about
 
 
 def _kind(about: dict[str, Any]) -> RecordKind:
@@ -355,7 +395,8 @@ def _kind(about: dict[str, Any]) -> RecordKind:
             raise DamagedDatasetError(f"{name!r} {shape!r} is not a leaf of a record")
         leaves.append(LeafKind(tuple(path), dtype_named(name, "state of the storage"), tuple(shape)))
     batch = None if about["batch"] is None else tuple(about["batch"])
-    return RecordKind(tuple(leaves), batch, None, tuple(tuple(path) for path in about["others"]))
+    nested = tuple((tuple(path), tuple(size)) for path, size in about.get("nested", ()))
+    return RecordKind(tuple(leaves), batch, None, tuple(tuple(path) for path in about["others"]), nested)
 
 
 def _torchrl_record(compressed: Any, about: dict[str, Any]) -> Any:

@@ -214,6 +214,7 @@ class LazyStackStorage(ListStorage):
     """Records in a list; several of them are read as a ``LazyStackedTensorDict`` along ``stack_dim`` of their batch.
 
     Leaves may differ in shape from record to record; ``batch.densify(layout=torch.jagged)`` makes nested tensors of them.
+    Records that are neither tensors nor TensorDicts nor tensorclasses are read as from a `ListStorage`.
     """
 
     def __init__(
@@ -224,7 +225,11 @@ class LazyStackStorage(ListStorage):
 
     def get(self, index: Any) -> Any:
         records = super().get(index)
-        if not isinstance(records, list) or not records:
+        if not isinstance(records, list) or not records or not all(map(_can_stack, records)):
             return records
         dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
         return lazy_stack_of(records, dim)
+
+
+def _can_stack(record: Any) -> bool:
+    return isinstance(record, torch.Tensor) or is_tensor_collection(record)

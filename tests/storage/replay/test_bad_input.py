@@ -124,6 +124,17 @@ def test_parts_that_are_none(options):
         assert isinstance(caught.value, UsageError) and "is wanted, not a" in str(caught.value)
 
 
+@pytest.mark.parametrize("part", [None, 3, SliceSampler])
+def test_parts_that_are_none_later(part):
+    buffer = made()
+    before = buffer.sampler, buffer.storage, buffer.writer
+    for change in (buffer.set_sampler, buffer.set_storage, buffer.set_writer):
+        with pytest.raises(UsageError, match="is wanted, not a"):
+            change(part)
+    assert before == (buffer.sampler, buffer.storage, buffer.writer)
+    buffer.sample(2)
+
+
 @pytest.mark.parametrize("seed", [-1, "lucky", 1.5])
 def test_seeds_that_are_none(folder, seed):
     buffers = [made(), ReplayBufferEnsemble(made(), made())]

@@ -94,6 +94,48 @@ def test_records_of_any_kind(tmp_path):
     assert not len(storage) and not storage.contains(0)
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_nested_batch_sizes_are_those_written(tmp_path, alone):
+    """As the groups of agents of a multi-agent environment have, also in checkpoints."""
+    agents = TensorDict({"pixels": torch.arange(4 * 3 * 100).view(4, 3, 100), "one": torch.ones(4, 3, 2, 5)}, [4, 3])
+    agents["deeper"] = TensorDict({"x": torch.ones(4, 3, 2)}, [4, 3, 2])
+    data = TensorDict({"agents": agents, "none": {}, "x": torch.arange(4.0), "same": {"y": torch.arange(4)}}, [4])
+    buffer, again = (ReplayBuffer(storage=CompressedListStorage(4), batch_size=4) for _ in range(2))
+    buffer.extend(list(data) if alone else data)
+    buffer.dumps(tmp_path / "checkpoint")
+    again.loads(tmp_path / "checkpoint")
+    for one in (buffer, again):
+        for got, wanted in ((one[:], data), (one[2], data[2]), (one.sample(), data)):
+            for path in ("agents", ("agents", "deeper"), "none", "same"):
+                assert got[path].batch_size == wanted[path].batch_size
+        assert equal(one[:].exclude("none"), data.exclude("none"))
+    assert isinstance(buffer.storage, CompressedListStorage)
+    assert buffer.storage.bytes() < 4 * agents[0].bytes()
+
+
+@tensorclass
+class Pair:
+    first: Step
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_tensorclasses_within_records_stay(alone):
+    step = Step(pixels=torch.arange(400).view(4, 100), name="x", batch_size=[4])  # type: ignore[call-arg]
+    for data in (
+        TensorDict({"step": step, "x": torch.arange(4)}, [4]),
+        Pair(first=step, second=torch.arange(4), batch_size=[4]),  # type: ignore[call-arg]
+    ):
+        buffer = ReplayBuffer(storage=CompressedListStorage(4), batch_size=4)
+        buffer.extend(list(data) if alone else data)
+        for got in (buffer[:], buffer.sample(), buffer[2]):
+            assert type(got) is type(data)
+            found = got["step"] if isinstance(got, TensorDict) else got.first
+            assert isinstance(found, Step)
+        found = buffer[2]["step"] if isinstance(data, TensorDict) else buffer[2].first
+        assert torch.equal(found.pixels, step.pixels[2])
+
+
 def test_functions_of_ones_own():
     storage = CompressedListStorage(
         4,

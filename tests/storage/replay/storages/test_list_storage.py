@@ -25,6 +25,7 @@ from rbdata.storage.replay import (
 )
 from replay_tools import equal, rollout
 from tensordict import TensorDict
+from torch.utils import _pytree as pytree
 
 
 def test_lists_hold_anything():
@@ -306,3 +307,14 @@ def test_what_cannot_be_copied_is_kept_at_once():
     buffer = ReplayBuffer(storage=ListStorage(4), batch_size=2, collate_fn=list)
     buffer.add({"kept": kept})
     assert all(one is other for one, other in zip(buffer.storage.get(0)["kept"], kept))
+
+
+@pytest.mark.parametrize("record", [3, {"x": torch.ones(2)}, (torch.ones(1), torch.ones(2)), np.ones(3)], ids=str)
+def test_records_that_make_no_lazy_stack(record):
+    """They are read as those of a ListStorage."""
+    buffers = [ReplayBuffer(storage=kind(5), batch_size=3, seed=0) for kind in (LazyStackStorage, ListStorage)]
+    for buffer in buffers:
+        buffer.extend([record, record])
+    lazy, plain = (pytree.tree_leaves([buffer.sample(), buffer[:2], buffer[1]]) for buffer in buffers)
+    assert len(lazy) == len(plain)
+    assert all(np.array_equal(one, other) for one, other in zip(lazy, plain))
