@@ -259,8 +259,9 @@ class Function:
     def record(self) -> dict[str, Any]:
         """The record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; call after `resolve`.
 
-        Optional: ``files``, the hashes of other local files that the function or an argument reaches; ``args_sha256``, the hash
-        of arguments that JSON does not represent without loss; ``fn_sha256``, the hash of a function that an argument names.
+        Optional: ``files``, the hashes of other local files that the function or an argument reaches; ``values``, short hashes
+        of the globals that it reads, by name (`Identity`); ``args_sha256``, the hash of arguments that JSON does not represent
+        without loss; ``fn_sha256``, the hash of a function that an argument names.
         """
         fn, args = self.load(), self.args
         if self.together is not None:
@@ -270,6 +271,8 @@ class Function:
         identity, files = self.identity, {**self.identity.files, **self.argument_files}
         hashes = {"source_sha256": identity.content, "file_sha256": identity.file}
         record = {"function": self.name, **hashes, "args": args}
+        if identity.values:
+            record["values"] = dict(identity.values)
         if digest is not None:
             record["args_sha256"] = digest
         for inner in self.named.values():
@@ -327,7 +330,9 @@ def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None
     found, own = identify(fn, name), f"the file of {name}"
     check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
     if found.content != wanted.content:
+        values = ", ".join(sorted({value for value, _ in found.values.items() ^ wanted.values.items()}))
         message = f"{name} is another function in this process: a global that it reads has another value"
+        message += f" ({values})" if values else ""
         hint = "pass what changes as an argument, and set what is random or set by hand inside the function"
         raise FunctionError(message, hint=hint)
 

@@ -122,13 +122,17 @@ def _changes_of_function(before: Mapping[str, Any], after: Mapping[str, Any]) ->
     name = str(after.get("function"))
     old, new = ({**(fn.get("files") or {}), _own_file(fn): fn.get("file_sha256")} for fn in (before, after))
     changed = [label for label in sorted({*old, *new}) if old.get(label) != new.get(label)]
+    values = sorted({value for value, _ in (before.get("values") or {}).items() ^ (after.get("values") or {}).items()})
+    if values:  # files without a hash are of modules in which the program has set values
+        changed = [label for label in changed if None not in (old.get(label), new.get(label))]
     old, new = before.get("args") or {}, after.get("args") or {}
     args = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) or (key in old) != (key in new)]
     if before.get("args_sha256") != after.get("args_sha256") and not args:
         args = sorted(new)
     changed += [f"the argument {key} of {name}" for key in args]
     if any(before.get(key) != after.get(key) for key in ("source_sha256", "fn_sha256")) and not changed:
-        changed.append(f"{name}: its code, its state or a value that it uses")
+        named = f": {', '.join(values)}" if values else ""
+        changed.append(f"{name}: its code, its state or a value that it uses{named}")
     return changed
 
 

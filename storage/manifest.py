@@ -102,6 +102,7 @@ class FunctionRecord(TypedDict, total=False):
     args: dict[str, Any]
     args_sha256: Text | None
     files: dict[Text, Text]
+    values: dict[Text, Text]
 
 
 class InputRecord(TypedDict, total=False):

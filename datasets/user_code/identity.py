@@ -41,7 +41,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...storage.memory_map import element_bytes
-from .loading import ContentLoader, as_file_sets, edited_error, is_edited, is_imported_before
+from .loading import ContentLoader, as_file_sets, edited_error, is_edited, is_imported_before, shown_name
 from .opened_files import is_read_unseen
 from .source_files import (
     code_digest,
@@ -83,6 +83,8 @@ class Identity:
     - ``file``: sha256 of the file that defines it; None without one (a console, a notebook).
     - ``files``: sha256 of the other local files that it reaches by imports, by module: ``{"pkg/helpers.py": ...}``.
     - ``named``: texts in it that may be names of files which are read unseen (`opened_files`).
+    - ``values``: the beginning of the sha256 of every global and attribute of a module that counts, except functions, classes
+      and modules, by its name: ``{"pkg.helpers.GAIN": ...}``. They say which value differs.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Identity:
     file: str | None
     files: Mapping[str, str] = field(default_factory=dict, hash=False)
     named: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def identify(value: Any, what: str = "the function") -> Identity:
@@ -103,7 +106,7 @@ def identify(value: Any, what: str = "the function") -> Identity:
     own = defining_module(value)
     file = next((digest for name, digest in hashes.items() if name == own), None)
     files, named = labelled(hashes, content.files, own), tuple(sorted(content.named))
-    return Identity(qualified_name(value), content.sha256, file, files, named)
+    return Identity(qualified_name(value), content.sha256, file, files, named, dict(sorted(content.values.items())))
 
 
 def hash_files(content: Content) -> dict[str, str]:
@@ -219,6 +222,7 @@ class Content:
 
     ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
     met, with their modules. ``named``: texts and paths that end as names of files which are read unseen (`opened_files`).
+    ``values``: as in `Identity`.
 
     With ``changing`` (the attributes that instances of a class change while they are used) the content is that of a value as it
     was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and a value that would be refused
@@ -236,6 +240,7 @@ class Content:
         self.files: dict[str, Path] = {}
         self.functions: list[tuple[str, FunctionType]] = []
         self.named: set[str] = set()
+        self.values: dict[str, str] = {}
         self.untold: list[str] = []
         self._digest = hashlib.sha256()
         #: The numbers of objects that were met before; they are kept alive, so that no other object gets their id.
@@ -556,24 +561,34 @@ class Content:
             if module is None or id(module) in self._modules:
                 continue
             named = self._named_attributes(module)
-            fresh = as_file_sets(module) if named else None
-            if fresh is None:
-                other = {*_other_constants(module, path)}
-            else:
-                other = {key for key in named if self._content_of(key, module) != self._content_of(key, fresh)}
             # An import sets its modules as attributes of their packages.
-            changed = {key: named[key] for key in other & named.keys() if f"{name}.{key}" not in sys.modules}
+            named = {key: value for key, value in named.items() if f"{name}.{key}" not in sys.modules}
+            changed = self._set_by_program(module, path, named) if named else {}
             if changed:
                 self._put("set by the program", name)
                 self._add_globals(changed, path, name)
 
+    def _set_by_program(self, module: ModuleType, path: Path, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the attributes of a module that its file sets to something else."""
+        fresh = as_file_sets(module)
+        if fresh is None:
+            other = _other_constants(module, path).keys() & named.keys()
+        elif other := self._differing(named, module, fresh):
+            second = as_file_sets(module, 1)
+            # What it draws when it is loaded, and times, are others in every process.
+            other -= self._differing(other, fresh, second) if second is not None else set()
+        return {name: named[name] for name in other}
+
+    def _differing(self, names: Collection[str], one: ModuleType, other: ModuleType) -> set[str]:
+        """The attributes that differ between two modules, with what functions in them reach."""
+        return {name for name in names if self._content_of(name, one) != self._content_of(name, other)}
+
     def _content_of(self, name: str, module: ModuleType) -> str | None:
-        """The content of an attribute of a module, with what functions in it reach."""
         if name not in vars(module):
             return None
         alone = self._alone()
         alone._numbers, alone._kept = {}, []  # the other one has none of these objects
-        alone._modules, alone._variables, alone._done = {}, {}, set()
+        alone._modules, alone._variables, alone._done, alone.values = {}, {}, set(), {}
         alone._add_globals({name: vars(module)[name]}, _file_of_module(module), module.__name__)
         alone._add_reached(imports=False)
         return alone.sha256
@@ -592,12 +607,10 @@ class Content:
         self._add_attributes(function.__kwdefaults__ or {})
         codes = nested_codes(code)
         readers = [one for one in codes if not _ENVIRONMENT.isdisjoint(one.co_names)]
-        if readers and not any(
-            name == "environ" for _, name in _changed_by(function)
-        ):  # what it sets itself is no setting
-            for one in readers:
-                named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
-                self._add_pairs("environment", {text: os.environ[text] for text in named})
+        sets = {name for _, name in _changed_by(function)} if readers else set()
+        for one in readers if "environ" not in sets else ():  # what the function sets itself is not a setting
+            named = sorted(text for text in one.co_consts if isinstance(text, str) and text in os.environ)
+            self._add_pairs("environment", {text: os.environ[text] for text in named})
         if "_torchdynamo_orig_callable" in vars(function):  # torch.compile: the rest are caches
             self.add(vars(function)["_torchdynamo_orig_callable"])
             return
@@ -642,7 +655,17 @@ class Content:
             if not _is_container(used[name]) or len(used[name]):
                 self._variables[module, name] = used[name]
         settings = {name: value for name, value in used.items() if name not in left_out}
-        self._add_attributes(settings, lenient=source is not None)
+        self._add_values(module, settings, lenient=source is not None)
+
+    def _add_values(self, module: str, named: Mapping[str, Any], *, lenient: bool) -> None:
+        """Globals of a module, each with a digest of its own."""
+        for name in sorted(named):
+            outside, self._digest = self._digest, hashlib.sha256()
+            self._add_attributes({name: named[name]}, lenient=lenient)
+            digest, self._digest = self.sha256, outside
+            self._put("value", digest)
+            if not isinstance(named[name], (FunctionType, type, ModuleType)):
+                self.values[f"{shown_name(module)}.{name}"] = digest[:8]
 
     def _add_variables(self) -> None:
         """The variables that none of the functions met changes: settings or tables, not state or caches."""
@@ -651,7 +674,7 @@ class Content:
         self._done.update(left)
         for module, name in left:
             if (module, name) not in changed:
-                self._add_attributes({f"{module}.{name}": self._variables[module, name]}, lenient=True)
+                self._add_values(module, {name: self._variables[module, name]}, lenient=True)
 
     def _add_class(self, kind: type) -> None:
         file = _file_of_class(kind)

@@ -36,6 +36,8 @@ from .source_files import (
     read_source,
 )
 
+#: What the names of modules begin with that are loaded from a file (`_name_of_file`).
+_PREFIX = "_rbdata_user_"
 #: How many `by_content` are entered: whether modules are loaded for a request, rather than imported by the program.
 _depth = 0
 #: Folders that were made importable here, the last one first; they are at the end of ``sys.path``.
@@ -136,7 +138,12 @@ def _load_file(where: str, folder: Path, text: str, forms: str, fresh: bool) -> 
 
 def _name_of_file(path: Path) -> str:
     """A unique name, so that a file json.py does not replace the module json."""
-    return f"_rbdata_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    return f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+
+
+def shown_name(module: str) -> str:
+    """The name of a module as its file has it."""
+    return module.removeprefix(_PREFIX).partition("_")[2] if module.startswith(_PREFIX) else module
 
 
 def _load_name(where: str, folder: Path, text: str, forms: str) -> ModuleType:
@@ -229,28 +236,29 @@ def run_again(module: ModuleType, text: str) -> ModuleType:
     return again
 
 
-#: Modules as their files set them (`as_file_sets`), by name, with the module that the program has and the sha256 of the file.
-_as_file_sets: dict[str, tuple[ModuleType, str, ModuleType]] = {}
+#: Modules as their files set them (`as_file_sets`), by name and number, with the module that the program has and the sha256 of
+#: the file.
+_as_file_sets: dict[tuple[str, int], tuple[ModuleType, str, ModuleType]] = {}
 
 
-def as_file_sets(module: ModuleType) -> ModuleType | None:
+def as_file_sets(module: ModuleType, number: int = 0) -> ModuleType | None:
     """A module that the program has imported as another process would load it, with the local modules that it imports.
 
-    It runs again once for a version of its file. None for modules that were loaded in another way, and those that cannot be run
-    twice.
+    It runs again once for a version of its file, and for each ``number``. None for modules that were loaded in another way, and
+    those that cannot be run twice.
     """
     name, source = module.__name__, read_source(Path(str(getattr(module, "__file__", ""))))
     if source is None or type(getattr(module, "__loader__", None)) is not SourceFileLoader:
         return None
-    known = _as_file_sets.get(name)
+    known = _as_file_sets.get((name, number))
     if known is None or known[:2] != (module, source.sha256):
         known = module, source.sha256, module
-        _as_file_sets[name] = known  # while it runs, it may ask for itself
+        _as_file_sets[name, number] = known  # while it runs, it may ask for itself
         # An extension cannot be loaded twice.
         others = [one for one, path in reached_modules(local_imports(name)).items() if path.suffix == ".py"]
         with suppress(Exception, SystemExit), _forgotten(others), by_content():
             known = module, source.sha256, importlib.import_module(name)
-        _as_file_sets[name] = known
+        _as_file_sets[name, number] = known
     return known[2] if known[2] is not module else None
 
 

@@ -219,7 +219,7 @@ def test_globals_of_a_notebook(here):
     exec(cell, names)
     assert factor(here, names["fn"]) == 2
     names["GAIN"], names["unrelated"] = 3, 1
-    other(here, names["fn"], "a value that it uses")
+    other(here, names["fn"], r"a value that it uses: __main__.GAIN\)")
     names["GAIN"] = 2
     assert factor(here, names["fn"]) == 2
 
@@ -452,9 +452,9 @@ def test_globals_of_a_module(here, monkeypatch, workers):
     assert run(here, mine.fn).manifest.provenance == made.manifest.provenance
     assert factor(here, mine.fn, dest="my/workers", open_engine=workers) == 2
     monkeypatch.setattr(mine, "GAIN", 3)
-    other(here, mine.fn, "a value that it uses")
+    other(here, mine.fn, r"a value that it uses: mine.GAIN\)")
     assert factor(here, mine.fn, dest="my/three") == 3
-    fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
+    fails(here, mine.fn, FunctionError, r"a global that it reads has another value \(mine.GAIN\)", open_engine=workers)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_a_setting_of_a_module_that_is_imported_when_the_function_runs(here, mon
     mine, cfg = importlib.import_module("mine"), importlib.import_module("cfg")
     assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
     monkeypatch.setattr(cfg, "GAIN", 3)
-    other(here, mine.fn, "made with another request")
+    other(here, mine.fn, r"made with another request \(.* a value that it uses: cfg.GAIN\)")
     assert factor(here, mine.fn, dest="my/three") == 3
     fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
     monkeypatch.setattr(cfg, "GAIN", 4)
@@ -620,8 +620,26 @@ def test_a_module_imported_inside_that_cannot_be_run_again(here, monkeypatch):
     once: Any = importlib.import_module("once")
     assert factor(here, mine.fn) == 2 == factor(here, mine.fn)
     once.GAIN = 3
-    other(here, mine.fn, "made with another request")
+    other(here, mine.fn, r"a value that it uses: once.GAIN\)")
     assert factor(here, mine.fn, dest="my/three") == 3
+
+
+def test_what_a_module_imported_inside_draws_when_it_is_loaded_does_not_count(here, monkeypatch, workers):
+    """It is another value in every process."""
+    monkeypatch.syspath_prepend(here)
+    write(
+        "h2.py",
+        "import time\nimport numpy as np\nstart, dice, GAIN = time.time(), np.random.default_rng(), np.array(2.0)\n",
+    )
+    scale = "td['next', 'reward'] = td['next', 'reward'] * float(h2.GAIN if h2.start and h2.dice else 0)"
+    write("mine.py", f"def fn(td):\n    import h2\n    {scale}\n    return td\n")
+    mine: Any = importlib.import_module("mine")
+    h2: Any = importlib.import_module("h2")
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
+    h2.start = 0.5
+    assert factor(here, mine.fn) == 2
+    h2.GAIN[...] = 3
+    other(here, mine.fn, r"a value that it uses: h2.GAIN\)")
 
 
 @pytest.mark.parametrize(
@@ -676,7 +694,7 @@ def test_a_list_that_the_program_fills_is_a_setting_whatever_reads_it(here, monk
     mine.GAINS.append(2)
     assert factor(here, mine.fn) == 2 == factor(here, mine.fn, dest="my/workers", open_engine=workers)
     mine.GAINS[0] = 3
-    other(here, mine.fn, "a value that it uses")
+    other(here, mine.fn, "a value that it uses: mine.GAINS")
     assert factor(here, mine.fn, dest="my/three") == 3
 
 

@@ -74,7 +74,7 @@ def name_policy(policy: Any) -> str:
 
 
 def describe_policy_content(policy: Any) -> dict[str, Any]:
-    """The identity of a policy: ``{content, file, files, python}``; for a module (a policy given by name) only its files.
+    """The identity of a policy, ``{content, values, file, files, python}``; for a module (a policy by name) its files only.
 
     ``content`` is None if the policy cannot be identified; ``why`` then says which part of it. Raises UsageError for code whose
     file was edited since it was imported.
@@ -92,7 +92,7 @@ def describe_policy_content(policy: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"python": PYTHON, "file": hashes.get(str(own)), "files": files}
     if isinstance(policy, ModuleType):
         return found
-    return {**found, "content": digest, **({"why": why} if why else {})}
+    return {**found, "content": digest, "values": content.values, **({"why": why} if why else {})}
 
 
 def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -109,7 +109,9 @@ def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
         return [f"policy, as far as can be told ({now.get('why')})"]
     if now["content"] in (before["content"], before.get("content_after")):
         return []
-    return [f"policy (sha256 {short_digest(before['content'])} there, {short_digest(now['content'])} here)"]
+    values = sorted({value for value, _ in (before.get("values") or {}).items() ^ now["values"].items()})
+    named = f": {', '.join(values)}" if values else ""
+    return [f"policy (sha256 {short_digest(before['content'])} there, {short_digest(now['content'])} here{named})"]
 
 
 def _traceback(error: BaseException) -> str:

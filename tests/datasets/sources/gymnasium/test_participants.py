@@ -81,6 +81,26 @@ def test_another_policy_object(make):
     assert record(policy=make(1), force=True).all()
 
 
+def test_a_value_that_the_program_set_in_the_module_of_a_policy(here, monkeypatch):
+    """However the policy comes to it; the message names it."""
+    monkeypatch.syspath_prepend(here)
+    Path("settings.py").write_text("ACTION = int(0)\nFILLED = []\n")
+    Path("pol.py").write_text(
+        "import settings\ndef first(values):\n    return values[0]\n"
+        "def act(observation):\n    from settings import ACTION\n    return ACTION + first(settings.FILLED)\n"
+    )
+    pol, settings = (importlib.import_module(name) for name in ("pol", "settings"))
+    vars(settings)["FILLED"].append(0)
+    assert not record(policy=pol.act).any()
+    assert not record(policy=pol.act).any()
+    vars(settings)["FILLED"][0] = 1
+    refused(r"another policy .* here: settings\.FILLED\)", policy=pol.act)
+    assert record(policy=pol.act, force=True).all()
+    vars(settings).update(ACTION=1, FILLED=[0])
+    refused(r"another policy .* here: settings\.ACTION, settings\.FILLED\)", policy=pol.act)
+    assert record(policy=pol.act, name="y").all()
+
+
 def test_a_policy_that_was_trained(here):
     net = Net()
     record(policy=net)
