@@ -420,7 +420,7 @@ def write_contents(folder: Path, data: Any, filled: int, counts: dict[str, int])
         (folder / METADATA).unlink(missing_ok=True)
         write_state(folder, {"leaves": 0})
         return
-    write_files(folder, data.to_tensordict() if is_class(data) else data, slice(filled))
+    write_files(folder, TensorDict(dict(data.items()), data.batch_size) if is_class(data) else data, slice(filled))
     write_metadata(folder, data, counts)
 
 

@@ -144,6 +144,21 @@ def test_checkpoints_of_tensorclasses_that_the_program_does_not_have(storage_fol
     assert "nowhere" not in sys.modules
 
 
+@tensorclass
+class Pair:
+    step: Step
+    text: str
+
+
+def test_checkpoints_of_tensorclasses_within_tensorclasses_are_refused(tmp_path):
+    """They would be TensorDicts afterwards."""
+    step = Step(observation=torch.rand(3, 1), reward=torch.arange(3), batch_size=[3])  # type: ignore[call-arg]
+    storage = LazyTensorStorage(3)
+    storage.set(range(3), Pair(step=step, text="x", batch_size=[3]))  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="step is a Step"):
+        storage.dumps(tmp_path)
+
+
 @pytest.fixture
 def storage_folder(tmp_path):
     storage = LazyTensorStorage(8)
