@@ -25,6 +25,7 @@ from typing import Any
 
 from .._version import __version__
 from ..storage.manifest import Manifest, ViewManifest
+from ..storage.reference_scores import OTHER_RETURNS
 from ..storage.schema import FLAGS
 from .function import Function
 from .records import ProbeResult
@@ -32,7 +33,7 @@ from .records import ProbeResult
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
     """The record of the input in the lineage."""
-    kept = ("name", "dataset", "options", "environment", "reference_scores")
+    kept = ("name", "dataset", "options", "environment", "reference_scores", OTHER_RETURNS)
     source = {name: manifest.source[name] for name in kept if manifest.source.get(name) is not None}
     return {
         "id": manifest.id,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .episodes import EpisodeTable
     from .manifest import Manifest
 
+#: The field of a manifest's ``source`` with the wrappers by which the returns may be other than the environment's own.
+OTHER_RETURNS = "other_returns"
+
 
 @dataclass(frozen=True)
 class ReferenceScores:
@@ -73,6 +76,12 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
     if not isinstance(found, ReferenceScores):
         return None
     return replace(found, caveat="preprocessing changed the rewards") if changed else found
+
+
+def wrappers_of_returns(source: Mapping[str, Any]) -> list[str]:
+    """The wrappers that a ``source`` record names under OTHER_RETURNS."""
+    stated = source.get(OTHER_RETURNS)
+    return [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
 
 
 def original_source(manifest: Manifest) -> tuple[Mapping[str, Any], bool]:

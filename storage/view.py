@@ -29,7 +29,7 @@ from .episodes import CUT, EpisodeTable
 from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
 from .memory_map import in_numpy
-from .reference_scores import original_source
+from .reference_scores import OTHER_RETURNS, original_source, wrappers_of_returns
 from .row_index import lookup, runs_of
 from .schema import Schema
 
@@ -189,6 +189,9 @@ def make_manifest(members: Sequence[Member], segments: Segments, schema: Schema,
     source = {
         key: sources[0][key] for key in _OF_ANY_PART if all(one.get(key, one) == sources[0].get(key) for one in sources)
     }
+    wrappers = [name for one in sources for name in wrappers_of_returns(one)]
+    if wrappers:
+        source[OTHER_RETURNS] = [*dict.fromkeys(wrappers)]
     single = len(members) == 1
     parents = [
         {"id": one.id, "content": one.content, "steps": one.steps, "episodes": one.episodes, "lineage": one.lineage}

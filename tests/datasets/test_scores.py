@@ -204,3 +204,99 @@ def test_scores_count_whole_episodes(frames):
     assert found.scores == pytest.approx({"mean": scores.mean(), "min": scores.min(), "max": scores.max()})
     text = dict(describe_episodes(dataset.manifest, found))["score"]
     assert text.endswith("; without 1 episode of which the data hold only a part")
+
+
+class Life(gymnasium.Wrapper):
+    """Ends an episode early, as wrappers for training do when a life is lost."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated or observation[0] % 3 == 2, truncated, info
+
+
+class Halved(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward / 2
+
+
+class Shown(gymnasium.ObservationWrapper):
+    def observation(self, observation):
+        return observation
+
+
+class Noops(gymnasium.Wrapper):
+    def reset(self, **options):
+        return self.env.reset(**options)
+
+
+WRAPPED = gymnasium.wrappers
+OF_OTHER_RETURNS = {
+    "ClipReward": lambda env: WRAPPED.ClipReward(env, -1, 1),
+    "TransformReward": lambda env: WRAPPED.TransformReward(env, lambda reward: 3 * reward),
+    "NormalizeReward": WRAPPED.NormalizeReward,
+    "Life": lambda env: Shown(Life(env)),
+    "Halved": Halved,
+}
+OF_ITS_RETURNS = {
+    "statistics": WRAPPED.RecordEpisodeStatistics,
+    "stack": lambda env: WRAPPED.FrameStackObservation(env, 2),
+    "shown": Shown,
+    "noops": Noops,
+    "limit": lambda env: WRAPPED.TimeLimit(env, 7),
+}
+
+
+def breakout(wrap=lambda env: env):
+    env = gymnasium_envs.Counter(lengths=(9, 3))
+    env.spec = EnvSpec("ALE/Breakout-v5")
+    return wrap(env)
+
+
+def loop(env, name):
+    """The path of a recording of 40 steps of a loop."""
+    with rbdata.Recorder(env, name=name) as recorder:
+        recorder.reset(seed=0)
+        for _ in range(40):
+            *_, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
+            if np.ndim(terminated) == 0 and (terminated or truncated):
+                recorder.reset()
+    return recorder.path
+
+
+@pytest.mark.parametrize("name", [*OF_OTHER_RETURNS, *OF_ITS_RETURNS])
+@pytest.mark.parametrize("how", ["policy", "policies", "loop", "vector"])
+def test_wrappers_that_may_change_returns_leave_no_scores(name, how):
+    wrap = {**OF_OTHER_RETURNS, **OF_ITS_RETURNS}[name]
+    if how == "loop":
+        path = loop(breakout(wrap), "one")
+    elif how == "vector":
+        vector = gymnasium.vector.SyncVectorEnv([lambda: breakout(wrap)] * 2)
+        vector.spec = EnvSpec("ALE/Breakout-v5")
+        path = loop(vector, "one")
+    else:
+        path = rbdata.record(lambda: breakout(wrap), steps=40, num_envs=1 + (how == "policies"), name="one")
+    dataset, plain = rbdata.open_dataset(path), rbdata.open_dataset(rbdata.record(breakout, steps=40, name="plain"))
+    assert dataset.reference_scores.normalize(30.5) == pytest.approx(100)
+    if name in OF_ITS_RETURNS:
+        assert np.isfinite(dataset.normalized_returns).any()
+        return
+    rbdata.preprocess(dataset, dest="my/copy", procs=1)
+    views = [dataset.select(episodes=[0])]
+    views += [rbdata.concat([plain, dataset]), rbdata.concat([dataset.select(episodes=[1]), plain])]
+    views.append(rbdata.open_dataset(views[-1].save("my/both", procs=1)))
+    for one in (dataset, rbdata.open_dataset("my/copy"), *views):
+        with pytest.raises(UsageError, match=f"cannot be normalised: {name} may have changed its rewards, or where"):
+            _ = one.normalized_returns
+
+
+def test_environments_in_other_processes_leave_no_scores():
+    """Of `make_vec` the wrappers are known; a vector environment of another package may clip rewards by itself."""
+    from rbdata.datasets.sources.gymnasium.environments import wrappers_of_returns
+
+    made = {"vectorization_mode": "async", "num_envs": 1}
+    for wrappers, found in (((Shown, Halved), ["Halved"]), ((Shown,), []), ((breakout,), ["breakout"])):
+        env = gymnasium.vector.AsyncVectorEnv([breakout])
+        env.spec = EnvSpec("ALE/Breakout-v5", kwargs={**made, "wrappers": wrappers})
+        assert wrappers_of_returns(gymnasium.vector.VectorObservationWrapper(env)) == found
+        env.close()
+    assert wrappers_of_returns(gymnasium.vector.VectorEnv()) == ["VectorEnv"]

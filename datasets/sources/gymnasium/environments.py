@@ -43,6 +43,12 @@ _OF_MAKE_VEC = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 #: Vector wrappers that change neither observations nor actions, rewards or ends.
 _OBSERVERS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "HumanRendering", "VectorRecorder")
 
+#: Gymnasium's wrappers that change rewards.
+_REWARD_WRAPPERS = (
+    *(gymnasium.RewardWrapper, gymnasium.vector.VectorRewardWrapper),
+    *(gymnasium.wrappers.NormalizeReward, gymnasium.wrappers.vector.NormalizeReward),
+)
+
 
 @dataclass(frozen=True)
 class Made:
@@ -172,6 +178,32 @@ def _unstated_wrappers(layers: list[Any], spec: Any) -> list[str]:
     if single and isinstance(creator, type) and not any(isinstance(layer, creator) for layer in layers):
         unstated.append(type(layers[-1]).__name__)  # an environment that holds the one whose specification it has
     return unstated
+
+
+def wrappers_of_returns(env: Any) -> list[str]:
+    """The classes around an environment whose rewards, or ends of episodes, may be other than the environment's own.
+
+    Gymnasium's wrappers are known. Any other one may change what ``step`` returns, if it has its own, and so may a vector
+    environment that makes its environments by itself.
+    """
+    found: list[str] = []
+    for layer in _layers(env):
+        if isinstance(layer, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+            if getattr(layer, "terminal_on_life_loss", False) or _may_change_returns(type(layer)):
+                found.append(type(layer).__name__)
+        elif isinstance(layer, gymnasium.vector.AsyncVectorEnv):  # of its environments only what `make_vec` was told is known
+            wraps = [getattr(wrap, "func", wrap) for wrap in layer.spec.kwargs.get("wrappers", ())] if layer.spec else []
+            changing = [wrap for wrap in wraps if not isinstance(wrap, type) or _may_change_returns(wrap)]
+            found += [getattr(wrap, "__name__", type(wrap).__name__) for wrap in changing]
+        elif isinstance(layer, gymnasium.vector.VectorEnv) and not _several(layer):
+            found.append(type(layer).__name__)
+    return found
+
+
+def _may_change_returns(wrapper: type) -> bool:
+    stepped_by = next(one for one in wrapper.__mro__ if "step" in vars(one)).__module__.partition(".")[0]
+    known = ("gymnasium", __package__.partition(".")[0])
+    return issubclass(wrapper, _REWARD_WRAPPERS) or stepped_by not in known
 
 
 def _wrappers_inwards(env: Any) -> Iterator[Any]:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ....errors import RbdataError, UsageError
+from ....storage.reference_scores import OTHER_RETURNS
 from ...ingest.job import ConvertOptions
 from ...ingest.recording import END_TERMINATED, END_TRUNCATED, RecordedJob, Recording
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
 from ...ingest.trajectories import Column
-from .environments import specification
+from .environments import specification, wrappers_of_returns
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
 _OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
@@ -170,6 +171,7 @@ class EnvironmentJob(RecordedJob):
         spaces = dict(zip(("observation", "action"), (getattr(env, one) for one in pair)))
         self.spaces = {key: space_json(space) for key, space in spaces.items()}
         self.spec = specification(env)
+        self._wrappers = wrappers_of_returns(env)
         text = options.extra["text"]
         self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
         self.action, also_out = space_leaves(self.spaces["action"], "action", text)
@@ -187,12 +189,13 @@ class EnvironmentJob(RecordedJob):
     def describe(self) -> dict[str, Any]:
         import gymnasium
 
-        return {
+        about = {
             "environment": self.spec,
             "gymnasium_version": gymnasium.__version__,
             "keys": renamed([*self.observation, *self.action]),
             "left_out": self.left_out,
         }
+        return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
         notes = list(dict.fromkeys([*self._notes, *recording.notes]))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ....errors import DatasetExistsError, UsageError
 from ....storage.manifest import Manifest
-from ....storage.reference_scores import ReferenceScores
+from ....storage.reference_scores import ReferenceScores, wrappers_of_returns
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..human_scores import game_of, human_scores
@@ -139,8 +140,13 @@ class GymnasiumSource(Source):
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
-        """The human scores for Atari games."""
-        return human_scores(game_of(split_name(str(record.get("dataset")))[0]))
+        """The human scores for Atari games; they do not apply to returns that a wrapper may have changed."""
+        scores = human_scores(game_of(split_name(str(record.get("dataset")))[0]))
+        wrappers = wrappers_of_returns(record)
+        if scores is None or not wrappers:
+            return scores
+        caveat = f"{', '.join(wrappers)} may have changed its rewards, or where its episodes end"
+        return replace(scores, caveat=caveat)
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
