@@ -116,7 +116,7 @@ class PartWriter:
         for name in self._pairs:
             if name not in columns:
                 continue  # it was not decoded
-            if not self._done and bool(differing(self._last[name][None], columns[name][:1])):
+            if not self._done and not _is_same(self._last[name], columns[name][0]):
                 unchained.setdefault(name, -1)
             self._first.setdefault(name, columns[name][0].clone())
             self._last[name] = columns["next/" + name][-1].clone()
@@ -143,6 +143,11 @@ class PartWriter:
     def abandon(self) -> None:
         for sink in self._sinks.values():
             sink.abandon()
+
+
+def _is_same(successor: torch.Tensor, row: torch.Tensor) -> bool:
+    alike = (successor.shape, successor.dtype) == (row.shape, row.dtype)
+    return alike and not bool(differing(successor[None], row[None]))
 
 
 def _in_state_order(

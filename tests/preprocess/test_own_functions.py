@@ -1048,3 +1048,29 @@ def test_a_space_is_not_kept_where_a_later_batch_changes_the_successor(tmp_path,
     recorded = rbdata.record("CartPole-v1", steps=200)
     made = Dataset(rbdata.preprocess(recorded, late_successor, dest="my/made", batch_size=16, procs=1))
     assert set(made.manifest.spaces) == {"action"}
+
+
+OTHER_FORMS = {
+    "wider": lambda rows: rows.repeat(1, 2),
+    "large": lambda rows: rows.repeat(1, 300),
+    "one": lambda rows: rows[:, :1],
+    "half": lambda rows: rows.half(),
+    "rounded": lambda rows: rows.long(),
+}
+
+
+@pytest.mark.parametrize("form", [*OTHER_FORMS])
+@pytest.mark.parametrize("key", ["observation", "next/observation"])
+def test_an_observation_of_another_form_than_its_successor(tmp_path, form, key):
+    """An episode that goes on in the next batch: the two were compared all the same, and torch refused."""
+    make_input(tmp_path)
+    path = tuple(key.split("/"))
+
+    def fn(td):
+        return td.set(path, OTHER_FORMS[form](td[path]))
+
+    source = Dataset(tmp_path / "my" / "input")
+    for per in ("batch", "episode"):
+        made = run(tmp_path, fn, dest=f"my/{per}", batch_size=7, per=per)
+        check_equal(made, applied(source, fn, per, 7))
+        assert made.manifest.lineage["unchained"] == ["observation"]
