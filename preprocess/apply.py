@@ -49,6 +49,7 @@ from ..storage.window import nest
 from .chunks import Chunk, split, step_range, view_episodes
 from .function import EPISODE, STEP, BoundFunction, load_chain
 from .layout import observation_pairs
+from .own_generators import OwnGenerators
 from .records import FIRST, LAST
 from .request import ReadOptions, RunConfig
 from .result import (
@@ -303,6 +304,7 @@ class Applier:
         self.view = InputView(config.open(), config.num_frames, config.read_options)
         self.chain = load_chain(config.chain.functions, config.statistics, opened)
         self.generator = torch.Generator()
+        self.own_generators = OwnGenerators(one for fn in self.chain for one in fn.generators())
 
     @cached_property
     def state_functions(self) -> int:
@@ -366,6 +368,7 @@ class Applier:
     def seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
         seed = int(np.random.SeedSequence([self.config.seed, step]).generate_state(1, np.uint64)[0])
+        self.own_generators.seed(seed)  # first: a global one may be among them
         self.generator.manual_seed(seed >> 1)
         torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes a hundred times as long
         if torch.cuda.is_initialized():
@@ -637,6 +640,7 @@ def isolated(applier: Applier) -> Iterator[None]:
                 torch.set_num_threads(1)
                 yield
         finally:
+            applier.own_generators.restore()
             torch.set_rng_state(states[0])
             np.random.set_state(states[1])
             random.setstate(states[2])

@@ -485,6 +485,13 @@ class BoundFunction:
         """The names of the modules that define it and the functions among its arguments."""
         return {defining_module(one) for one in (self._function, *self._kwargs.values()) if callable(one)}
 
+    def generators(self) -> list[Any]:
+        """The random generators of the user that it reaches: of NumPy, torch and Python."""
+        content = Content(self.name)
+        for value in (self._function, *self._kwargs.values()) if self.runs_users_code else ():
+            content.add(value)
+        return content.generators
+
     def __call__(self, td: Any, generator: torch.Generator, **numbers: Any) -> Any:
         passed = {GENERATOR: generator} if self._takes_generator else {}
         return self._function(td, **passed, **numbers, **self._kwargs)

@@ -26,6 +26,7 @@ import hashlib
 import inspect
 import os
 import pickle
+import random
 import re
 import struct
 import sys
@@ -222,7 +223,7 @@ class Content:
 
     ``files``: the files of the local code that was met, by module. ``functions``: the local functions with a file that were
     met, with their modules. ``named``: texts and paths that end as names of files which are read unseen (`opened_files`).
-    ``values``: as in `Identity`.
+    ``values``: as in `Identity`. ``generators``: the random generators of NumPy, torch and Python that were met.
 
     With ``changing`` (the attributes that instances of a class change while they are used) the content is that of a value as it
     was made: those attributes do not count, nor do the random numbers of Gymnasium's spaces, and a value that would be refused
@@ -241,6 +242,7 @@ class Content:
         self.functions: list[tuple[str, FunctionType]] = []
         self.named: set[str] = set()
         self.values: dict[str, str] = {}
+        self.generators: list[Any] = []
         self.untold: list[str] = []
         self._digest = hashlib.sha256()
         #: The numbers of objects that were met before; they are kept alive, so that no other object gets their id.
@@ -374,6 +376,8 @@ class Content:
         """An object that may be shared, or part of a cycle."""
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         kind = type(value)
+        if _is_generator(value):
+            self.generators.append(value)
         if kind in (list, dict, set) or isinstance(value, (FunctionType, type)):
             self._is_known(id(value), value)
             if kind is list:
@@ -589,6 +593,7 @@ class Content:
         alone = self._alone()
         alone._numbers, alone._kept = {}, []  # the other one has none of these objects
         alone._modules, alone._variables, alone._done, alone.values = {}, {}, set(), {}
+        alone.generators = []
         alone._add_globals({name: vars(module)[name]}, _file_of_module(module), module.__name__)
         alone._add_reached(imports=False)
         return alone.sha256
@@ -635,7 +640,10 @@ class Content:
             self._meet(module, file)
             self.functions.append((module, function))
         for base, names in imported_names(code, function.__globals__.get("__package__")):
-            self._imported.update(local_imports(base, names))
+            if base in sys.modules and _is_of_program(base):
+                self.add(sys.modules[base], f", module {base}")
+            else:
+                self._imported.update(local_imports(base, names))
         read = {name for one in codes for name in global_reads(one)}
         if "globals" in read and "globals" not in function.__globals__:
             message = f"{self._where} calls globals(): which of them it reads cannot be told"
@@ -705,6 +713,13 @@ def _changed_by(function: FunctionType) -> set[tuple[str, str]]:
     return found
 
 
+def _is_generator(value: Any) -> bool:
+    """Whether a value is a random generator of NumPy, torch or Python."""
+    drawn, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    kinds = (random.Random, *((drawn.Generator, drawn.RandomState) if drawn is not None else ()))
+    return isinstance(value, kinds + ((torch.Generator,) if torch is not None else ()))
+
+
 def _is_container(value: Any) -> bool:
     return isinstance(value, Collection) and not isinstance(value, (str, bytes))
 
@@ -769,6 +784,11 @@ def _without(state: Any, names: Collection[str]) -> Any:
     if type(state) is tuple and len(state) == 2:
         return tuple(_without(one, names) for one in state)
     return {name: one for name, one in state.items() if name not in names} if type(state) is dict else state
+
+
+def _is_of_program(name: str) -> bool:
+    """Whether importing a loaded module reads no file: the main program, and modules that a program made."""
+    return name == "__main__" or (getattr(sys.modules[name], "__spec__", None) is None and is_local_module(name))
 
 
 def _file_of_module(module: ModuleType) -> Path | None:

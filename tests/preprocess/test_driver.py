@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+from textwrap import dedent
+from types import SimpleNamespace
 
 import numpy as np
 import preprocess_tools as tools
@@ -11,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
+from rbdata.datasets.user_code.identity import content_hash
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
@@ -41,6 +45,16 @@ CASES = {
     "batch": [tools.double_rewards, tools.smaller, tools.in_place],
     "sample": [tools.double_rewards, tools.smaller],
     "episode": [tools.every_other, tools.returns_to_go],
+}
+
+
+#: How to make a generator of the user with a seed, and how to draw numbers from it.
+OWN_GENERATORS = {
+    "numpy": (np.random.default_rng, lambda one, count: one.normal(size=count)),
+    "mt19937": (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda one, count: one.normal(size=count)),
+    "random state": (np.random.RandomState, lambda one, count: one.normal(size=count)),
+    "torch": (lambda seed: torch.Generator().manual_seed(seed), lambda one, count: torch.rand(count, generator=one)),
+    "python": (random.Random, lambda one, count: [one.random() for _ in range(count)]),
 }
 
 
@@ -93,6 +107,51 @@ class TestSameBytes:
         assert made[0]["noise.memmap"] != made[2]["noise.memmap"]
         noise = torch.frombuffer(bytearray(made[0]["noise.memmap"]), dtype=torch.float32)
         assert len(noise.unique()) == len(noise)  # no chunk repeats another one's
+
+    @pytest.mark.parametrize("per", ["batch", "episode"])
+    @pytest.mark.parametrize("kind", [*OWN_GENERATORS])
+    def test_generators_of_the_user_are_seeded_as_well(self, kind, per, inputs, engines, tmp_path):
+        """Every process began with the same state: the numbers of one were those of the others."""
+        make, draw = OWN_GENERATORS[kind]
+        one, other = make(0), make(1)
+        first, holder = content_hash(one), SimpleNamespace(inside=[one])
+
+        def closure(td):
+            return td.set("noise", torch.as_tensor(draw(holder.inside[0], len(td))).float())
+
+        def argument(td, source):
+            return td.set("noise", torch.as_tensor(draw(source, len(td))).float())
+
+        def made(number, fn, procs, **options):
+            options |= {"source": inputs["flat"], "per": per, "batch_size": BATCH, "open_engine": engines[procs]}
+            return run(tmp_path / str(number), fn, **options)["noise"]
+
+        noise = made(0, closure, 1)
+        assert len(noise.unique()) == len(noise)
+        assert torch.equal(noise, made(1, closure, 5))
+        assert torch.equal(noise, made(2, argument, 5, args={"source": one}))
+        assert not torch.isin(noise, made(3, argument, 1, args={"source": other})).any()
+        assert not torch.isin(noise, made(4, closure, 1, seed=1)).any()
+        assert content_hash(one) == first
+
+    def test_generators_in_a_file_are_seeded_as_well(self, inputs, engines, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        text = """
+            import numpy as np
+            import torch
+
+            rng = np.random.default_rng(0)
+
+            def noisy(td):
+                return td.set("noise", torch.from_numpy(rng.normal(size=len(td))))
+            """
+        (tmp_path / "drawing.py").write_text(dedent(text))
+        made = [
+            run(tmp_path / str(procs), "drawing.py:noisy", source=inputs["flat"], batch_size=BATCH, open_engine=engine)
+            for procs, engine in engines.items()
+        ]
+        assert all(torch.equal(one["noise"], made[0]["noise"]) for one in made)
+        assert len(made[0]["noise"].unique()) == len(made[0])
 
 
 class TestAnyChunks:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -475,6 +476,22 @@ def test_a_setting_of_a_module_that_is_imported_when_the_function_runs(here, mon
     fails(here, mine.fn, FunctionError, "a global that it reads has another value", open_engine=workers)
     monkeypatch.setattr(cfg, "GAIN", 4)
     other(here, mine.fn, "a value that it uses", dest="my/three")
+
+
+@pytest.mark.parametrize("name", ["__main__", "made_by_a_program"])
+def test_a_setting_of_the_main_program_that_is_imported_when_the_function_runs(here, monkeypatch, name):
+    """Also of a module that the program made from no file."""
+    monkeypatch.syspath_prepend(here)
+    scale = "td['next', 'reward'] = td['next', 'reward'] * settings.GAIN_OF_A_TEST"
+    write("mine.py", f"def fn(td):\n    import {name} as settings\n    {scale}\n    return td\n")
+    if name != "__main__":
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[name], "GAIN_OF_A_TEST", 2, raising=False)
+    mine = importlib.import_module("mine")
+    assert factor(here, mine.fn) == 2 == factor(here, mine.fn)
+    monkeypatch.setattr(sys.modules[name], "GAIN_OF_A_TEST", 3)
+    other(here, mine.fn, "a value that it uses")
+    assert factor(here, mine.fn, dest="my/three") == 3
 
 
 @pytest.mark.parametrize("read", ["np.array(GAINS)", "torch.tensor(GAINS)", "[one for one, _ in zip(GAINS, GAINS)]"])
