@@ -191,8 +191,9 @@ def wrappers_of_returns(env: Any) -> list[str]:
         if isinstance(layer, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
             if getattr(layer, "terminal_on_life_loss", False) or _may_change_returns(type(layer)):
                 found.append(type(layer).__name__)
-        elif isinstance(layer, gymnasium.vector.AsyncVectorEnv):  # of its environments only what `make_vec` was told is known
-            wraps = [getattr(wrap, "func", wrap) for wrap in layer.spec.kwargs.get("wrappers", ())] if layer.spec else []
+        elif isinstance(layer, gymnasium.vector.AsyncVectorEnv):
+            given = layer.spec.kwargs.get("wrappers", ()) if layer.spec else ()  # all that is known: of `make_vec`
+            wraps = [getattr(wrap, "func", wrap) for wrap in given]
             changing = [wrap for wrap in wraps if not isinstance(wrap, type) or _may_change_returns(wrap)]
             found += [getattr(wrap, "__name__", type(wrap).__name__) for wrap in changing]
         elif isinstance(layer, gymnasium.vector.VectorEnv) and not _several(layer):
