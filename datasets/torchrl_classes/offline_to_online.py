@@ -29,7 +29,7 @@ class OfflineToOnlineReplayBuffer:
     - ``offline_fraction``: exactly ``round(offline_fraction * batch_size)`` records of every batch are the dataset's, and come
       first; between 0 and 1, see `anneal`. All records are the dataset's while the online buffer is empty.
     - ``transform``: applied to the whole batch. ``seed``: same seed, same batches of both.
-    - ``dataset_kwargs``: options of the buffer over the dataset, if that is given by name.
+    - ``dataset_kwargs``: options of the buffer over the dataset, if that is given by name, and the ``root`` of an id.
 
     Frame stacks and n-step returns of the dataset's buffer are made of the online records as well, which are stored one by one.
     Raises UsageError where the dataset's batches are slices or windows of a ``sample_unit``, and for ``normalize``,
@@ -250,7 +250,8 @@ def _offline_buffer(dataset: Any, batch_size: int | None, options: dict[str, Any
             raise UsageError("the batch_size must be provided for a dataset that is named with a prefix")
         return load_dataset(dataset, **{"batch_size": batch_size, **options})
     if isinstance(dataset, (str, os.PathLike)):
-        dataset = open_dataset(dataset)
+        options = dict(options)
+        dataset = open_dataset(dataset, root=options.pop("root", None))
     if isinstance(dataset, Dataset):
         return load_buffer(dataset, **{"batch_size": batch_size, **options})
     if options:

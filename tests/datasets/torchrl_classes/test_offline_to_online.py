@@ -63,6 +63,16 @@ def test_whole_numbers_do_not_become_fractions(dataset, online):
         both.sample()
 
 
+def test_a_dataset_below_another_root(tmp_path):
+    steps = {"observation": torch.zeros(4, 1), "action": torch.zeros(3), "reward": torch.ones(3), "terminated": True}
+    rbdata.from_episodes([steps], "my/small", root=tmp_path)
+    options = {"online_capacity": 4, "batch_size": 6, "n_step": 2, "gamma": 0.5}
+    both = rbdata.OfflineToOnlineReplayBuffer("my/small", root=tmp_path, **options)
+    assert set(both.sample()["next", "reward"].flatten().tolist()) <= {1.0, 1.5}
+    with pytest.raises(UsageError):
+        rbdata.OfflineToOnlineReplayBuffer("my/small", root=tmp_path / "other", **options)
+
+
 @pytest.mark.filterwarnings("ignore:sample")
 def test_a_dataset_and_what_is_collected(folder, monkeypatch):
     """Keys of one part only, such as the dataset's rows, are left out; a seed repeats everything."""
