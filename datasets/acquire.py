@@ -61,13 +61,10 @@ def _download(request: Request, listener: Listener) -> Outcome:
     dataset_id, place = request.id, DatasetPlace(settings.root(request.root), request.id)
     mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
     existing = find_existing(place, request)
-    if existing and request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
-        other = hub or mirrors.find_converted(request.mirror, dataset_id, request.fetch)
-        _check_same(existing, request.mirror, other)
+    if existing is not None:
+        _check_requested(existing, request, source, hub)
     if source is None and mirror is None:
         existing = _made_here(place, request)
-    if existing is not None and source is not None:
-        source.check_existing(existing, request.options)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
         return _keep_or_repair(place, request, existing, request.mirror, listener)
     if not request.dry_run:
@@ -78,9 +75,10 @@ def _download(request: Request, listener: Listener) -> Outcome:
         if mirror or not (source and source.makes):  # recordings are made here, not looked for
             listener.on_stage(f"looking for {dataset_id} at {where}")
 
+    check = partial(_check_requested, request=request, source=source, hub=hub)
     if mirror:
         on_place(open_mirror(mirror, options=request.fetch).url)
-    copied = _copy(mirror, place, request, source, listener) if mirror else None
+    copied = _copy(mirror, place, request, source, listener, check) if mirror else None
     if isinstance(copied, Outcome):
         return copied
     if source is None:
@@ -95,7 +93,6 @@ def _download(request: Request, listener: Listener) -> Outcome:
         if request.options.parts != asked:
             error.hint = f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
         raise
-    check = partial(source.check_existing, options=request.options)
     if request.keep_raw and not request.dry_run:
         return _run_keeping_raw(source, job, place, request, listener, check)
     return run(job, place, request, listener, job.location.url, check)
@@ -218,6 +215,14 @@ def _check_made_from(manifest: Manifest, job: Job) -> None:
         raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
 
 
+def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: mirrors.Copy | None) -> None:
+    """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
+    if request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
+        _check_same(existing, request.mirror, hub or mirrors.find_converted(request.mirror, existing.id, request.fetch))
+    if source is not None:
+        source.check_existing(existing, request.options)
+
+
 def _check_same(existing: Manifest, mirror: str, there: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset of a mirror is not the existing one of that id."""
     if there is None:
@@ -229,9 +234,15 @@ def _check_same(existing: Manifest, mirror: str, there: mirrors.Copy | None) -> 
 
 
 def _copy(
-    url: str, place: DatasetPlace, request: Request, source: Source | None, listener: Listener
+    url: str,
+    place: DatasetPlace,
+    request: Request,
+    source: Source | None,
+    listener: Listener,
+    check: Callable[[Manifest], object],
 ) -> Outcome | list[str] | None:
-    """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values."""
+    """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values.
+    For ``check`` see `write_dataset`."""
     if request.keep_raw:
         return None  # raw objects are requested
     found = mirrors.find_converted(url, place.id, request.fetch)
@@ -260,7 +271,7 @@ def _copy(
         announce_replacement(place, request, shards, location.url, listener)
         return mirrors.copy_converted(found, place, listener, force=request.force, command=request.command)
 
-    return write_dataset(place, request, write)
+    return write_dataset(place, request, write, check)
 
 
 def _made_here(place: DatasetPlace, request: Request) -> Manifest:

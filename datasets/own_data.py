@@ -31,6 +31,7 @@ from .user_code.identity import content_hash, identify
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..storage.manifest import Manifest
     from .sources.arrays.tables import Table
 else:
     np = LazyModule("numpy")
@@ -184,13 +185,18 @@ def _make(
 
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
-    if find_existing(place, request) is not None:
-        message = f"{place.id} is there already"
-        raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
+
+    def refuse(existing: Manifest | None) -> None:
+        """Nothing says that a dataset which is there, or which another process made meanwhile, has the same arrays."""
+        if existing is not None:
+            message = f"{place.id} is there already"
+            raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
+
+    refuse(find_existing(place, request))
     about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
     job = ArraysJob(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
-        action = partial(run, job, place, request, events, str(made_from["script"]))
+        action = partial(run, job, place, request, events, str(made_from["script"]), refuse)
         try:
             outcome = when_free(action, request.wait, events.on_note, events.on_stage)
         except UnfinishedDatasetError as error:

@@ -110,7 +110,7 @@ def cast(values: np.ndarray, dtype: Any) -> np.ndarray:
     if lost is not None and lost.any():
         at = int(lost.argmax())
         row = at // max(1, values[:1].size) if values.ndim else 0
-        raise LossyCastError(values.reshape(-1)[at].item(), target, row)
+        raise LossyCastError(values.reshape(-1)[at : at + 1].tolist()[0], target, row)
     return stored
 
 

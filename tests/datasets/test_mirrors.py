@@ -15,6 +15,7 @@ import pytest
 import rbdata
 from folder_faults import change_manifest
 from paths import DATA
+from rbdata.datasets import acquire
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
@@ -176,7 +177,9 @@ def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert download(Request("my/team/breakout", root=tmp_path / "2")).action == "written"
 
 
-def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(root: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place, rows = (
         str(tmp_path / "mirror"),
         {"observation": np.zeros((4, 1)), "action": np.zeros(4), "done": [0, 0, 0, 1]},
@@ -185,6 +188,10 @@ def test_a_dataset_of_a_mirror_is_not_taken_for_one_of_that_id_made_here(root: P
     rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/team/breakout", root=tmp_path)
     with pytest.raises(DatasetExistsError, match=r"is not the dataset of .*mirror/my/team/breakout"):
         get(tmp_path, place, "my/team/breakout")
+    with monkeypatch.context() as patch:
+        patch.setattr(acquire, "find_existing", lambda *_: None)  # another process made it in the meantime
+        with pytest.raises(DatasetExistsError, match=r"is not the dataset of .*mirror/my/team/breakout"):
+            get(tmp_path, place, "my/team/breakout")
     assert get(tmp_path, place, "my/team/breakout", force=True).action == "written"
     assert get(tmp_path, place, "my/team/breakout").action == "complete"
     rbdata.from_arrays({**rows, "reward": np.ones(4)}, "my/other", root=tmp_path)

@@ -22,7 +22,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
-from rbdata.datasets import acquire
+from rbdata.datasets import acquire, own_data
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
@@ -978,3 +978,28 @@ def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_ther
             rbdata.convert(path, "my/own", map={"observation": "y"})
     rbdata.convert(path, "my/own", map={"observation": "y"}, force=True)
     assert not rbdata.open_dataset("my/own")["observation"].any()
+
+
+@pytest.mark.parametrize("made_of", ["arrays", "episodes"])
+def test_what_another_process_made_meanwhile_is_not_taken_for_the_dataset_of_these_arrays(made_of, monkeypatch):
+    """The call that waited for it returned its folder, with the other arrays."""
+
+    def make(value):
+        rows = {"action": np.full(4, value), "reward": np.ones(4)}
+        if made_of == "arrays":
+            return rbdata.from_arrays({"observation": np.zeros((4, 2)), **rows, "terminated": np.ones(4)}, "my/own")
+        return rbdata.from_episodes([{"observation": np.zeros((5, 2)), **rows, "terminated": True}], "my/own")
+
+    folder = make(1)
+    monkeypatch.setattr(own_data, "find_existing", lambda *_: None)  # it was not there at first
+    with pytest.raises(DatasetExistsError, match="my/own is there already"):
+        make(2)
+    assert rbdata.open_dataset(folder)["action"].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("flag", [None, [None, True], {"a": 1}, float("nan"), "False", 2])
+def test_a_flag_that_is_neither_true_nor_false_is_refused(flag):
+    """None, as of a field that was left empty, was an AttributeError."""
+    episode = {"observation": np.zeros((3, 2)), "action": np.ones(2), "reward": np.ones(2), "terminated": flag}
+    with pytest.raises(UsageError, match="episode 0: terminated is .*, not true or false"):
+        rbdata.from_episodes([episode], "my/flag")
