@@ -45,7 +45,7 @@ from .arguments import (
 from .batches import KeyWindows, NStep
 from .devices import check_device
 from .draw import check_generator, draw_seed
-from .iterable import ReplayIterable, ReplayMap
+from .iterable import LoaderPlace, ReplayIterable, ReplayMap
 from .locks import watch_forks
 from .online.conditional_update import ConditionalUpdateResult, update_records
 from .online.consuming import consuming_sampler
@@ -174,6 +174,7 @@ class ReplayBuffer:
         self.shared = shared
         self._rank, self._world = rank, world_size
         self._loader_epochs = 0
+        self._loader_place: LoaderPlace | None = None
         unit = self._sample_unit = check_unit(sample_unit)
         self._spec = BatchSpec(
             frame_stack=frame_stack,
@@ -926,22 +927,28 @@ class ReplayBuffer:
         check_parts(self._sampler, self._storage, self._writer, Use(world_size=world_size))
         seed = int(self._rng.initial_seed())
         with self._exclusive():
-            # Every world-th place of this process's share, whatever the number of workers of other processes.
-            self._rank, self._world = self._rank + self._world * rank, self._world * world_size
+            self._undivided = self._rank, self._world, seed
             passes = getattr(self._sampler, "passes", None)
             if passes is not None and passes.position()[0] < 0:
                 passes.seed(seed)
             if passes is not None and epoch:
                 passes.skip(epoch)
-            own = rank_seed(seed, self._rank)
-            self._make_pipeline(make_generator(rank_seed(own, epoch) if epoch else own))
+            self._begin_share(rank, world_size, epoch)
 
-    def _leave_pass(self) -> None:
-        """Go to the beginning of the next pass, if one is under way."""
+    def _split_again(self, rank: int, world_size: int, epoch: int) -> None:
+        """What `split` would do in a new worker, in one that persists: its next iterator."""
         with self._exclusive():
             passes = getattr(self._sampler, "passes", None)
-            if passes is not None and passes.position()[2]:
+            if passes is not None and passes.position()[2]:  # the last iterator was left inside its pass
                 passes.skip(1)
+            self._begin_share(rank, world_size, epoch)
+
+    def _begin_share(self, rank: int, world_size: int, epoch: int) -> None:
+        process, processes, seed = self._undivided
+        # Every world-th place of this process's share, whatever the number of workers of other processes.
+        self._rank, self._world = process + processes * rank, processes * world_size
+        own = rank_seed(seed, self._rank)
+        self._make_pipeline(make_generator(rank_seed(own, epoch) if epoch else own))
 
     def _change_spec(self, **changes: Any) -> None:
         with self._exclusive():

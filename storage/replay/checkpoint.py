@@ -47,6 +47,7 @@ from ..folder import remove_tree
 from ..snapshot import aside
 from ..tensordict_folder import check_plain, read_json, regular_size
 from .arguments import check_batch_size
+from .iterable import LoaderPlace
 from .overrides import is_overridden
 from .pipeline import OrderState, check_count
 from .saving import METADATA, read_state, reading, write_state
@@ -269,8 +270,7 @@ def dump_into(buffer: Any, folder: CheckpointWriter) -> None:
         buffer.sampler.dumps(folder.path / "sampler")
     sampler = list(order.sampler) if isinstance(order.sampler, tuple) else order.sampler
     position = {"generator": order.generator, "sampler": sampler, "batches": order.batches}
-    iterations = {"loader_epochs": buffer._loader_epochs, "pass_ended": buffer._pass_ended}
-    folder.tensors("position", {**position, **iterations})
+    folder.tensors("position", {**position, **_iterations(buffer)})
     folder.tensors("transforms", buffer._pipeline.transforms_state())
     consumed_after = getattr(buffer.sampler, "max_sample_count", None)
     metadata = {"batch_size": buffer.batch_size, "consume_after_n_samples": consumed_after}
@@ -322,11 +322,10 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
         message = f"{checkpoint.path} holds what was consumed as a pickle, which is not read"
         raise UsageError(message, hint="pass the buffer's state_dict()")
     with reading(checkpoint.path):
-        order, epochs, pass_ended = {}, 0, False
+        order, iterations = {}, _read_iterations({})
         if own:
             position = states.pop("position")
-            epochs = check_count(position.get("loader_epochs", 0))
-            pass_ended = bool(position.get("pass_ended"))
+            iterations = _read_iterations(position)
             generator, batches = position["generator"], check_count(position.get("batches", 0))
             order = {"generator": generator, "sampler": position["sampler"], "batches": batches}
         _restore(buffer, states, order, partial(_load_storage, buffer, checkpoint, states.get("writer", {})))
@@ -335,7 +334,8 @@ def load_from(buffer: Any, checkpoint: Checkpoint) -> None:
     if not own:
         buffer.sampler.empty()
         buffer._pipeline.rewind()
-    buffer.batch_size, buffer._loader_epochs, buffer._pass_ended = batch_size, epochs, pass_ended
+    buffer.batch_size = batch_size
+    buffer.__dict__.update(iterations)
 
 
 def _writer_state(buffer: Any, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -384,8 +384,7 @@ def state_of(buffer: Any) -> dict[str, Any]:
         "_rng": (order.generator, "cpu"),
         "position": order.sampler,
         "batches": order.batches,
-        "loader_epochs": buffer._loader_epochs,
-        "pass_ended": buffer._pass_ended,
+        **_iterations(buffer),
     }
 
 
@@ -398,7 +397,7 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     storage, cursor = state["storage"], state["writer"].get("_cursor")
     if "position" not in state and cursor:  # a state from TorchRL, whose storages do not state the newest row
         storage = {"newest": int(cursor) - 1, **storage}
-    order, epochs = {"batches": check_count(state.get("batches", 0))}, check_count(state.get("loader_epochs", 0))
+    order, iterations = {"batches": check_count(state.get("batches", 0))}, _read_iterations(state)
     generator = state["generator"] if "generator" in state else (state.get("rng") or (None,))[0]
     order |= {} if generator is None else {"generator": generator}
     order |= {"sampler": state["position"]} if "position" in state else {}
@@ -411,8 +410,26 @@ def load_state(buffer: Any, state_dict: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
         raise UsageError(f"the state is that of a buffer made of other parts: {what}") from error
-    buffer.batch_size, buffer._loader_epochs = size, epochs
-    buffer._pass_ended = bool(state.get("pass_ended"))
+    buffer.batch_size = size
+    buffer.__dict__.update(iterations)
+
+
+def _iterations(buffer: Any) -> dict[str, Any]:
+    """Where the iterators of a buffer and of its loaders are, by name in a state."""
+    place = [] if buffer._loader_place is None else buffer._loader_place.state()
+    return {"loader_epochs": buffer._loader_epochs, "loader_place": place, "pass_ended": buffer._pass_ended}
+
+
+def _read_iterations(state: dict[str, Any]) -> dict[str, Any]:
+    """What `_iterations` states, and what older states and TorchRL's leave out, as attributes of a buffer."""
+    epochs, place = check_count(state.get("loader_epochs", 0)), LoaderPlace.of(state.get("loader_place", []))
+    if place is not None and not epochs:
+        raise UsageError("the state is inside the pass of a loader, and none was begun")
+    return {
+        "_loader_epochs": epochs,
+        "_loader_place": place,
+        "_pass_ended": bool(state.get("pass_ended")),
+    }
 
 
 def _restore(buffer: Any, states: dict[str, Any], order: dict[str, Any], load_storage: Callable[[], None]) -> None:

@@ -7,10 +7,12 @@
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
 Without replacement the workers divide each pass, so that together they return every step once; with replacement each worker
 draws its own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's
-seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders. Its states hold the count,
-so a resumed run continues with the next pass. A ``DataLoader`` not made by ``loader`` does not count: its batches also
-depend on the seed that it draws for its workers. Give it ``batch_size=None, collate_fn=lambda batch: batch``: torch would
-otherwise put each batch into a batch of 1, or without a batch size treat a TensorDict as a dictionary.
+seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders (persistent workers begin
+each as new ones would). Its states hold the count, and the number of batches that the iterator under way has returned: a run
+that is resumed with as many workers goes on there, with any other number it begins the next pass, and warns. A ``DataLoader``
+not made by ``loader`` does not count: its batches also depend on the seed that it draws for its workers. Give it
+``batch_size=None, collate_fn=lambda batch: batch``: torch would otherwise put each batch into a batch of 1, or without a batch
+size treat a TensorDict as a dictionary.
 
 A user's sampler is copied to each worker unchanged. If it draws from ``self._rng`` or torch's global generator, each worker
 draws different records; with a counter of its own all draw the same, unless it uses ``self.share`` (rank, number of workers).
@@ -18,7 +20,9 @@ draws different records; with a counter of its own all draw the same, unless it 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -27,7 +31,7 @@ from tensordict import TensorDictBase
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ...errors import UsageError
+from ...errors import PassRestartedWarning, UsageError
 from ..row_index import row_index
 from .overrides import is_overridden
 from .storages.trees import copy_of
@@ -47,22 +51,32 @@ class ReplayIterable(IterableDataset):
         self.buffer, self.batches = buffer, batches
         #: Number of iterators that loaders began before the current one; None while no `ReplayLoader` counts them.
         self.epoch: int | None = None
-        self._split = False
+        #: Batches of the current iterator, of all workers, that were returned before the run was resumed.
+        self.returned = 0
+        self._begun = 0  # iterators of this worker
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        if worker is not None and not self._split:
+        skipped = 0
+        if worker is not None:
             # A loader that does not count draws a seed from torch's generator for every iterator, the same for all its workers.
             epoch = 1 + (worker.seed - worker.id) % (1 << 48) if self.epoch is None else self.epoch
-            self.buffer.split(worker.id, worker.num_workers, epoch)
-            self._split = True
-        elif worker is not None:  # with persistent_workers, whose last iterator may have been left early
-            self.buffer._leave_pass()
+            # A loader takes the batches of its workers in turn, from the first one on: after a resumption that is the worker
+            # whose turn it was.
+            returned = 0 if self._begun else self.returned
+            number = (worker.id + returned) % worker.num_workers
+            skipped = len(range(number, returned, worker.num_workers))
+            if not self._begun:
+                self.buffer.split(number, worker.num_workers, epoch)
+            else:  # with persistent_workers
+                self.buffer._split_again(number, worker.num_workers, epoch + self._begun)
+            self._begun += 1
         # A worker sends batches in another thread, while the user's functions make the next one.
         copied = worker is not None and getattr(self.buffer, "_runs_own_code", True)
-        for number, batch in enumerate(self.buffer, 1):
-            yield copy_of(batch) if copied else batch
-            if number == self.batches:
+        for count, batch in enumerate(self.buffer, 1):
+            if count > skipped:
+                yield copy_of(batch) if copied else batch
+            if count == self.batches:
                 return
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
@@ -70,17 +84,72 @@ class ReplayIterable(IterableDataset):
         return ReplayLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
 
 
+@dataclass
+class LoaderPlace:
+    """Where the newest iterator of a buffer's loaders is, that has ``workers`` in each of ``world`` processes."""
+
+    world: int
+    workers: int
+    #: Batches that it has returned in this process.
+    returned: int = 0
+    #: From a state: no iterator goes on from there yet.
+    is_loaded: bool = False
+
+    def state(self) -> list[int]:
+        return [self.world, self.workers, self.returned]
+
+    @classmethod
+    def of(cls, state: Any) -> LoaderPlace | None:
+        """From a result of ``state``; an empty one stands for none. Raises UsageError for anything else."""
+        counts = list(state) if isinstance(state, (list, tuple)) else [None]
+        if counts and (len(counts) != 3 or any(type(count) is not int or not 0 <= count < 1 << 62 for count in counts)):
+            raise UsageError(f"{state!r} is not the place of a data loader")
+        return cls(*counts, is_loaded=True) if counts else None
+
+
 class ReplayLoader(DataLoader):
-    """A loader of a `ReplayIterable` that tells its workers the number of earlier iterators."""
+    """A loader of a `ReplayIterable` that tells its workers the number of earlier iterators, and counts its batches."""
 
     dataset: ReplayIterable
 
     def __iter__(self) -> Any:
         # Counted by the buffer, also in its states: a loader may be made for every epoch, and a run may be resumed.
         buffer: Any = self.dataset.buffer
-        self.dataset.epoch = buffer._loader_epochs
+        resumed, place = buffer._loader_place, LoaderPlace(buffer._world, self.num_workers)
+        if resumed is not None and resumed.is_loaded:
+            if (resumed.world, resumed.workers) == (place.world, place.workers):
+                buffer._loader_epochs -= 1  # the same iterator once more
+                place.returned = resumed.returned
+            else:
+                warn_of_place(resumed)
+        self.dataset.epoch, self.dataset.returned = buffer._loader_epochs, place.returned
         buffer._loader_epochs += 1
-        return super().__iter__()
+        # Without workers the buffer itself goes through the pass. Workers whose batches come in any order cannot be told
+        # which of them were returned.
+        buffer._loader_place = place if self.num_workers and getattr(self, "in_order", True) else None
+        iterator = super().__iter__()
+        return iterator if buffer._loader_place is None else self._counted(iterator, place)
+
+    def _counted(self, batches: Iterator[Any], place: LoaderPlace) -> Iterator[Any]:
+        before, buffer = place.returned, self.dataset.buffer
+        try:
+            for batch in batches:
+                place.returned += 1
+                yield batch
+        finally:  # at its end, and where the loop over it is left
+            if buffer._loader_place is place:
+                buffer._loader_place = None
+        if before and place.returned == before:  # the state was that after the last batch
+            yield from self
+
+
+def warn_of_place(place: LoaderPlace) -> None:
+    """Warn that a resumed run leaves out the rest of a loader's pass."""
+    message = (
+        f"the state is from the middle of a pass of a loader with {place.workers} workers in each of {place.world} processes, "
+        "which another division cannot go on with: the rest of that pass is left out, and the next one begins"
+    )
+    warnings.warn(message, PassRestartedWarning, stacklevel=3)
 
 
 class ReplayMap(Dataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
-from rbdata.errors import UsageError
+from rbdata.errors import PassRestartedWarning, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -247,3 +248,96 @@ def test_a_resumed_run_goes_on_with_the_next_iterator(folder, tmp_path, replacem
     following = epoch(resumed)
     assert following == epoch(buffer)
     assert following not in earlier
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("by", ["state", "folder"])
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("returned", [1, 4, None])
+def test_a_run_resumed_inside_the_loop_over_a_loader_goes_on_there(
+    folder, tmp_path, replacement, by, returned, persistent
+):
+    """The state counted the pass as finished: the rest of it was left out, without a word."""
+
+    def make():
+        buffer = rbdata.load(folder, batch_size=8, seed=5, replacement=replacement)
+        options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+        return buffer, buffer.as_iterable(4 if replacement else None).loader(**options)
+
+    def numbers(loader):
+        return [batch["index"].tolist() for batch in loader]
+
+    _, whole = make()
+    epochs = [numbers(whole) for _ in range(4)]
+    buffer, loader = make()
+    numbers(loader)
+    at = len(epochs[1]) if returned is None else returned  # None: after the last batch
+    for number, _ in enumerate(loader, 1):
+        if number == at and by == "state":
+            state = pickle.loads(pickle.dumps(buffer.state_dict()))
+        elif number == at:
+            buffer.dumps(tmp_path / "checkpoint")
+    resumed, loader = make()
+    if by == "state":
+        resumed.load_state_dict(state)
+    else:
+        resumed.loads(tmp_path / "checkpoint")
+    if returned is not None:
+        assert numbers(loader) == epochs[1][at:]
+    assert numbers(loader) == epochs[2]
+    for number, batch in enumerate(loader):  # and is resumed once more
+        assert batch["index"].tolist() == epochs[3][number]
+        if number == 2:
+            again, last = make()
+            again.load_state_dict(resumed.state_dict())
+            assert numbers(last) == epochs[3][3:]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_loader_with_another_number_of_workers_begins_the_next_pass_and_says_so(folder, workers):
+    buffer = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
+    for _ in buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork"):
+        state = buffer.state_dict()
+        break
+    resumed = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
+    resumed.load_state_dict(state)
+    context = "fork" if workers else None
+    loader = resumed.as_iterable().loader(num_workers=workers, multiprocessing_context=context)
+    with pytest.warns(PassRestartedWarning, match="the rest of that pass is left out"):
+        rows = [row for batch in loader for row in batch["index"].tolist()]
+    assert sorted(rows) == list(range(67))
+
+
+def test_an_iterator_that_was_left_is_not_gone_on_with(folder):
+    """As in the run itself, where the next one is another pass."""
+
+    def loader(buffer):
+        return buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork")
+
+    buffer, resumed = (rbdata.load(folder, batch_size=8, seed=5, replacement=False) for _ in range(2))
+    for _ in loader(buffer):
+        break
+    resumed.load_state_dict(buffer.state_dict())
+    assert [batch["index"].tolist() for batch in loader(resumed)] == [
+        batch["index"].tolist() for batch in loader(buffer)
+    ]
+
+
+def test_persistent_workers_return_the_batches_of_others(folder):
+    """With replacement they went on with the random numbers of the iterator before."""
+
+    def epochs(persistent):
+        buffer = rbdata.load(folder, batch_size=8, seed=5, prefetch=2)
+        options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+        loader = buffer.as_iterable(3).loader(**options)
+        return [[batch["index"].tolist() for batch in loader] for _ in range(3)]
+
+    assert epochs(True) == epochs(False)
+
+
+@pytest.mark.parametrize("place", [None, 3, "no", [1], [1, 2, -1], [1, 2, 3.0], [1, 2, 1]])
+def test_a_place_of_a_loader_that_is_none_is_refused(folder, place):
+    buffer = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
+    state = {**buffer.state_dict(), "loader_place": place}
+    with pytest.raises(UsageError, match=r"the place of a data loader|inside the pass of a loader"):
+        buffer.load_state_dict(state)
