@@ -364,6 +364,7 @@ def test_an_environment_by_id() -> None:
         ({"observations": None}, "observation"),
         ({"actions": None}, "action"),
         ({"rewards": np.zeros(5)}, "differ in length"),
+        ({"terminals": True}, "terminals has one value, not one per step"),
         ({"obs": np.zeros((N, 3))}, "may each be the observation"),
         ({"next_observations": np.zeros((N, 2), np.float32)}, "next_observations"),
         ({"observations": np.array([["a"] * 3] * N)}, "observations"),

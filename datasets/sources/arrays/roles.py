@@ -413,7 +413,11 @@ def _roles(
 def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
     """Raise UsageError for arrays that do not fit their roles."""
     per_step = {**roles.action, **roles.extra, **{name: name for name in _singles(roles)}}
-    rows = {name: arrays[name].shape[0] if arrays[name].shape else 0 for name in per_step.values()}
+    single = [name for name in per_step.values() if not arrays[name].shape]
+    if single:
+        hint = "give a row per step; of an episode's flags only the last one is set"
+        raise UsageError(f"{where}: {single[0]} has one value, not one per step", hint=hint)
+    rows = {name: arrays[name].shape[0] for name in per_step.values()}
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"{name} {count}" for name, count in rows.items())
         raise UsageError(f"{where}: arrays of one row per step differ in length: {lengths}")
