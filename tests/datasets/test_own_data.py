@@ -1002,5 +1002,5 @@ def test_what_another_process_made_meanwhile_is_not_taken_for_the_dataset_of_the
 def test_a_flag_that_is_neither_true_nor_false_is_refused(flag):
     """None, as of a field that was left empty, was an AttributeError."""
     episode = {"observation": np.zeros((3, 2)), "action": np.ones(2), "reward": np.ones(2), "terminated": flag}
-    with pytest.raises(UsageError, match="episode 0: terminated is .*, not true or false"):
+    with pytest.raises(UsageError, match=r"episode 0: terminated is .*, not true or false"):
         rbdata.from_episodes([episode], "my/flag")
