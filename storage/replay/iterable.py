@@ -101,10 +101,13 @@ class LoaderPlace:
     @classmethod
     def of(cls, state: Any) -> LoaderPlace | None:
         """From a result of ``state``; an empty one stands for none. Raises UsageError for anything else."""
-        counts = list(state) if isinstance(state, (list, tuple)) else [None]
-        if counts and (len(counts) != 3 or any(type(count) is not int or not 0 <= count < 1 << 62 for count in counts)):
+        counts: list[Any] = list(state) if isinstance(state, (list, tuple)) else [None]
+        if not counts:
+            return None
+        if len(counts) != 3 or any(type(count) is not int or not 0 <= count < 1 << 62 for count in counts):
             raise UsageError(f"{state!r} is not the place of a data loader")
-        return cls(*counts, is_loaded=True) if counts else None
+        world, workers, returned = counts
+        return cls(world, workers, returned, is_loaded=True)
 
 
 class ReplayLoader(DataLoader):
