@@ -95,6 +95,7 @@ class _OpenEpisode:
         self._rewards.clear()
         for rows in self._rows:
             rows.clear()
+        self._tape.values.check(observation)
         states = self._copied(self._tape.job.observation, observation)
         self.is_open, self._begins, self.steps = True, 1, 0
         self._put(0, states)
@@ -109,6 +110,7 @@ class _OpenEpisode:
         Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
         """
         try:
+            self._tape.values.check(observation)
             states = self._copied(self._tape.job.observation, observation)
             number, end = to_reward(reward), to_end(terminated, truncated)
         except RbdataError as error:
@@ -191,7 +193,7 @@ class Tape:
         self.listener = listener or Listener()
         self._env = env
         self.job = LoopJob(spec.id if spec else str(name), env, count, options)
-        self.values = LeafRows(self.job.title)
+        self.values = LeafRows(self.job.title, self.job.spaces["observation"])
         self.place = DatasetPlace(where, full)
         make_writable(where)
         self._lock = self.place.lock()

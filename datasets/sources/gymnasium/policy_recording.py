@@ -30,7 +30,7 @@ from ....storage.codecs.compressed import compressed_codec
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
-from ...ingest.spaces import SpaceLeaf
+from ...ingest.spaces import SpaceLeaf, space_json
 from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
 from ...user_code.process_state import CallerSettings
 from ...workers.task import OnBlock, Task
@@ -131,11 +131,13 @@ class _RecordedEnvironment:
 
     def state(self, observation: Any) -> None:
         """Take an observation."""
+        self._values.check(observation)
         self._put_state(self.states, observation)
         self.states += 1
 
     def step(self, observation: Any, reward: float, end: int) -> None:
         """Take the results of the step."""
+        self._values.check(observation)
         self._put_state(self.states, observation)
         self.states += 1
         self.reward[self.steps] = reward
@@ -181,7 +183,7 @@ class _Recording:
         self._writer = RecordingWriter(folder, columns, codec=task.codec, threads=task.threads)
         self._room = block_rows(columns, count)
         self._leaves = (*task.observation, *task.action)
-        self._values = LeafRows(task.made.id)
+        self._values = LeafRows(task.made.id, space_json(envs[0].observation_space))
         shares = list(zip(*(_shares(task.given.get(name), count) for name in ("steps", "episodes"))))
         self._lanes = [
             _RecordedEnvironment(task, n, env, self._values, self._room, shares[n]) for n, env in enumerate(envs)

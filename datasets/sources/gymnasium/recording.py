@@ -25,10 +25,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class LeafRows:
-    """Makes rows of the values of one environment, ``name``, and notes values whose dtype is not that of their space."""
+    """Makes rows of the values of one environment, ``name``, and notes values whose dtype is not that of their space.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    ``space`` is that of its observations, as JSON.
+    """
+
+    def __init__(self, name: str, space: Mapping[str, Any]) -> None:
+        self._name, self._space = name, space
         self._cast: set[str] = set()
 
     def row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
@@ -54,6 +57,24 @@ class LeafRows:
             return leaf.pick(value)
         except (KeyError, IndexError, TypeError) as error:
             raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
+
+    def check(self, observation: Any) -> None:
+        """Raise RbdataError for an observation with a part that the space has not: no leaf would hold it."""
+        self._check(self._space, "observation", observation)
+
+    def _check(self, space: Mapping[str, Any], key: str, value: Any) -> None:
+        if space["type"] == "Dict" and isinstance(value, Mapping):
+            inner, given = space["spaces"], {str(name): one for name, one in value.items()}
+        elif space["type"] == "Tuple" and isinstance(value, (tuple, list)):
+            inner, given = dict(enumerate(space["spaces"])), dict(enumerate(value))
+        else:
+            return
+        for name, one in given.items():
+            if name not in inner:
+                message = f"{self._name} gave {key}/{name}, which its space has not"
+                hint = "add it to the observation space, so that it is recorded, or leave it out in a wrapper"
+                raise RbdataError(message, hint=hint)
+            self._check(inner[name], f"{key}/{name}", one)
 
     def notes(self) -> list[str]:
         """A sentence about values that were given in another dtype, if any."""

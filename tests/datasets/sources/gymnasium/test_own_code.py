@@ -317,6 +317,49 @@ def test_actions_that_the_dtype_of_the_space_does_not_hold():
     assert rbdata.open_dataset("my/own")["action"].tolist() == [[7]] * 5
 
 
+class More(gymnasium.Env):
+    """Its observations have more than its space says, from step ``since`` on."""
+
+    observation_space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3))), b=spaces.Discrete(2))
+    action_space = spaces.Dict(k=spaces.Discrete(2))
+
+    def __init__(self, where, since):
+        self.where, self.since = where, since
+
+    def observation(self):
+        observation = {"a": (1, 2), "b": 1}
+        if self.steps < self.since:
+            return observation
+        more = {"goal": {"goal": np.ones(2)}, "a/2": {"a": (1, 2, 0)}}
+        return {**observation, **more[self.where]}
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("where", ["goal", "a/2"])
+@pytest.mark.parametrize("since", [0, 2])
+def test_a_part_of_an_observation_that_its_space_has_not(where, since):
+    """It was left out without a word."""
+    said = f"gave observation/{where}, which its space has not"
+    for count in (1, 2):
+        with pytest.raises(RbdataError, match=said):
+            rbdata.record(lambda: More(where, since), steps=8, num_envs=count, name="own")
+    env = rbdata.Recorder(More(where, since), name="loop")
+    with pytest.raises(RbdataError, match=said):
+        env.reset()
+        for _ in range(3):
+            env.step({"k": 1})
+    if since:
+        env.close()
+        assert len(rbdata.open_dataset("my/loop")) == 1
+
+
 def test_one_environment_for_several():
     env = Returns()
     with pytest.raises(UsageError, match="the same environment again and again"):
