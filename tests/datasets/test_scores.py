@@ -296,6 +296,6 @@ def test_environments_in_other_processes_leave_no_scores():
     made = {"vectorization_mode": "async", "num_envs": 1}
     for wrappers, found in (((Shown, Halved), ["Halved"]), ((Shown,), []), ((breakout,), ["breakout"])):
         env = object.__new__(gymnasium.vector.AsyncVectorEnv)  # without its processes
-        env.spec = EnvSpec("ALE/Breakout-v5", kwargs={**made, "wrappers": wrappers})
-        assert wrappers_of_returns(gymnasium.vector.VectorObservationWrapper(env)) == found
+        env.closed, env.spec = True, EnvSpec("ALE/Breakout-v5", kwargs={**made, "wrappers": wrappers})
+        assert wrappers_of_returns(env) == found
     assert wrappers_of_returns(gymnasium.vector.VectorEnv()) == ["VectorEnv"]

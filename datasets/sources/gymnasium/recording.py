@@ -66,7 +66,7 @@ class LeafRows:
         if space["type"] == "Dict" and isinstance(value, Mapping):
             inner, given = space["spaces"], {str(name): one for name, one in value.items()}
         elif space["type"] == "Tuple" and isinstance(value, (tuple, list)):
-            inner, given = dict(enumerate(space["spaces"])), dict(enumerate(value))
+            inner, given = ({str(n): one for n, one in enumerate(several)} for several in (space["spaces"], value))
         else:
             return
         for name, one in given.items():

@@ -330,8 +330,8 @@ class More(gymnasium.Env):
         observation = {"a": (1, 2), "b": 1}
         if self.steps < self.since:
             return observation
-        more = {"goal": {"goal": np.ones(2)}, "a/2": {"a": (1, 2, 0)}}
-        return {**observation, **more[self.where]}
+        more: dict[str, Any] = {"goal": np.ones(2)} if self.where == "goal" else {"a": (1, 2, 0)}
+        return {**observation, **more}
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
