@@ -37,6 +37,7 @@ from .draw import Draw, check_replaces_none, expand_to_records, flag_keys, mark_
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import DistinctRows, Readable, by_position
 from .storages.storage import Storage, rows_as_index
+from .storages.trees import set_nested_sizes
 from .timeline import Edges, Timeline, entry_key, path_of
 
 
@@ -236,6 +237,8 @@ class BatchReader:
         self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows
         self._fields = fields
         self._tail = storage.batch_tail
+        # Stacks and windows have a dimension before those of nested TensorDicts, which then have the size of the batch.
+        self._nested_sizes = () if spec.frame_stack or spec.key_windows else storage.nested_sizes
         if self._key_windows is not None:
             self._check_windows(self._key_windows)
             fields = {}  # nothing else is read
@@ -374,7 +377,9 @@ class BatchReader:
 
     def complete(self, prepared: Prepared) -> TensorDict:
         """Read the large leaves, and make the batch: flat TED ``[steps]`` with ``index``."""
-        return nest(self.columns(prepared), (len(prepared.index), *self._tail), self.storage.device)
+        batch = nest(self.columns(prepared), (len(prepared.index), *self._tail), self.storage.device)
+        set_nested_sizes(batch, self._nested_sizes, (len(prepared.index),))
+        return batch
 
     def columns(self, prepared: Prepared) -> dict[str, torch.Tensor]:
         """All leaves of the batch by path, ``[steps, ...]``; the large ones are read now."""

@@ -27,7 +27,7 @@ from ..timeline import Key, as_key
 from .list_storage import ListStorage
 from .rows import Readable, TensorLeaf, take_windows
 from .storage import Storage
-from .trees import copy_of
+from .trees import copy_of, set_nested_sizes
 
 #: Rows of fewer bytes are not compressed: the frame around them would be larger than what is saved.
 SMALLEST_ROW = 64
@@ -189,8 +189,12 @@ class CompressedListStorage(ListStorage):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Readable] | None:
-        kind = next(iter(self._kinds), None)
-        return None if kind is None or kind.nested else self._table  # batches of leaves have one batch size throughout
+        return self._table
+
+    @property
+    def nested_sizes(self) -> tuple[tuple[Key, tuple[int, ...]], ...]:
+        kind = next(iter(self._kinds)) if self._table is not None else None
+        return () if kind is None else kind.nested
 
     @property
     def batch_tail(self) -> tuple[int, ...]:
@@ -216,10 +220,7 @@ class CompressedListStorage(ListStorage):
         record = TensorDict(batch_size=kind.batch)
         for about, leaf in zip(kind.leaves, leaves):
             record.set(about.path, leaf)
-        for path, batch in kind.nested:
-            if path not in record.keys(True):
-                record.set(path, TensorDict(batch_size=batch))
-            record.get(path).batch_size = batch
+        set_nested_sizes(record, kind.nested)
         for path, value in packed.rest.items() if packed.rest else ():
             record.set_non_tensor(path, value)
         return record if kind.kind is None else kind.kind.from_tensordict(record)

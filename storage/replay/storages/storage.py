@@ -133,6 +133,11 @@ class Storage(Saved):
         return None
 
     @property
+    def nested_sizes(self) -> tuple[tuple[Key, tuple[int, ...]], ...]:
+        """Of leaves read by row: path and batch size of TensorDicts inside of records that are empty, or have another size."""
+        return ()
+
+    @property
     def batch_tail(self) -> tuple[int, ...]:
         """Batch dimensions of a record, without the dimensions that count as rows."""
         return ()

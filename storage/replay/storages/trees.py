@@ -494,6 +494,16 @@ def repeat_values(records: Any) -> Any:
     return records
 
 
+def set_nested_sizes(
+    data: TensorDictBase, sizes: Iterable[tuple[Any, tuple[int, ...]]], lead: tuple[int, ...] = ()
+) -> None:
+    """Give nested TensorDicts their batch sizes, after ``lead`` (see `Storage.nested_sizes`); empty ones are made."""
+    for path, size in sizes:
+        if path not in data.keys(True):
+            data.set(path, TensorDict(batch_size=(*lead, *size)))
+        data.get(path).batch_size = torch.Size((*lead, *size))
+
+
 def partial_keys(data: Any) -> set[Any]:
     """The keys that only some records of a lazy stack have: tensordict drops them."""
     if type(data) is TensorDict and all(type(part) is torch.Tensor for part in data._tensordict.values()):

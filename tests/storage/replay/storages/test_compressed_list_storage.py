@@ -113,6 +113,27 @@ def test_nested_batch_sizes_are_those_written(tmp_path, alone):
     assert buffer.storage.bytes() < 4 * agents[0].bytes()
 
 
+def test_stacks_and_returns_of_groups_of_agents():
+    """n-step returns have the nested batch size; stacks and windows come before the dimensions of a group."""
+    agents = TensorDict({"observation": torch.arange(4 * 3.0).view(4, 3)}, [4, 3])
+    following = TensorDict({"observation": torch.arange(4 * 3.0).view(4, 3) + 3}, [4, 3])
+    flags = {"done": torch.zeros(4, 1, dtype=torch.bool), "reward": torch.ones(4, 1)}
+    data = TensorDict({"agents": agents, "next": TensorDict({"agents": following, **flags}, [4])}, [4])
+    key = ("agents", "observation")
+    batches = []
+    for options in ({"n_step": 2}, {"frame_stack": 2, "stack_keys": [key]}, {"windows": {key: (-1, 0)}}):
+        buffer = TensorDictReplayBuffer(storage=CompressedListStorage(4), batch_size=4, **options)
+        buffer.extend(data)
+        batches.append(buffer.sample_at(torch.arange(4)))
+    returns, stacks, windows = batches
+    assert returns["agents"].batch_size == returns["next", "agents"].batch_size == (4, 3)
+    assert returns["next", "agents", "observation"][:, 0].tolist() == [6, 9, 12, 12]
+    assert stacks["agents"].batch_size == windows["agents"].batch_size == (4,)
+    assert stacks[key].shape == windows[key].shape == (4, 2, 3)
+    assert torch.equal(stacks[key][1:], windows[key][1:])
+    assert windows[key][2].tolist() == [[3, 4, 5], [6, 7, 8]]
+
+
 @tensorclass
 class Pair:
     first: Step
