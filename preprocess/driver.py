@@ -67,7 +67,7 @@ def _unchained_of(context: RunContext, layout: Layout, records: Mapping[int, Rec
                 leaf = layout.schema.get(name)
                 if leaf is not None and leaf.kind == "state":
                     where = f"at step {context.chunks[before + 1].start:,} of {context.input.id}"
-                    raise unchained_error(context.config.chain.last_name, name, where)
+                    raise unchained_error([fn.name for fn in context.config.chain.functions], name, where)
     return unchained
 
 

@@ -27,6 +27,11 @@ class OwnGenerators:
         for generator, content, _ in self._found:
             _seed(generator, int.from_bytes(hashlib.sha256(f"{content} {seed}".encode()).digest()[:7], "big"))
 
+    @property
+    def states(self) -> list[str]:
+        """Their states now: what was drawn since `seed`."""
+        return [content_hash(one) for one, _, _ in self._found]
+
     def restore(self) -> None:
         """Put the first states back."""
         for generator, _, state in self._found:

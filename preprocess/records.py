@@ -64,10 +64,11 @@ _PROBE_KEYS = (
 )
 
 
-def unchained_error(function: str, name: str, where: str) -> ResultError:
-    """The error for a state leaf whose successor is not the observation of the following step."""
+def unchained_error(functions: Sequence[str], name: str, where: str) -> ResultError:
+    """The error for a state leaf whose successor is not the observation of the following step; any of the functions may have
+    made it so."""
     message = (
-        f"{function} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
+        f"{', '.join(functions)} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
         "in the first result they were equal, so that each is stored once"
     )
     return ResultError(message, hint="if that is intended, store both: --layout ted --force")

@@ -21,6 +21,7 @@ import torch
 
 from ..datasets.user_code.opened_files import OpenedFiles
 from ..datasets.workers.task import OnBlock
+from ..errors import FunctionError
 from ..storage.codecs import codec_of
 from ..storage.durable import sync_folder
 from ..storage.parts import PARTS
@@ -63,7 +64,7 @@ class PartWriter:
     """
 
     def __init__(self, config: RunConfig, source: Schema, schema: Schema, shapes: Shapes, number: int) -> None:
-        self._name, self._folder = config.chain.last_name, config.folder
+        self._names, self._folder = [fn.name for fn in config.chain.functions], config.folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: codec_of(leaf).open_appender(self._folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
@@ -123,7 +124,7 @@ class PartWriter:
         self._done = bool(done[-1])
         for name, row in unchained.items():
             if name in self._states:
-                raise unchained_error(self._name, name, f"at row {row + 1} of {where}")
+                raise unchained_error(self._names, name, f"at row {row + 1} of {where}")
         self._unchained.update(unchained)
 
     def finish(self) -> dict[str, Any]:
@@ -305,6 +306,8 @@ def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[
             began = time.perf_counter()
             (batch,) = applier.apply(span, counts, map_states=False)
             seconds = time.perf_counter() - began
+            if not steps_in:
+                _check_draws(applier, span)
             steps_in += batch.steps_in
             on_block(steps_in, 0, 0)
             if not batch.columns:
@@ -341,6 +344,23 @@ def _measure(applier: Applier, span: Chunk, seconds: float) -> float:
     for _ in applier.apply(span, ResultCounts()):
         pass
     return (time.perf_counter() - began) / span.rows
+
+
+def _check_draws(applier: Applier, span: Chunk) -> None:
+    """Raise FunctionError if functions that were called with these steps draw other numbers from generators of their own when
+    they are called with them again: they draw once what they keep, such as a random projection, which would be another one in
+    every process.
+    """
+    drawn = applier.own_generators.states
+    if not drawn:
+        return
+    for _ in applier.apply(span, ResultCounts(), map_states=False):
+        pass
+    if applier.own_generators.states != drawn:
+        name = applier.config.chain.last_name
+        message = f"{name} draws other numbers from its random generator when it is called again with the same steps"
+        hint = "draw what all calls use when the function or its object is made, not in the first call"
+        raise FunctionError(message, hint=hint)
 
 
 def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:

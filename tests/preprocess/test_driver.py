@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.user_code.identity import content_hash
+from rbdata.errors import FunctionError
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
@@ -133,6 +134,32 @@ class TestSameBytes:
         assert not torch.isin(noise, made(3, argument, 1, args={"source": other})).any()
         assert not torch.isin(noise, made(4, closure, 1, seed=1)).any()
         assert content_hash(one) == first
+
+    @pytest.mark.parametrize("per", ["batch", "episode", "sample"])
+    @pytest.mark.parametrize("kind", [*OWN_GENERATORS])
+    def test_numbers_that_are_drawn_in_the_first_call_are_refused(self, kind, per, inputs, tmp_path):
+        """They would be others in every process. Those that are drawn before the first call are the same."""
+        make, draw = OWN_GENERATORS[kind]
+
+        class Projection:
+            def __init__(self, weights=None):
+                self.generator, self.weights = make(0), weights
+
+            def __call__(self, td):
+                if self.weights is None:
+                    self.weights = torch.as_tensor(draw(self.generator, 3)).float()
+                noise = torch.as_tensor(draw(self.generator, 1))[0].float()
+                return td.set("projected", self.weights.expand(*td.batch_size, 3)).set(
+                    "noise", noise.expand(td.batch_size)
+                )
+
+        (tmp_path / "my").mkdir()
+        options = {"source": inputs["flat"], "per": per}
+        with pytest.raises(FunctionError, match="other numbers from its random generator when it is called again"):
+            run(tmp_path, Projection(), **options)
+        weights = torch.as_tensor(draw(make(0), 3)).float()
+        made = run(tmp_path, Projection(weights), **options)
+        assert (made["projected"] == weights).all() and len(made["noise"].unique()) > 1
 
     def test_generators_in_a_file_are_seeded_as_well(self, inputs, engines, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

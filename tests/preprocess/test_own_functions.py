@@ -1074,3 +1074,17 @@ def test_an_observation_of_another_form_than_its_successor(tmp_path, form, key):
         made = run(tmp_path, fn, dest=f"my/{per}", batch_size=7, per=per)
         check_equal(made, applied(source, fn, per, 7))
         assert made.manifest.lineage["unchained"] == ["observation"]
+
+
+def test_a_successor_that_any_function_of_a_chain_may_have_changed(tmp_path):
+    """The message named the last one."""
+    make_input(tmp_path, "zstd")
+
+    def late(td, step):
+        td["next", "observation"][step >= 64] = 7
+        return td
+
+    def same(td):
+        return td
+
+    fails(tmp_path, [late, same], ResultError, r"late, .*same made 'next/observation' other than", batch_size=16)
