@@ -160,6 +160,13 @@ def test_a_reward_that_is_given_twice_is_refused() -> None:
         rbdata.from_episodes([{**one, "next": {"reward": np.ones(4)}}], "my/x")
 
 
+@pytest.mark.parametrize("name", ["my key", "mask"])
+def test_a_key_of_an_episode_that_cannot_be_stored_is_not_said_to_be_of_a_map(name: str) -> None:
+    one = {"observation": np.zeros((5, 2)), "action": np.zeros(4), "reward": np.zeros(4), "terminated": True}
+    with pytest.raises(UsageError, match=f"^episode 0: key '{name}' is"):
+        rbdata.from_episodes([{**one, name: np.arange(4)}], "my/x")
+
+
 def test_a_leaf_of_ted_that_is_named_step_is_kept() -> None:
     steps = {"observation": torch.rand(4, 2), "action": torch.zeros(4), "step": torch.arange(4) * 2}
     steps["next"] = {"reward": torch.zeros(4, 1), "done": torch.tensor([0, 0, 0, 1])[:, None]}

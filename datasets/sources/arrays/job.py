@@ -100,7 +100,7 @@ class ArraysJob(RecordedJob):
         try:
             super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
         except SchemaError as error:
-            hint = "give one of the arrays another key in the map, ours to theirs, such as --map info/other=NAME"
+            hint = "rename one of the arrays, or give it another key in the map, such as --map info/other=NAME"
             hint += f"; the arrays are {listed(first.arrays)}"
             raise UsageError(f"{first.name}: {error.message}", hint=hint) from error
         self._tables = tables if isinstance(tables, Sequence) else chain([first], remaining)

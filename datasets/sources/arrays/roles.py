@@ -243,7 +243,7 @@ def _given_roles(
             try:
                 check_key(key)
             except SchemaError as error:
-                raise UsageError(f"{where}: the map's key {key!r}: {error.message}") from error
+                raise UsageError(f"{where}: {error.message}") from error
             extra[key] = next(iter(names.values()))
     return found, extra
 
