@@ -258,11 +258,12 @@ def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase
     The keys and values are those of the batches of ``rbdata.load(..., n_step=n, gamma=gamma)``, except for the ends of
     episodes: overlapping steps do not form a trajectory, and slices and frame stacks would be wrong where the next observation
     is not the one of the following row. So with n > 1 every step becomes its own episode, truncated where it does not
-    terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1, for gamma outside (0, 1], and where one
-    of the three added leaves exists.
+    terminate (bootstrapping needs ``terminated`` only). Raises UsageError for n < 1, for gamma outside (0, 1], where one
+    of the three added leaves exists, and for rewards beside ``next/reward`` (of each agent, say), which are not summed.
     """
     check_new(td, "next/original_reward", "steps_to_next_obs", "gamma")
     window, length = NStep(n, float(gamma)), len(td)
+    window.check_rewards(paths(td))
     step = torch.arange(length)
     taken = window.ahead(step, torch.tensor(length))
     reward = get(td, "next/reward")

@@ -13,11 +13,13 @@ batches are drawn ahead and their small leaves are read together (``prepare``); 
                                 reward  r0   r1   r2   r3
     from step 0                 r0 + g r1 + g^2 r2          next is that of step 2      3 steps
     from step 2                 r2 + g r3                   next is that of step 3      2 steps, done
+
+``next/reward`` alone is summed. All other leaves under ``next`` (costs, infos) are those of the last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +55,13 @@ class NStep:
         if not 0 < self.gamma <= 1:
             raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
         self.__dict__.update(steps=steps, gamma=float(self.gamma))
+
+    def check_rewards(self, leaves: Iterable[str]) -> None:
+        """Raise UsageError for rewards beside ``next/reward``, of each agent, say: those of the last step would look like sums."""
+        others = [name for name in leaves if name.startswith("next/") and name.endswith("/reward") and name != "next/reward"]
+        if self.steps > 1 and others:
+            message = f"n_step sums next/reward alone, not {', '.join(others)}"
+            raise UsageError(message, hint="leave these leaves out, or rename them: they are then those of the last step")
 
     def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """The number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
@@ -252,6 +261,8 @@ class BatchReader:
             raise UsageError(f"{storage!r} has no observation to stack", hint="name the keys with stack_keys")
         if self.n_step is not None and "next/reward" not in fields:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
+        if self.n_step is not None:
+            self.n_step.check_rewards(fields)
         added = ("next/original_reward", "steps_to_next_obs", "gamma") if self.n_step is not None else ()
         replaced = [name for name in added if name in fields]
         if replaced:

@@ -100,6 +100,7 @@ class ReplayBuffer:
       usual keys (see `Edges`).
     - ``rank``, ``world_size``: the share of this process in data-parallel training. Without replacement all processes follow
       the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
+      Together they take every step, so one process may have a batch more than another: ``drop_last`` gives all as many.
 
     `sample` of a plain buffer returns the stored records; the sampler's information (``index``, flags, weights) is returned
     with ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.
@@ -551,7 +552,10 @@ class ReplayBuffer:
             warnings.warn(message, PassRestartedWarning, stacklevel=3)
 
     def __next__(self) -> Any:
-        return self.next()
+        batch = self.next()
+        if batch is None:
+            raise StopIteration
+        return batch
 
     def next(self) -> Any:
         """The next batch of an iteration that the buffer keeps; None after the last batch of a pass."""

@@ -47,6 +47,14 @@ def test_n_step_is_multi_steps(n):
     assert torch.allclose(ours["next", "reward"], theirs["next", "reward"], atol=1e-6)
 
 
+def test_rewards_that_are_not_summed_are_refused():
+    td = episode(5)
+    td["next", "agents"] = {"reward": td["next", "reward"].expand(5, 3)}
+    with pytest.raises(UsageError, match="n_step sums next/reward alone, not next/agents/reward"):
+        n_step(td, n=2)
+    assert n_step(td, n=1)["next", "agents", "reward"].shape == (5, 3)
+
+
 def test_n_step_beside_torchrl():
     post = pytest.importorskip("torchrl.data.postprocs")
     td = episode(23)

@@ -401,6 +401,25 @@ def test_n_step_does_not_replace_what_records_have():
         buffer.sample()
 
 
+def test_n_step_refuses_rewards_that_it_would_not_sum():
+    """Such as those of each agent: the rewards of the last step stood beside the successor n steps later."""
+    steps = torch.arange(8.0)[:, None]
+    agents = {"reward": steps[:, None].expand(8, 3, 1)}
+    after = {"observation": steps + 1, "reward": steps, "done": steps == 7, "agents": agents}
+    data = TensorDict({"observation": steps, "next": after}, [8])
+
+    def batch(records, n_step):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=n_step)
+        buffer.extend(records)
+        return buffer.sample()
+
+    with pytest.raises(UsageError, match="n_step sums next/reward alone, not next/agents/reward"):
+        batch(data, 2)
+    single = batch(data, 1)
+    assert same(single["next", "agents", "reward"][:, 0], single["observation"])
+    assert ("next", "agents") not in batch(data.exclude(("next", "agents")), 2).keys(True)
+
+
 def test_n_step_does_not_replace_what_a_dataset_has(tmp_path, monkeypatch):
     """Such as the discounts of a dataset of n-step rewards: those of single steps stood in their place."""
     monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))

@@ -36,6 +36,9 @@ def test_next_and_iteration():
     assert [len(batch) for batch in buffer] == [5, 5, 2]
     taken = [buffer.next() for _ in range(4)]
     assert taken[3] is None and len(taken[2]) == 2
+    assert [len(next(buffer)) for _ in range(3)] == [5, 5, 2]
+    with pytest.raises(StopIteration):
+        next(buffer)
     assert len(next(buffer)) == 5
     endless = numbers()
     assert len([batch for batch, _ in zip(endless, range(50))]) == 50
