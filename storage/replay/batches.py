@@ -57,7 +57,7 @@ class NStep:
         self.__dict__.update(steps=steps, gamma=float(self.gamma))
 
     def check_rewards(self, leaves: Iterable[str]) -> None:
-        """Raise UsageError for rewards beside ``next/reward``, of each agent, say: those of the last step would look like sums."""
+        """Raise UsageError for rewards beside ``next/reward`` (of each agent, say): the last step's would look like sums."""
         others = [name for name in leaves if name.startswith("next/") and name.endswith("/reward") and name != "next/reward"]
         if self.steps > 1 and others:
             message = f"n_step sums next/reward alone, not {', '.join(others)}"
