@@ -58,10 +58,11 @@ class NStep:
 
     def check_rewards(self, leaves: Iterable[str]) -> None:
         """Raise UsageError for rewards beside ``next/reward`` (of each agent, say): the last step's would look like sums."""
-        others = [name for name in leaves if name.startswith("next/") and name.endswith("/reward") and name != "next/reward"]
+        rewards = [name for name in leaves if name.startswith("next/") and name.endswith("/reward")]
+        others = [name for name in rewards if name != "next/reward"]
         if self.steps > 1 and others:
             message = f"n_step sums next/reward alone, not {', '.join(others)}"
-            raise UsageError(message, hint="leave these leaves out, or rename them: they are then those of the last step")
+            raise UsageError(message, hint="leave these leaves out; under other names they are those of the last step")
 
     def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """The number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
