@@ -86,7 +86,8 @@ class ReplayBuffer:
     - ``transform`` or ``transform_factory``: see `transforms`.
     - ``batch_size``: may be given to `sample` instead, but iteration and prefetching need it here.
     - ``prefetch``: the number of batches that are drawn and made ahead, in as many threads. ``pin_memory``, ``device``: where
-      batches are put; with a CUDA device one batch is prefetched unless ``prefetch`` is given: copies overlap with work.
+      batches are put. With a CUDA device one batch of a dataset is prefetched unless ``prefetch`` is given: copies overlap with
+      work. Not with priorities or functions of yours, whose batches would lag, nor of buffers that are written to.
     - ``dim_extend``: the dimension of the data of `extend` that counts records, by default the last one of the storage.
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
@@ -213,7 +214,7 @@ class ReplayBuffer:
             self._make_parts(self._unmade)
 
     def _make_parts(self, given: dict[str, Any]) -> None:
-        """Make the parts from the arguments of the constructor; ``one_ahead``: prefetch a batch if the sampler can."""
+        """Make the parts from the arguments of the constructor; ``one_ahead``: prefetch a batch where it is the same then."""
         self._unmade = None
         self._storage = resolve_storage(given["storage"])
         self._sampler = resolve(given["sampler"], Sampler, RandomSampler, "SliceSampler(slice_len=32)")
@@ -228,8 +229,8 @@ class ReplayBuffer:
         factory, dim_extend = given["transform_factory"], given["dim_extend"]
         self._transforms = as_transforms(given["transform"] if factory is None else factory())
         self._dim_extend = self._storage.ndim - 1 if dim_extend is None else dim_extend
-        if given["one_ahead"] and self._sampler.ahead and self.batch_size:
-            self._spec = replace(self._spec, prefetch=1)
+        if given["one_ahead"] and self._sampler.ahead and self._storage.immutable and self.batch_size:
+            self._spec = replace(self._spec, prefetch=1, prefetch_is_default=True)
         self._start_order(given["generator"], given["seed"])
         if self.shared:
             self.share()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import is_tensor_collection
+from torch.utils import _pytree as pytree
 
 from ...errors import UsageError
 
@@ -38,7 +40,9 @@ def to_device(
     *,
     ahead: bool = False,
 ) -> Any:
-    """The batch in pinned memory if asked for, then on the device.
+    """The batch in pinned memory if asked for, then on the device. Tensors that a transform made on a GPU are not pinned.
+
+    ``batch`` is a TensorDict, or a tree of tensors that a ``collate_fn`` made; other leaves of a tree stay as they are.
 
     A copy to a GPU goes through the caller's stream, in order with what the caller computes there. If it is made ``ahead``,
     which another thread may do, it goes through a stream of that thread beside the computations, and is complete on return; see
@@ -47,8 +51,8 @@ def to_device(
     that was forked after its parent had used CUDA.
     """
     if device is None or device.type != "cuda":
-        pinned = batch.pin_memory() if pin and torch.cuda.is_available() else batch
-        return pinned if device is None else pinned.to(device)
+        pinned = _pinned(batch) if pin and torch.cuda.is_available() else batch
+        return pinned if device is None else _moved(pinned, device)
     try:
         if not ahead:
             return _to_gpu(batch, device, pin, windows)
@@ -75,15 +79,46 @@ def _to_gpu(batch: Any, device: torch.device, pin: bool, windows: Mapping[str, t
         there = rows.pin_memory().to(device, non_blocking=True)
         stacks[key], stacks[successor] = there[:, :-1].clone(), there[:, 1:]
     rest = batch.exclude(*stacks) if stacks else batch
-    moved = (rest.pin_memory() if pin else rest).to(device, non_blocking=True)
+    # A copy out of pinned memory is not complete on return: a transform that keeps such memory may write the next batch there.
+    is_pinned_by_user = any(leaf.is_pinned() for leaf in _tensors(rest))
+    moved = _moved(_pinned(rest) if pin else rest, device, non_blocking=not is_pinned_by_user)
     for key, stack in stacks.items():
         moved.set(key, stack)
     return moved
+
+
+def _moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    if is_tensor_collection(batch):
+        return batch.to(device, non_blocking=non_blocking)
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(move, batch)
+
+
+def _pinned(batch: Any) -> Any:
+    def pin(leaf: Any) -> Any:
+        return leaf.pin_memory() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" else leaf
+
+    return batch.apply(pin, filter_empty=False) if is_tensor_collection(batch) else pytree.tree_map(pin, batch)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch; of a lazy stack those of its records."""
+    found: list[Any] = []
+    if is_tensor_collection(batch):
+        batch.apply(found.append, filter_empty=False)
+    else:
+        found = pytree.tree_leaves(batch)
+    return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
 
 def record_stream(batch: Any, device: torch.device | None) -> Any:
     """Tell the allocator that the caller's stream uses what another stream copied; returns the batch."""
     if device is not None and device.type == "cuda":
         current = torch.cuda.current_stream(device)
-        batch.apply(lambda leaf: leaf.record_stream(current), filter_empty=False)
+        for leaf in _tensors(batch):
+            if leaf.device.type == "cuda":
+                leaf.record_stream(current)
     return batch

@@ -446,7 +446,7 @@ class ReplayBufferEnsemble:
         self._prefetch = check_prefetch(prefetch, self.batch_size)
         for buffer in buffers:
             if self._prefetch:
-                buffer._change_spec(prefetch=self._prefetch)
+                buffer._change_spec(prefetch=self._prefetch, prefetch_is_default=False)
             if buffer._spec.prefetch:
                 buffer._change_spec(in_ensemble=True)
             if shared:

@@ -89,15 +89,17 @@ class Relabeling(Protocol):
 class BatchSpec(WindowSpec):
     """The specification of batches: the rows to read around each step, and how they are processed.
 
-    ``info_in_batch`` puts the sampler's information into the batch; ``prefetch`` batches are made ahead; ``relabeling``
-    replaces goals; ``expand`` maps the drawn records to the records to read (see `online.sample_units`), ``expands_ahead``
-    says whether a second call returns the same records. ``in_ensemble``: functions of the user make batches in the caller's
-    thread alone, because the members of an ensemble may share them, or what they write to.
+    ``info_in_batch`` puts the sampler's information into the batch; ``prefetch`` batches are made ahead, by request or
+    (``prefetch_is_default``) without; ``relabeling`` replaces goals; ``expand`` maps the drawn records to the records to read
+    (see `online.sample_units`), ``expands_ahead`` says whether a second call returns the same records. ``in_ensemble``:
+    functions of the user make batches in the caller's thread alone, because the members of an ensemble may share them, or what
+    they write to.
     """
 
     info_in_batch: bool = False
     collate: Callable[[Any], Any] | None = None
     prefetch: int = 0
+    prefetch_is_default: bool = False
     device: torch.device | None = None
     pin_memory: bool = False
     relabeling: Relabeling | None = None
@@ -290,13 +292,20 @@ class Pipeline:
 
         Both raise RowsChangedError if another process has meanwhile written rows of a prefetched batch.
         """
-        if ahead and self.spec.prefetch > 0:
+        if ahead and self._prefetches:
             queue, job = self._next_job(size)
             return partial(self._deliver, queue, job, size)
         if self.queued:
             self.rewind()
         prepared, rows = self._take_and_read(size)
         return partial(self._make, prepared, rows)
+
+    @property
+    def _prefetches(self) -> bool:
+        """Whether batches are made ahead; by default only where nothing that the program does in between changes them."""
+        if self.spec.prefetch_is_default:
+            return self.order.sampler.ahead and not self.runs_own_code
+        return self.spec.prefetch > 0
 
     def _make(self, prepared: Prepared, rows: Any) -> Sample:
         return *self._finish(prepared, self._collate(prepared, rows)), prepared.ran_out

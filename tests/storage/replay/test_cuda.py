@@ -237,6 +237,91 @@ def test_batches_of_storages_elsewhere():
         there.close()
 
 
+def test_batches_follow_the_program_without_prefetch(folder):
+    """The same program gives the same batches on the device: by default nothing that may change is drawn ahead."""
+    scale = {"observation": 1.0}
+
+    def scaled(batch):
+        batch["observation"] = batch["observation"] * scale["observation"]
+        return batch
+
+    def buffers(device):
+        more = {} if device is None else {"device": device}
+        ring = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(20), batch_size=8, seed=1, **more)
+        ring.extend(steps(20))
+        return (
+            ring,
+            rbdata.load(folder, batch_size=8, seed=1, **more),
+            rbdata.load(folder, batch_size=8, seed=1, **more),
+        )
+
+    here, there = buffers(None), buffers(DEVICE)
+    for turn in range(4):
+        scale["observation"] = 1.0 + turn
+        for expected, found in zip(here, there):
+            same(found.sample(), expected.sample())
+        for ring, _, changed in (here, there):
+            if turn == 0:  # after a batch was made ahead
+                changed.append_transform(scaled)
+            ring.extend(steps(5, 100 * turn))
+            ring[2] = steps(1, 7777)[0]
+    assert [buffer.stats()["prefetch_queue_size"] for buffer in there] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cuda"])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_leaves_that_a_transform_made_on_the_device(folder, device, prefetch):
+    """Memory of the device is not pinned; pinned memory that the transform uses again is copied before that."""
+    kept = torch.zeros(8, pin_memory=True)
+    weights = torch.arange(2.0, device=DEVICE)
+
+    def computed(batch):
+        kept.copy_(batch["next", "reward"][:, 0])
+        batch["kept"] = kept
+        batch["value"] = batch["observation"].float().flatten(1)[:, :1].to(DEVICE) * weights
+        return batch
+
+    arguments = {} if device is None else {"device": device}
+    if prefetch is not None:
+        arguments["prefetch"] = prefetch
+    buffer = rbdata.load(folder, batch_size=8, seed=1, transform=computed, pin_memory=True, **arguments)
+    plain = rbdata.load(folder, batch_size=8, seed=1)
+    work = torch.rand(2000, 2000, device=DEVICE)
+    found = []
+    for _ in range(12):
+        for _ in range(10):
+            work = (work @ work).clamp(0, 1)
+        batch = buffer.sample()
+        if device is None:
+            assert batch["observation"].is_pinned()
+        found.append(batch if device == "cuda" else batch.clone())
+    for batch in found:
+        expected = plain.sample()
+        assert_close(batch["kept"].cpu(), expected["next", "reward"][:, 0])
+        value = expected["observation"].float().flatten(1)[:, :1] * torch.arange(2.0)
+        assert_close(batch["value"].cpu(), value)
+        if device is None:
+            assert batch["value"].device == DEVICE
+        else:
+            assert {leaf.device.type for leaf in batch.values(True, True)} == {device}
+    buffer.close()
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_trees_of_a_collate_fn_go_to_the_device(pin_memory):
+    buffer = rbdata.ReplayBuffer(
+        storage=rbdata.ListStorage(10),
+        collate_fn=lambda records: (torch.stack([record["observation"] for record in records]), {"name": "a"}),
+        batch_size=4,
+        device=DEVICE,
+        pin_memory=pin_memory,
+    )
+    buffer.extend([steps(1, number)[0] for number in range(10)])
+    observation, rest = buffer.sample()
+    assert observation.device == DEVICE
+    assert rest == {"name": "a"}
+
+
 def test_priorities_given_on_the_device():
     here = rbdata.PrioritizedReplayBuffer(
         alpha=0.7, beta=0.5, storage=rbdata.LazyTensorStorage(40), batch_size=16, seed=0
