@@ -67,7 +67,7 @@ def _unchained_of(context: RunContext, layout: Layout, records: Mapping[int, Rec
                 leaf = layout.schema.get(name)
                 if leaf is not None and leaf.kind == "state":
                     where = f"at step {context.chunks[before + 1].start:,} of {context.input.id}"
-                    raise unchained_error([fn.name for fn in context.config.chain.functions], name, where)
+                    raise unchained_error(context.config.chain.names, name, where)
     return unchained
 
 
@@ -84,7 +84,7 @@ def make_manifest(
     sections = context.chunks_of_sections
     steps = sum(part["steps"] for part in parts)
     if not steps:
-        raise nothing_left_error([fn.name for fn in context.config.chain.functions], context.input.id)
+        raise nothing_left_error(context.config.chain.names, context.input.id)
     columns = writer.columns()
     try:
         columns.rows = steps

@@ -33,6 +33,7 @@ from ..datasets.user_code.identity import (
     check_attributes,
     content_hash,
     defining_module,
+    differing_values,
     global_reads,
     hash_files,
     labelled,
@@ -330,7 +331,7 @@ def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None
     found, own = identify(fn, name), f"the file of {name}"
     check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
     if found.content != wanted.content:
-        values = ", ".join(sorted({value for value, _ in found.values.items() ^ wanted.values.items()}))
+        values = ", ".join(differing_values(found.values, wanted.values))
         message = f"{name} is another function in this process: a global that it reads has another value"
         message += f" ({values})" if values else ""
         hint = "pass what changes as an argument, and set what is random or set by hand inside the function"

@@ -123,6 +123,11 @@ class FunctionChain:
         return self.functions[0].folder
 
     @property
+    def names(self) -> list[str]:
+        """The names of the functions, in their order."""
+        return [fn.name for fn in self.functions]
+
+    @property
     def last_name(self) -> str:
         """The name of the last function, which error messages about results give."""
         return self.functions[-1].name

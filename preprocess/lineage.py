@@ -24,6 +24,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .._version import __version__
+from ..datasets.user_code.identity import differing_values
 from ..storage.manifest import Manifest, ViewManifest
 from ..storage.reference_scores import OTHER_RETURNS
 from ..storage.schema import FLAGS
@@ -123,7 +124,7 @@ def _changes_of_function(before: Mapping[str, Any], after: Mapping[str, Any]) ->
     name = str(after.get("function"))
     old, new = ({**(fn.get("files") or {}), _own_file(fn): fn.get("file_sha256")} for fn in (before, after))
     changed = [label for label in sorted({*old, *new}) if old.get(label) != new.get(label)]
-    values = sorted({value for value, _ in (before.get("values") or {}).items() ^ (after.get("values") or {}).items()})
+    values = differing_values(before.get("values"), after.get("values"))
     if values:  # files without a hash are of modules in which the program has set values
         changed = [label for label in changed if None not in (old.get(label), new.get(label))]
     old, new = before.get("args") or {}, after.get("args") or {}

@@ -64,7 +64,7 @@ class PartWriter:
     """
 
     def __init__(self, config: RunConfig, source: Schema, schema: Schema, shapes: Shapes, number: int) -> None:
-        self._names, self._folder = [fn.name for fn in config.chain.functions], config.folder
+        self._names, self._folder = config.chain.names, config.folder
         self._leaves = [leaf for leaf in schema if leaf.constant is None]
         self._sinks = {leaf.name: codec_of(leaf).open_appender(self._folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}

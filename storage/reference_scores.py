@@ -78,7 +78,7 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
     return replace(found, caveat="preprocessing changed the rewards") if changed else found
 
 
-def wrappers_of_returns(source: Mapping[str, Any]) -> list[str]:
+def stated_wrappers(source: Mapping[str, Any]) -> list[str]:
     """The wrappers that a ``source`` record names under OTHER_RETURNS."""
     stated = source.get(OTHER_RETURNS)
     return [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []

@@ -29,7 +29,7 @@ from .episodes import CUT, EpisodeTable
 from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
 from .memory_map import in_numpy
-from .reference_scores import OTHER_RETURNS, original_source, wrappers_of_returns
+from .reference_scores import OTHER_RETURNS, original_source, stated_wrappers
 from .row_index import lookup, runs_of
 from .schema import Schema
 
@@ -189,7 +189,7 @@ def make_manifest(members: Sequence[Member], segments: Segments, schema: Schema,
     source = {
         key: sources[0][key] for key in _OF_ANY_PART if all(one.get(key, one) == sources[0].get(key) for one in sources)
     }
-    wrappers = [name for one in sources for name in wrappers_of_returns(one)]
+    wrappers = [name for one in sources for name in stated_wrappers(one)]
     if wrappers:
         source[OTHER_RETURNS] = [*dict.fromkeys(wrappers)]
     single = len(members) == 1

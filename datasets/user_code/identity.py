@@ -110,6 +110,11 @@ def identify(value: Any, what: str = "the function") -> Identity:
     return Identity(qualified_name(value), content.sha256, file, files, named, dict(sorted(content.values.items())))
 
 
+def differing_values(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    """The names of the values, of `Identity`, that two identities do not share."""
+    return sorted({name for name, _ in (before or {}).items() ^ (now or {}).items()})
+
+
 def hash_files(content: Content) -> dict[str, str]:
     """sha256 of the local files that code reaches, by module, as they were when they were loaded.
 

@@ -4,13 +4,13 @@
     loader = DataLoader(buffer.as_map(), batch_size=256)     records by number, in the loader's order
     loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and single steps as stored
 
-Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared.
-Without replacement the workers divide each pass, so that together they return every step once; with replacement each worker
-draws its own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's
-seed determines: workers end with their iterator, so the buffer counts the iterators of its loaders (persistent workers begin
-each as new ones would). Its states hold the count, and the number of batches that the iterator under way has returned: a run
-that is resumed with as many workers goes on there, with any other number it begins the next pass, and warns. A ``DataLoader``
-not made by ``loader`` does not count: its batches also depend on the seed that it draws for its workers. Give it
+Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared. Without
+replacement the workers divide each pass, so that together they return every step once; with replacement each worker draws its
+own numbers from the buffer's seed. Every iterator of a loader gives a new pass (or new numbers), which the buffer's seed
+determines: workers end with their iterator, so the buffer counts the iterators of its loaders (persistent workers begin each as
+new ones would). Its states hold the count, and the number of batches that the iterator under way has returned: a run that is
+resumed with the same number of workers continues there; with another number it begins the next pass, and warns. A
+``DataLoader`` not made by ``loader`` does not count: its batches also depend on the seed that it draws for its workers. Give it
 ``batch_size=None, collate_fn=lambda batch: batch``: torch would otherwise put each batch into a batch of 1, or without a batch
 size treat a TensorDict as a dictionary.
 
@@ -124,7 +124,12 @@ class ReplayLoader(DataLoader):
                 buffer._loader_epochs -= 1  # the same iterator once more
                 place.returned = resumed.returned
             else:
-                warn_of_place(resumed)
+                message = (
+                    f"the state is from the middle of a pass of a loader with {resumed.workers} workers in each of "
+                    f"{resumed.world} processes, which another division cannot go on with: the rest of that pass is left "
+                    "out, and the next one begins"
+                )
+                warnings.warn(message, PassRestartedWarning, stacklevel=2)
         self.dataset.epoch, self.dataset.returned = buffer._loader_epochs, place.returned
         buffer._loader_epochs += 1
         # Without workers the buffer itself goes through the pass. Workers whose batches come in any order cannot be told
@@ -144,15 +149,6 @@ class ReplayLoader(DataLoader):
                 buffer._loader_place = None
         if before and place.returned == before:  # the state was that after the last batch
             yield from self
-
-
-def warn_of_place(place: LoaderPlace) -> None:
-    """Warn that a resumed run leaves out the rest of a loader's pass."""
-    message = (
-        f"the state is from the middle of a pass of a loader with {place.workers} workers in each of {place.world} processes, "
-        "which another division cannot go on with: the rest of that pass is left out, and the next one begins"
-    )
-    warnings.warn(message, PassRestartedWarning, stacklevel=3)
 
 
 class ReplayMap(Dataset):

@@ -95,8 +95,7 @@ class _OpenEpisode:
         self._rewards.clear()
         for rows in self._rows:
             rows.clear()
-        self._tape.values.check(observation)
-        states = self._copied(self._tape.job.observation, observation)
+        states = self._state(observation)
         self.is_open, self._begins, self.steps = True, 1, 0
         self._put(0, states)
 
@@ -110,8 +109,7 @@ class _OpenEpisode:
         Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
         """
         try:
-            self._tape.values.check(observation)
-            states = self._copied(self._tape.job.observation, observation)
+            states = self._state(observation)
             number, end = to_reward(reward), to_end(terminated, truncated)
         except RbdataError as error:
             self.cut()
@@ -140,6 +138,11 @@ class _OpenEpisode:
         is_open, self.is_open = self.is_open, False
         if is_open and self.steps:
             self._write(END_CUT)
+
+    def _state(self, observation: Any) -> list[np.ndarray]:
+        """Copies of the rows of an observation. Raises RbdataError for parts that its space has not."""
+        self._tape.values.check(observation)
+        return self._copied(self._tape.job.observation, observation)
 
     def _copied(self, leaves: Any, value: Any) -> list[np.ndarray]:
         values = self._tape.values

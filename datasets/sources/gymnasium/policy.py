@@ -27,7 +27,14 @@ import numpy as np
 
 from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ...ingest.spaces import as_array, cast
-from ...user_code.identity import Content, defining_module, hash_files, labelled, qualified_name
+from ...user_code.identity import (
+    Content,
+    defining_module,
+    differing_values,
+    hash_files,
+    labelled,
+    qualified_name,
+)
 from ...user_code.loading import load_module, note_opened_at_import
 from ...user_code.process_state import own_turn
 from .environments import PYTHON, short_digest
@@ -109,7 +116,7 @@ def changes_of_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
         return [f"policy, as far as can be told ({now.get('why')})"]
     if now["content"] in (before["content"], before.get("content_after")):
         return []
-    values = sorted({value for value, _ in (before.get("values") or {}).items() ^ now["values"].items()})
+    values = differing_values(before.get("values"), now["values"])
     named = f": {', '.join(values)}" if values else ""
     return [f"policy (sha256 {short_digest(before['content'])} there, {short_digest(now['content'])} here{named})"]
 

@@ -137,9 +137,7 @@ class _RecordedEnvironment:
 
     def step(self, observation: Any, reward: float, end: int) -> None:
         """Take the results of the step."""
-        self._values.check(observation)
-        self._put_state(self.states, observation)
-        self.states += 1
+        self.state(observation)
         self.reward[self.steps] = reward
         self.made += 1
         if end or self.made == self._steps_share:

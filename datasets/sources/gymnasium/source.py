@@ -16,7 +16,7 @@ from typing import Any
 
 from ....errors import DatasetExistsError, UsageError
 from ....storage.manifest import Manifest
-from ....storage.reference_scores import ReferenceScores, wrappers_of_returns
+from ....storage.reference_scores import ReferenceScores, stated_wrappers
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..human_scores import game_of, human_scores
@@ -142,7 +142,7 @@ class GymnasiumSource(Source):
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The human scores for Atari games; they do not apply to returns that a wrapper may have changed."""
         scores = human_scores(game_of(split_name(str(record.get("dataset")))[0]))
-        wrappers = wrappers_of_returns(record)
+        wrappers = stated_wrappers(record)
         if scores is None or not wrappers:
             return scores
         caveat = f"{', '.join(wrappers)} may have changed its rewards, or where its episodes end"
