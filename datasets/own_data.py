@@ -26,7 +26,7 @@ from .ingest.job import ConvertOptions
 from .ingest.progress import progress_listener
 from .ingest.request import Listener, Outcome, Request
 from .ingest.run import find_existing, run
-from .user_code.identity import content_hash, identify
+from .user_code_old.identity import content_hash, identify
 
 if TYPE_CHECKING:
     import numpy as np

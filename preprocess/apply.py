@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..datasets.user_code.loading import by_content
-from ..datasets.user_code.opened_files import OpenedFiles
-from ..datasets.user_code.process_state import as_caller, flushes_denormals, own_turn
-from ..datasets.user_code.source_files import is_installed_path
+from ..datasets.user_code_old.loading import by_content
+from ..datasets.user_code_old.opened_files import OpenedFiles
+from ..datasets.user_code_old.process_state import as_caller, flushes_denormals, own_turn
+from ..datasets.user_code_old.source_files import is_installed_path
 from ..errors import FunctionError, RbdataError, ResultError
 from ..storage.codecs import codec_of
 from ..storage.dataset import Dataset

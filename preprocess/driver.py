@@ -25,8 +25,8 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.request import Estimate
 from ..datasets.local import find
-from ..datasets.user_code.opened_files import WRITTEN, differing
-from ..datasets.user_code.process_state import CallerSettings
+from ..datasets.user_code_old.opened_files import WRITTEN, differing
+from ..datasets.user_code_old.process_state import CallerSettings
 from ..datasets.workers import open_engine
 from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import DamagedDatasetError, UnfinishedDatasetError, UsageError

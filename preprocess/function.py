@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.user_code.identity import (
+from ..datasets.user_code_old.identity import (
     Content,
     Identity,
     LostAttributesError,
@@ -40,11 +40,11 @@ from ..datasets.user_code.identity import (
     qualified_name,
     strip_partials,
 )
-from ..datasets.user_code.identity import identify as identify_user_code
-from ..datasets.user_code.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
-from ..datasets.user_code.opened_files import OpenedFiles, note_named
-from ..datasets.user_code.process_state import pickled_by_value
-from ..datasets.user_code.source_files import is_local_module, nested_codes
+from ..datasets.user_code_old.identity import identify as identify_user_code
+from ..datasets.user_code_old.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
+from ..datasets.user_code_old.opened_files import OpenedFiles, note_named
+from ..datasets.user_code_old.process_state import pickled_by_value
+from ..datasets.user_code_old.source_files import is_local_module, nested_codes
 from ..errors import FunctionError, UsageError
 from . import functions
 from .functions.lookup import find_function, find_unused, is_builtin_name
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def identify(fn: Callable[..., Any], what: str = "the function") -> Identity:
-    """The identity of a function; ``what`` names it in errors. Raises what `user_code.identity.identify` raises."""
+    """The identity of a function; ``what`` names it in errors. Raises what `user_code_old.identity.identify` raises."""
     traits = traits_of(fn)
     if traits is None or not is_builtin(fn):
         return identify_user_code(fn, what)

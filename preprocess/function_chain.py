@@ -17,8 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from ..datasets.user_code.loading import by_content
-from ..datasets.user_code.process_state import CallerSettings
+from ..datasets.user_code_old.loading import by_content
+from ..datasets.user_code_old.process_state import CallerSettings
 from ..errors import UsageError
 from .function import GENERATOR, STATISTICS, Function
 

@@ -9,7 +9,7 @@ versions       {rbdata, torch, tensordict, python}
 process        default dtype, deterministic algorithms, decimal context, flushed denormals: those that are not the defaults
 statistics     {function: ...}: the results of first passes
 opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
-               (`datasets.user_code.opened_files`)
+               (`datasets.user_code_old.opened_files`)
 leaves         {added, dropped, changed}, according to the first batch; rewards also by the returns, leaves with a space
                by all batches
 unchained      observations whose successor is not the observation of the following step
@@ -24,7 +24,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .._version import __version__
-from ..datasets.user_code.identity import differing_values
+from ..datasets.user_code_old.identity import differing_values
 from ..storage.manifest import Manifest, ViewManifest
 from ..storage.reference_scores import OTHER_RETURNS
 from ..storage.schema import FLAGS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..datasets.user_code.identity import content_hash
+from ..datasets.user_code_old.identity import content_hash
 
 
 class OwnGenerators:

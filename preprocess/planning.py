@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.user_code.opened_files import differing, merge
+from ..datasets.user_code_old.opened_files import differing, merge
 from ..datasets.workers.task import Engine, OnBlock, Report
 from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of
@@ -58,7 +58,7 @@ def _call(function: str, config: RunConfig, chunk: Chunk, on_block: OnBlock, **o
 
 
 class FilesOfRun:
-    """The files that functions opened in the processes of a run (`user_code.opened_files`), and in those before it.
+    """The files that functions opened in the processes of a run (`user_code_old.opened_files`), and in those before it.
 
     ``states`` by label. The record of each part includes the files that were first opened for it.
     """

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
-from ..datasets.user_code.opened_files import differing
-from ..datasets.user_code.process_state import CallerSettings
+from ..datasets.user_code_old.opened_files import differing
+from ..datasets.user_code_old.process_state import CallerSettings
 from ..errors import DatasetExistsError, NotADatasetError, RbdataError, UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import codec_of, resolve_choice

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..datasets.user_code.opened_files import OpenedFiles
+from ..datasets.user_code_old.opened_files import OpenedFiles
 from ..datasets.workers.task import OnBlock
 from ..errors import FunctionError
 from ..storage.codecs import codec_of
@@ -199,7 +199,7 @@ def _files_of(config: RunConfig) -> OpenedFiles:
 
 
 def opened_files(config: RunConfig) -> dict[str, str]:
-    """The files that functions opened in this process, except their own code; see `datasets.user_code.opened_files`.
+    """The files that functions opened in this process, except their own code; see `datasets.user_code_old.opened_files`.
 
     Raises FunctionError for files that changed meanwhile, and if functions imported code other than the request recorded.
     """

@@ -10,7 +10,7 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           of the compressed rows; trained on the first rows recorded
     about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
-                         the files that policy and environment read (`user_code.opened_files`). And the "dictionary" of its
+                         the files that policy and environment read (`user_code_old.opened_files`). And the "dictionary" of its
                          compressed rows (crc32c), wherever it was trained
 
 If the caller can continue after any episode, the recording is kept while it is written (`RecordingWriter.keep`):

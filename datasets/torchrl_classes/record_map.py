@@ -33,9 +33,9 @@ from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
 from ..sources.gymnasium.policy import seeded
-from ..user_code.identity import check_attributes
-from ..user_code.loading import unpickled_copy
-from ..user_code.process_state import CallerSettings, as_caller, pickled_by_value
+from ..user_code_old.identity import check_attributes
+from ..user_code_old.loading import unpickled_copy
+from ..user_code_old.process_state import CallerSettings, as_caller, pickled_by_value
 from ..workers.task import usable_cpus
 from ..workers.worker_process import end_with_starter
 

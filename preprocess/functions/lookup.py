@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...datasets.user_code.identity import content_hash
-from ...datasets.user_code.loading import imported_from, is_for_request, load_fresh, load_module, run_again
-from ...datasets.user_code.source_files import is_local_module
+from ...datasets.user_code_old.identity import content_hash
+from ...datasets.user_code_old.loading import imported_from, is_for_request, load_fresh, load_module, run_again
+from ...datasets.user_code_old.source_files import is_local_module
 from ...errors import FunctionNotFoundError, UsageError
 from . import find_builtin
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
-from rbdata.datasets.user_code.identity import content_hash
+from rbdata.datasets.user_code_old.identity import content_hash
 from rbdata.errors import FunctionError
 from rbdata.preprocess import chunks, driver
 from rbdata.preprocess.driver import preprocess

@@ -21,7 +21,7 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
-from rbdata.datasets.user_code.process_state import pickled_by_value
+from rbdata.datasets.user_code_old.process_state import pickled_by_value
 from rbdata.errors import DatasetExistsError, FunctionError, ResultError, UsageError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset

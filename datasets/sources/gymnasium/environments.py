@@ -30,8 +30,8 @@ import gymnasium
 import numpy as np
 
 from ....errors import RbdataError, UnknownDatasetError, UsageError, is_interrupt
-from ...user_code.identity import Content, content_hash, hash_files, qualified_name
-from ...user_code.source_files import is_local_module, names_in, nested_codes
+from ...user_code_old.identity import Content, content_hash, hash_files, qualified_name
+from ...user_code_old.source_files import is_local_module, names_in, nested_codes
 from ..known_environment import making, register
 
 #: Code compiles differently in other versions of Python.

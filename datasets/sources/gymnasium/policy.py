@@ -27,7 +27,7 @@ import numpy as np
 
 from ....errors import FunctionError, UsageError, is_interrupt, reason
 from ...ingest.spaces import as_array, cast
-from ...user_code.identity import (
+from ...user_code_old.identity import (
     Content,
     defining_module,
     differing_values,
@@ -35,8 +35,8 @@ from ...user_code.identity import (
     labelled,
     qualified_name,
 )
-from ...user_code.loading import load_module, note_opened_at_import
-from ...user_code.process_state import own_turn
+from ...user_code_old.loading import load_module, note_opened_at_import
+from ...user_code_old.process_state import own_turn
 from .environments import PYTHON, short_digest
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf, space_json
-from ...user_code.opened_files import WRITTEN, OpenedFiles, differing
-from ...user_code.process_state import CallerSettings
+from ...user_code_old.opened_files import WRITTEN, OpenedFiles, differing
+from ...user_code_old.process_state import CallerSettings
 from ...workers.task import OnBlock, Task
 from .environments import (
     PYTHON,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rbdata.datasets.user_code.identity import content_hash
+from rbdata.datasets.user_code_old.identity import content_hash
 from rbdata.errors import UsageError
 from tensordict import TensorDict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rbdata.datasets.user_code.source_files import local_imports
+from rbdata.datasets.user_code_old.source_files import local_imports
 
 
 def test_modules_in_namespace_packages_that_are_not_imported(tmp_path, monkeypatch):
