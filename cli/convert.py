@@ -60,7 +60,8 @@ def run(
         message = f"{path} is a URL: only files on this machine are converted"
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
     path = expanded(path)
-    name = name or f"my/{path.resolve().name.removesuffix(path.suffix).removesuffix('.tar')}"
+    stem = path.resolve().name.removesuffix(path.suffix)
+    name = name or f"my/{re.sub('[.](tar|csv|tsv)$', '', stem)}"
     with open_cluster(engine, procs=procs, address=address) as cluster:
         request = make_request(
             name,

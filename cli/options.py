@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -235,7 +234,7 @@ def parse_key_values(words: Sequence[str], flag: str, *, keys_are_paths: bool = 
     arguments: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        is_key = re.fullmatch(r"\w+(/\w+)*", name) if keys_are_paths else name.isidentifier()
+        is_key = bool(name) if keys_are_paths else name.isidentifier()
         if not equals or not is_key:
             raise UsageError(f"{flag} {word!r} is not KEY=VALUE", hint=f"for example: {flag} {example}")
         if name in arguments:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import DatasetExistsError, UnfinishedDatasetError, UsageError, refusing_exits
+from ..errors import DatasetExistsError, SchemaError, UnfinishedDatasetError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
-from ..storage.leaf import is_observation
+from ..storage.leaf import check_key, is_observation
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
@@ -310,6 +310,10 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
         key, why = next(iter(table.unreadable.items()))
         raise UsageError(f"episode {number}: {key} cannot be stored: {why}")
     for key, array in table.values.items():
+        try:
+            check_key(key)
+        except SchemaError as error:
+            raise UsageError(f"episode {number}: {error.message}") from error
         if not array.ndim or len(array) - length not in (0, is_observation(key)):
             rows = f"{len(array)} rows" if array.ndim else "one value"
             message = f"episode {number}: {key} has {rows}, and the episode {length} steps"

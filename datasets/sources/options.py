@@ -161,14 +161,17 @@ class GymnasiumOptions(EpisodesOption, total=False):
     env_args: Mapping[str, Any] | None
 
 
-class RldsOptions(TypedDict, total=False):
+class LeaveOutOption(TypedDict, total=False):
+    leave_out: str | None
+
+
+class RldsOptions(LeaveOutOption, total=False):
     last_row: Literal["auto", "observation", "step"] | None
     split: str | None
-    leave_out: str | None
     max_length: int | None
 
 
-class ArraysOptions(TypedDict, total=False):
+class ArraysOptions(EpisodesOption, LeaveOutOption, total=False):
     map: Mapping[str, str | Sequence[str] | float] | None
     environment: str | None
 

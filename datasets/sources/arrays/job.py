@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 import uuid
 from collections import Counter
@@ -28,11 +29,11 @@ from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_ou
 from ...ingest.recording import RECORDING, RESUME_FILE, RecordedJob, Recording, RecordingWriter
 from ...ingest.row_source import unfinished
 from ...ingest.spaces import box_json
-from ...ingest.trajectories import TransitionRows, column_difference
+from ...ingest.trajectories import Column, TransitionRows, column_difference
 from ...workers.task import OnBlock
 from .roles import Given, Roles, find_roles, listed
 from .rows import EpisodeNumbers, blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
-from .tables import Table, join_columns, open_tables
+from .tables import Table, join_columns, leave_out, open_tables
 
 COUNTED = {
     "given_up_steps": (
@@ -87,6 +88,7 @@ class ArraysJob(RecordedJob):
         content: Any,
         environment: str | None = None,
         begin: Callable[[int], Iterable[Table]] | None = None,
+        left_out: Mapping[str, str] = {},
     ) -> None:
         remaining = iter(tables)
         first = next(remaining, None)
@@ -110,7 +112,7 @@ class ArraysJob(RecordedJob):
         self._content: Any = uuid.uuid4().hex if content is None else content
         self.begin, self.continues_recording = begin, begin is not None
         #: The arrays that are not taken, and why.
-        self.left_out = {**self.roles.left_out, **first.unreadable}
+        self.left_out = {**left_out, **self.roles.left_out, **first.unreadable}
         self._assumed: dict[str, None] = dict.fromkeys(self.roles.assumed)
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
@@ -153,10 +155,17 @@ class ArraysJob(RecordedJob):
             self._assumed |= dict.fromkeys(roles.assumed)
             columns = columns_of(roles, table.arrays, self._apart)
             if columns != self.columns:
-                raise UsageError(f"{table.name} is unlike the first: {column_difference(columns, self.columns)}")
+                raise self._unlike(table, columns)
             numbered.add(table, roles.episode)
             ends = end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=one_episode)
             yield table, roles, ends
+
+    def _unlike(self, table: Table, columns: Sequence[Column]) -> UsageError:
+        message = f"{table.name} is unlike {self._first.name}: {column_difference(columns, self.columns)}"
+        here, there = ({column.key for column in some} for some in (columns, self.columns))
+        odd = [name for key, name in (self.roles.extra | self._roles_of(table).extra).items() if key in here ^ there]
+        hint = f"leave out what only some of them have: --leave-out {shlex.quote(','.join(odd))}" if odd else None
+        return UsageError(message, hint=hint)
 
     def _roles_of(self, table: Table) -> Roles:
         if table is self._first:
@@ -259,6 +268,7 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     files = ExitStack()
     scratch = files.enter_context(ScratchFolder(options.scratch, ".unpacked-"))
     tables = files.enter_context(open_tables(path, scratch))
+    left_out = leave_out(tables, options.extra["leave_out"] or "")
     parts = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
     content = [[one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts]
     job = ArraysJob(
@@ -269,6 +279,7 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
         made_from={"files": [path.name] if path.is_file() else len(parts)},
         content=content,
         environment=options.extra["environment"],
+        left_out=left_out,
     )
     job.files_state = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     job.opened = files

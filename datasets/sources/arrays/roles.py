@@ -22,17 +22,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import SchemaError, UsageError
-from ....storage.leaf import DTYPES, check_key
 from ....storage.schema import clean_keys
+from ...ingest.spaces import stored_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
 #: The files that are read (`tables`).
-SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv")
+SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 #: Those that are refused: reading them runs code.
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
@@ -132,6 +133,12 @@ class Roles:
         return {**trees, **stated, **self.extra}
 
 
+def suffix_of(path: Path) -> str:
+    """The suffix that says what a file is, in lower case: ``.csv.gz`` is one."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:]) if suffixes[-1:] == [".gz"] else "".join(suffixes[-1:])
+
+
 def exported_names(*boundaries: str) -> dict[str, list[str]]:
     """The names of roles in a file that this program exported; of ``boundaries`` it has an array besides TED's."""
     return _TED_NAMES | {role: [role] for role in boundaries}
@@ -227,28 +234,33 @@ def _given_roles(
             if key != "reward":
                 raise UsageError(f"{where}: the map gives {key} as the number {value}; only a reward may be one")
             continue
-        unread = [name for name in unreadable if _is_named(name, value)]
+        unread = [name for name in unreadable if is_named(name, value)]
         if unread:
             some = f"{unread[0]} cannot be read: {unreadable[unread[0]]}"
             raise UsageError(f"{where}: the map gives {key} as {value!r}, and {some}")
         names = _resolved(value, arrays, key, where)
         if role in _TREES:
             base = key.removeprefix("next_")
-            found.setdefault(role, {}).update({base + inner: name for inner, name in names.items()})
+            found.setdefault(role, {}).update(_keys({base + inner: name for inner, name in names.items()}, where))
         elif len(names) > 1:
             raise UsageError(f"{where}: the map gives {key} as {len(names)} arrays, and it is one")
         elif role in NAMES and not rest:
             found[role] = {role: next(iter(names.values()))}
         else:
-            try:
-                check_key(key)
-            except SchemaError as error:
-                raise UsageError(f"{where}: {error.message}") from error
-            extra[key] = next(iter(names.values()))
+            extra |= _keys({key: next(iter(names.values()))}, where)
     return found, extra
 
 
-def _is_named(name: str, value: str) -> bool:
+def _keys(names: Mapping[str, str], where: str) -> dict[str, str]:
+    """Arrays by keys that leaves may have: other characters than letters, digits and underscore become underscores."""
+    try:
+        keys = clean_keys(names)
+    except SchemaError as error:
+        raise UsageError(f"{where}: {error.message}") from error
+    return {keys[key]: name for key, name in names.items()}
+
+
+def is_named(name: str, value: str) -> bool:
     """Whether an entry of the map names an array: alone, in its group, by a pattern, or as one of several."""
     return name in value.split(",") or name.startswith(value + "/") or ("*" in value and fnmatchcase(name, value))
 
@@ -383,7 +395,11 @@ def _why_not(array: ArrayInfo, rows: int) -> str | None:
         return f"it has {array.shape[0] if array.shape else 'no'} rows, not one for each of the {rows} steps"
     if 0 in array.shape[1:]:
         return f"its shape {array.shape} is empty"
-    return None if array.dtype.newbyteorder("=").name in DTYPES else f"its dtype is {array.dtype}"
+    try:
+        stored_dtype(array.dtype, "")
+    except UsageError:
+        return f"its dtype is {array.dtype}"
+    return None
 
 
 def _roles(

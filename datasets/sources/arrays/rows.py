@@ -16,6 +16,7 @@ import numpy as np
 from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
+from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags, to_rewards
 from .roles import ArrayInfo, Roles
 from .tables import Table
@@ -82,7 +83,7 @@ def _has_rounded(table: Table, roles: Roles, column: Column) -> bool:
 
 
 def _column(key: str, array: ArrayInfo, per: str) -> Column:
-    return Column(key, array.dtype.newbyteorder("=").name, array.shape[1:], per)  # type: ignore[arg-type]
+    return Column(key, stored_dtype(array.dtype, key), array.shape[1:], per)  # type: ignore[arg-type]
 
 
 def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: bool = False) -> TransitionRows:

@@ -31,17 +31,23 @@ class ArraysSource(Source):
             metavar="ID",
             commands=("convert",),
         ),
+        SourceOption(
+            "leave_out",
+            "arrays not to read, separated by commas: names, groups, patterns with *",
+            metavar="NAMES",
+            commands=("convert",),
+        ),
     )
     reads_any = True
 
     def recognises(self, path: Path) -> bool:
-        from .roles import PICKLES, SUFFIXES
+        from .roles import PICKLES, SUFFIXES, suffix_of
 
         if path.is_file():
-            return path.suffix.lower() in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
+            return suffix_of(path) in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
         if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json")):
             return True
-        return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.rglob("*"))
+        return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in path.rglob("*"))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")

@@ -3,7 +3,7 @@
     .npz, or a folder with one per episode       stored members are mapped, compressed ones unpacked to a temporary folder
     .npy with fields, or a folder of .npy        mapped
     .h5, .hdf5                                   arrays of any names, or a group per episode
-    .parquet, .arrow, .feather, .csv, .tsv       columns; lists of one length, and columns ``obs_0 .. obs_3``, are one array
+    .parquet, .arrow, .feather, .csv, .csv.gz    columns; lists of one length, and columns ``obs_0 .. obs_3``, are one array
     a folder of TensorDict.memmap                also the storage of a replay buffer's checkpoint
 
 Memory does not grow with a file: what cannot be mapped is written to a temporary folder row by row. Pickles are refused:
@@ -12,6 +12,7 @@ reading a pickle runs any code that it names.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import zipfile
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
@@ -34,10 +35,11 @@ from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
 from ...formats.hdf5 import check_not_open, damage_reported
 from ...ingest.spaces import as_array
-from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names
+from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names, is_named, suffix_of
 
 _HDF5 = (".h5", ".hdf5")
-_COLUMNS = (".parquet", ".arrow", ".feather", ".csv", ".tsv")
+_TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_COLUMNS = (".parquet", ".arrow", ".feather", *_TEXT)
 _COPY_BYTES = 1 << 20
 #: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
@@ -122,6 +124,26 @@ def _flat(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
+    """Take arrays out of tables, by ``names`` separated by commas: arrays, groups, patterns with ``*``; returns them, and why.
+
+    Raises UsageError for a name that no table has.
+    """
+    left: dict[str, str] = {}
+    for name in filter(None, (name.strip().strip("/") for name in names.split(","))):
+        found = [
+            (table, array) for table in tables for array in (*table.values, *table.unreadable) if is_named(array, name)
+        ]
+        if not found:
+            message = f"{tables[0].name}: there is no array {name} to leave out"
+            raise UsageError(message, hint=f"the arrays are {', '.join(tables[0].values)}")
+        for table, array in found:
+            table.values.pop(array, None)
+            table.unreadable.pop(array, None)
+            left[array] = "as asked"
+    return left
+
+
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
     """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``.
 
@@ -153,12 +175,12 @@ def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
     entries = [value if isinstance(value, (list, tuple)) else [value] for value in given.values()]
     names = {name.strip() for entry in entries for one in entry if isinstance(one, str) for name in one.split(",")}
 
-    def is_named(array: str) -> bool:
+    def is_stated(array: str) -> bool:
         return any(array == name or ("*" in name and fnmatchcase(array, name)) for name in names)
 
     for array, columns in table.columns.items():
-        named = [column for column in columns if is_named(column)]
-        if not named or is_named(array):
+        named = [column for column in columns if is_stated(column)]
+        if not named or is_stated(array):
             continue
         values = table.values[array]
         for column in named:
@@ -231,7 +253,7 @@ def open_tables(path: Path, scratch: Path) -> Iterator[list[Table]]:
 def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     if path.is_dir():
         return _open_folder(path, scratch, files)
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     if suffix in PICKLES:
         message = f"{path.name} is a pickle, or may hold one: reading it would run whatever code it names"
         hint = 'where you trust it, load it yourself and save the arrays: numpy.savez("own.npz", observation=..., action=...)'
@@ -263,9 +285,9 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     if (path / "storage" / "state.json").is_file():
         message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
         raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
-    found = [one for one in path.rglob("*") if one.is_file() and one.suffix.lower() in SUFFIXES]
+    found = [one for one in path.rglob("*") if one.is_file() and suffix_of(one) in SUFFIXES]
     found.sort(key=lambda one: natural(one.as_posix()))
-    kinds = {one.suffix.lower() for one in found}
+    kinds = {suffix_of(one) for one in found}
     if kinds == {".npy"}:
         values = {one.relative_to(path).with_suffix("").as_posix(): _map_npy(one) for one in found}
         return [memory_table(values, path.name)]
@@ -273,7 +295,12 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
         there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
         message = f"{path} holds {there}: files of one kind are read as a dataset"
         raise UsageError(message, hint="convert a part of them")
-    return [table for one in found for table in _open(one, scratch, files)]
+    tables = []
+    for one in found:
+        inside = one.relative_to(path).parent
+        for table in _open(one, scratch, files):  # files of one name lie in folders of their own
+            tables.append(replace(table, name=(inside / table.name).as_posix()))
+    return tables
 
 
 def _open_checkpoint(path: Path) -> Table:
@@ -492,7 +519,7 @@ def _datasets(group: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _open_columns(path: Path, scratch: Path) -> Table:
     """A file of columns, written to a temporary folder batch by batch."""
-    require_pyarrow(f"reading {path.suffix} files needs pyarrow, which is not installed")
+    require_pyarrow(f"reading {suffix_of(path)} files needs pyarrow, which is not installed")
     import pyarrow
 
     scratch.mkdir(parents=True, exist_ok=True)
@@ -511,11 +538,11 @@ def _batches(path: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import ipc
 
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     if suffix == ".parquet":
         yield from open_parquet(path, path.name).iter_batches()
-    elif suffix in (".csv", ".tsv"):
-        yield from _csv_batches(path, "\t" if suffix == ".tsv" else ",")
+    elif suffix in _TEXT:
+        yield from _csv_batches(path, "\t" if suffix.startswith(".tsv") else ",")
     else:
         with pyarrow.memory_map(str(path)) as source:
             try:
@@ -532,7 +559,8 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
     import pyarrow
     from pyarrow import csv
 
-    with path.open(encoding="utf-8", errors="replace") as file:
+    opened_as = gzip.open if suffix_of(path).endswith(".gz") else open  # pyarrow goes by the name, too
+    with opened_as(path, "rt", encoding="utf-8", errors="replace") as file:
         head = file.readline(_COPY_BYTES)
     if delimiter not in head and ";" in head:  # as spreadsheets write it if the comma is the decimal separator
         delimiter = ";"
