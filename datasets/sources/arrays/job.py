@@ -163,7 +163,7 @@ class ArraysJob(RecordedJob):
     def _unlike(self, table: Table, columns: Sequence[Column]) -> UsageError:
         message = f"{table.name} is unlike {self._first.name}: {column_difference(columns, self.columns)}"
         here, there = ({column.key for column in some} for some in (columns, self.columns))
-        odd = [name for key, name in (self.roles.extra | self._roles_of(table).extra).items() if key in here ^ there]
+        odd = [name for key, name in {**self.roles.extra, **self._roles_of(table).extra}.items() if key in here ^ there]
         hint = f"leave out what only some of them have: --leave-out {shlex.quote(','.join(odd))}" if odd else None
         return UsageError(message, hint=hint)
 
