@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
@@ -29,11 +29,11 @@ from .storage.keywords import LazyModule, check_keywords, with_options
 if TYPE_CHECKING:
     import torch
 
-    from .storage import dataset, partial_dataset, replay
+    from .storage import dataset, replay
     from .storage.replay.samplers import slices
 else:
     torch = LazyModule("torch")
-    dataset, partial_dataset = LazyModule("rbdata.storage.dataset"), LazyModule("rbdata.storage.partial_dataset")
+    dataset = LazyModule("rbdata.storage.dataset")
     replay, slices = LazyModule("rbdata.storage.replay"), LazyModule("rbdata.storage.replay.samplers.slices")
 
 PathLike = str | os.PathLike[str]
@@ -210,29 +210,6 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     return describe(dataset_id, root)[0]
 
 
-@overload
-def open_dataset(
-    id_or_path: PathLike,
-    *,
-    root: PathLike | None = None,
-    partial: Literal[True],
-    wait: float = 0.0,
-) -> partial_dataset.PartialDataset: ...
-
-
-@overload
-def open_dataset(
-    id_or_path: PathLike,
-    *,
-    root: PathLike | None = None,
-    cache_dir: PathLike | None = None,
-    cache_limit: int | str | None = None,
-    check: bool = False,
-    partial: bool = False,
-    wait: float = 0.0,
-) -> dataset.Dataset: ...
-
-
 @check_keywords
 def open_dataset(
     id_or_path: PathLike,
@@ -240,35 +217,24 @@ def open_dataset(
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
     cache_limit: int | str | None = None,
-    check: bool = False,
-    partial: bool = False,
-    wait: float = 0.0,
 ) -> dataset.Dataset:
     """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
 
     A dataset at a URL is read in place, through a cache in ``cache_dir`` (default: ``.remote`` under the root) of at most
-    ``cache_limit`` bytes, such as ``"20GB"``. ``check=True`` compares every block of 4 MiB of a local dataset with its checksum
-    when it is first read: DamagedDatasetError names the file and the block. (Blocks from a URL are always checked.)
+    ``cache_limit`` bytes, such as ``"20GB"``, and every block is compared
+    with its checksum when it is fetched (`verify` does that for a local one).
 
-    ``partial=True``: the finished part of a dataset that is still being downloaded, by this or another process; it grows with
-    ``dataset.refresh()``: see `PartialDataset`. ``wait``: seconds to wait for a first episode.
-
-    Raises as `datasets.local.find`, `datasets.local.open_unfinished` and `datasets.remote.open_remote` do.
+    Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
     """
     from .datasets import local
     from .datasets.fetch.location import is_remote
     from .datasets.remote import open_remote
 
-    if partial:
-        _check_is_here("partial=True is for datasets on this machine", id_or_path, check, cache_dir, cache_limit)
-        return local.open_unfinished(id_or_path, root, wait=wait)
-    if wait:
-        raise UsageError("wait is only for partial=True")
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     if cache_dir is not None or cache_limit is not None:
         raise UsageError(f"cache_dir and cache_limit are for URLs, not for {os.fspath(id_or_path)}")
-    return local.open_dataset(id_or_path, root, check=check)
+    return local.open_dataset(id_or_path, root)
 
 
 @check_keywords
@@ -278,9 +244,7 @@ def load(
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
     cache_limit: int | str | None = None,
-    check: bool = False,
     download: bool | Mapping[str, Any] = False,
-    growth: Sequence[Sequence[int]] | None = None,
     batch_size: int | None = None,
     frame_stack: int | None = None,
     stack_keys: str | Sequence[str | tuple[str, ...]] | None = None,
@@ -347,12 +311,8 @@ def load(
     - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
       by the seed; for datasets at a URL, as groups are prefetched. ``"global"`` is the same as True.
     - ``cache_dir``, ``cache_limit``: for a dataset at a URL, see `open_dataset`.
-    - ``check=True``: every block of the files is compared with its checksum when it is first read, see `open_dataset`.
-    - ``download=True``: a missing dataset is downloaded by a background process, and sampled as soon as it has an episode;
-      finished parts are added between batches, see docs/remote.md. ``download={"mirror": ...}``: with arguments of
-      `rbdata.download`.
-    - ``growth``: repeats batches that were drawn during a download, by showing each batch only as much of the dataset as it saw
-      then. It is ``buffer.state_dict()["_storage"]["growth"]``, see `DatasetStorage`.
+    - ``download=True``: a dataset that is not there is downloaded first; ``download={"mirror": ..., "shards": "0"}``: with
+      arguments of `rbdata.download`.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / std`` of these leaves and their successors, before
@@ -378,25 +338,24 @@ def load(
     if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
         if download is not False:
             raise UsageError("download is for a single id")
-        id_or_path = _opened(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
+        id_or_path = _opened(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
         id_or_path = dataset.concat(id_or_path, marked=True)
         root = cache_dir = cache_limit = None
-        check = download = False
-    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "check", "download")
+        download = False
+    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "download")
     options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
     from .storage.replay.loading import load_buffer
 
     if isinstance(id_or_path, dataset.Dataset):
-        given = {"check": check, "download": download is not False, "cache_dir": cache_dir, "cache_limit": cache_limit}
+        given = {"download": download is not False, "cache_dir": cache_dir, "cache_limit": cache_limit}
         for name, value in given.items():
             if value is not None and value is not False:
                 message = f"{name} is for ids, paths and URLs, not for a dataset that is already open"
                 raise UsageError(message, hint="give them to `load` together with its id, path or URL")
         return load_buffer(id_or_path, **options)
     if download is not False:
-        _check_is_here("download is for ids", id_or_path, check, cache_dir, cache_limit)
-        return load_buffer(_open_downloading(id_or_path, root, download), watch=True, **options)
-    opened = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit, check=check)
+        id_or_path, root = _downloaded(id_or_path, root, download), None
+    opened = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
     return load_buffer(opened, **options)
 
 
@@ -421,26 +380,18 @@ def _opened(datasets: Any, **options: Any) -> list[dataset.Dataset]:
     return [one if isinstance(one, dataset.Dataset) else open_dataset(one, **options) for one in datasets]
 
 
-def _check_is_here(what: str, id_or_path: PathLike, check: bool, *cache: object) -> None:
+def _downloaded(dataset_id: PathLike, root: PathLike | None, options: bool | Mapping[str, Any]) -> Path:
+    """The folder of a dataset, which is downloaded if it is not there, or if ``options`` of `download` are given."""
     from .datasets.fetch.location import is_remote
+    from .datasets.local import find_place
 
-    if check or is_remote(id_or_path) or any(option is not None for option in cache):
-        raise UsageError(f"{what}, without check, cache_dir and cache_limit")
-
-
-def _open_downloading(
-    dataset_id: PathLike, root: PathLike | None, options: bool | Mapping[str, Any]
-) -> dataset.Dataset:
-    """The dataset if it is complete, otherwise its first episodes as soon as there is one."""
-    from .datasets import local
-    from .datasets.background_download import open_when_begun
-
+    if is_remote(dataset_id):
+        raise UsageError("download is for ids", hint="a dataset at a URL is read in place, or pulled as a whole")
     if options is True:
         with suppress(UnknownDatasetError, NotADatasetError):  # known only to its mirror
-            if (place := local.find_place(dataset_id, root)).exists():
-                return local.open_unfinished(place.path)
-    arguments = {} if options is True else dict(options)  # type: ignore[arg-type]
-    return open_when_begun("rbdata.api:download", {"dataset_id": os.fspath(dataset_id), "root": root, **arguments})
+            if (place := find_place(dataset_id, root)).exists():
+                return place.path
+    return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]
 
 
 @check_keywords

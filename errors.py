@@ -273,22 +273,12 @@ class DatasetBusyError(RbdataError, BlockingIOError):
     is_held: Callable[[], bool] | None = None
 
 
-class StoppedError(RbdataError):
-    """The process that wrote the dataset ended before it was complete, so waiting is useless."""
-
-    code = "stopped"
-
-
 class PassRestartedWarning(UserWarning):
     """A write during an iteration without replacement has started the pass again."""
 
 
 class ExportWarning(UserWarning):
     """The format of an export cannot hold all of a dataset; the message says what is left out."""
-
-
-class StoppedWarning(UserWarning):
-    """The dataset that is being read is incomplete, and no process is writing it."""
 
 
 class DiskSpaceError(RbdataError, OSError):

@@ -5,8 +5,7 @@
 
 The dataset is made of a few thousand different frames that repeat: checksums do not care. The floor reads each file from its
 beginning to its end, a block at a time, on one thread and on all processors; ``verify`` also joins checksums and checks the
-rules of TED. Then batches are sampled with ``load(check=True)`` and without. Files are in the page cache, where disks count
-least; ``--cold`` asks the kernel to drop them before each run.
+rules of TED. Files are in the page cache, where disks count least; ``--cold`` asks the kernel to drop them before each run.
 """
 
 from __future__ import annotations
@@ -128,18 +127,6 @@ def floor(folder: Path, threads: int) -> float:
     return time.perf_counter() - begun
 
 
-def sample(folder: Path, check: bool) -> tuple[float, float, float]:
-    """Transitions a second of stacks of 4 in batches of 256: the first 20 batches, the next 200; ms of the first batch."""
-    import rbdata
-
-    buffer = rbdata.load(folder, check=check, batch_size=256, frame_stack=4, seed=0)
-    times = [time.perf_counter()]
-    for _ in range(220):
-        buffer.sample()
-        times.append(time.perf_counter())
-    return 20 * 256 / (times[20] - times[0]), 200 * 256 / (times[-1] - times[20]), 1e3 * (times[1] - times[0])
-
-
 def drop(folder: Path) -> None:
     """Ask the kernel to forget the files' pages."""
     for path in folder.rglob("*"):
@@ -182,13 +169,6 @@ def main() -> None:
     print(machine())
     print(f"{args.frames:,} frames, {args.codec}, {size / 1e6:,.0f} MB, {'cold' if args.cold else 'in the page cache'}")
     print(table(["", "s", "GB/s", "x floor", "peak MB"], rows))
-    loads = {f"check={check}": run(sample, check) for check in (False, True)}
-    rates = {
-        name: [statistics.median(values) for values in zip(*(cost.result for cost in runs), strict=True)]
-        for name, runs in interleave(loads, args.repeats).items()
-    }
-    rows = [[name, *(f"{value:,.0f}" for value in values)] for name, values in rates.items()]
-    print(table(["load", "first 20 batches /s", "next 200 /s", "first batch ms"], rows))
     if args.remove:
         shutil.rmtree(args.root)
 

@@ -58,9 +58,6 @@ def run(
         Option("--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."),
     ] = None,
     bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
-    partial: Annotated[
-        bool, Option("--partial", help="Draw from the finished shards of an unfinished dataset.")
-    ] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
     root: Root = None,
@@ -74,15 +71,12 @@ def run(
         _check_target(save)
     from ..api import load, open_dataset
     from ..datasets.rates import usual_batch
-    from ..storage.partial_dataset import PartialDataset
 
     with phase("loading"):
-        opened = open_dataset(dataset, root=root, partial=partial, cache_dir=cache_dir, cache_limit=cache_limit)
+        opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
         n = n or (32 if slice_len else usual_batch(opened, 32))
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
-    if isinstance(opened, PartialDataset):
-        out.note(f"drawn from {opened.progress}")
     if save is not None:
         _write(batch, save)
     if bench:

@@ -32,7 +32,6 @@ from .fetch.location import is_remote
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
-    from ..storage.partial_dataset import PartialDataset
     from .sources.source import Source
 
 State = Literal["complete", "partial", "damaged"]
@@ -175,16 +174,11 @@ def see_local(root: str | os.PathLike[str] | None) -> str:
     return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
-def open_dataset(
-    id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, check: bool = False
-) -> Dataset:
-    """Open a dataset read-only, by id or path; raises as `find`. Reads the manifest and maps the files, but reads no rows.
-
-    With ``check``, later reads are compared with checksums.
-    """
+def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+    """Open a dataset read-only, by id or path; raises as `find`. Reads the manifest and maps the files, but reads no rows."""
     from ..storage.dataset import open_folder
 
-    return open_folder(find(id_or_path, root), check)
+    return open_folder(find(id_or_path, root))
 
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
@@ -198,21 +192,6 @@ def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
         if holds_dataset(folder):
             raise
         raise _no_dataset(folder, id_or_path, root) from error
-
-
-def open_unfinished(
-    id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, wait: float = 0.0
-) -> PartialDataset:
-    """Open a dataset, or the finished part of one that is being written (see `PartialDataset`).
-
-    ``wait``: seconds to wait for a first episode. Raises DatasetNotFoundError after that, and as `find` and `PartialDataset`.
-    """
-    from ..storage.partial_dataset import open_partial
-
-    place = find_place(id_or_path, root)
-    if not wait and not place.working.is_dir():
-        find(id_or_path, root)  # raises if there is none
-    return open_partial(place, wait=wait)
 
 
 def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:

@@ -3,11 +3,8 @@
 All reads consist of reads of rows. The ways to open a dataset differ in where the rows come from:
 
     Dataset(path)                  mapped: opening reads no rows
-    open_folder(path, check=True)  mapped, and each block compared with its checksum before it is first read
     DerivedDataset(dataset, f)     with leaves that ``f`` computes from the stored ones when they are read
-    DatasetPrefix(dataset, n)      the first n episodes of an open dataset
     DatasetView(datasets, ...)     some episodes or steps of open datasets: `Dataset.select`, `concat`
-    PartialDataset(place)          mapped in the working folder of a writer; `refresh` maps newly finished parts
     RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
 
 An open dataset stays readable if it is replaced, extended or deleted. Everything returned is private to the caller: writing
@@ -35,9 +32,8 @@ from . import plugins
 from .amounts import html_table, plural
 from .amounts import size as amount
 from .codecs import codec_of
-from .codecs.codec import Rows, WrappedRows
+from .codecs.codec import Rows
 from .episodes import EpisodeTable, map_episodes
-from .integrity import BlockChecks
 from .keywords import LazyModule
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
@@ -81,17 +77,15 @@ class Dataset:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._open(Path(path))
 
-    def _open(self, path: Path, check: bool = False) -> None:
-        self.path, self._check = path, check
+    def _open(self, path: Path) -> None:
+        self.path = path
         keep_freed_memory()
         self.manifest, self._table, self._rows = read_snapshot(self.path, self._map)
 
     def _map(self, manifest: Manifest) -> tuple[Manifest, EpisodeTable, dict[str, Rows]]:
-        # Open the files to check together with the mapped ones, so that the bytes checked are the bytes read.
-        checks = BlockChecks(self.path, manifest) if self._check else None
         table = map_episodes(self.path, manifest.episodes)
         rows = {leaf.name: open_leaf(self.path, leaf, manifest.rows(leaf)) for leaf in manifest.schema}
-        return manifest, table, rows if checks is None else checks.guard(rows)
+        return manifest, table, rows
 
     @property
     def id(self) -> str:
@@ -195,9 +189,9 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind, opened = type(self), ("path", "manifest", "_check", "_table", "_rows")
+        kind, opened = type(self), ("path", "manifest", "_table", "_rows")
         own = {name: value for name, value in vars(self).items() if name not in opened and not hasattr(Dataset, name)}
-        return open_folder, (self.path.absolute(), self._check, None, self.manifest.content, kind), own or None
+        return open_folder, (self.path.absolute(), None, self.manifest.content, kind), own or None
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -472,21 +466,19 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
 
 def open_folder(
     path: str | os.PathLike[str],
-    check: bool = False,
     derive: Derivation | None = None,
     content: str | None = None,
     kind: type[Dataset] = Dataset,
 ) -> Dataset:
     """A dataset folder as a `Dataset`.
 
-    ``check``: reads raise DamagedDatasetError, naming the file and the block, for bytes that changed. The first pass takes as
-    much longer as `verify` takes, later passes no longer. ``derive``: a module-level function (or a `functools.partial` of one,
+    ``derive``: a module-level function (or a `functools.partial` of one,
     so that the dataset can be pickled) that returns the rows to read by; the manifest states the stored leaves. ``content``:
     the expected content. ``kind``: a subclass, whose ``__init__`` is not called. Raises UsageError if the folder holds a
     dataset with other content.
     """
     opened = object.__new__(kind)
-    opened._open(Path(path), check)
+    opened._open(Path(path))
     if content not in (None, opened.manifest.content):
         message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
         raise UsageError(message, hint="open it again, and pickle that")
@@ -588,52 +580,6 @@ def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", 
         Segments.of_episodes(one.episodes, np.arange(len(one.episodes)), number) for number, one in enumerate(datasets)
     ]
     return DatasetView(tuple(datasets), Segments.join(wholes), keys, marked)
-
-
-# -- the first episodes ----------------------------------------------------------------------------------------------------
-
-
-def first_episodes(manifest: Manifest, table: EpisodeTable, episodes: int) -> tuple[Manifest, EpisodeTable]:
-    """The manifest and the episode table of the first episodes of a dataset."""
-    first = EpisodeTable(*(column[:episodes] for column in vars(table).values()))
-    returns, lengths = first.summary()
-    kept = replace(manifest, steps=first.steps, episodes=episodes, returns=returns, lengths=lengths)
-    return kept, first
-
-
-class DatasetPrefix(Dataset):
-    """The first ``episodes`` of a dataset in its current state. Steps, episodes and rows keep their numbers."""
-
-    folders = ()
-
-    def __init__(self, whole: Dataset, episodes: int) -> None:
-        self._whole, self.path = whole, whole.path
-        self.manifest, self._table = first_episodes(whole.manifest, whole.episodes, episodes)
-        self._rows = {name: _FirstRows(rows, self.manifest.rows(rows.leaf)) for name, rows in dict(whole.rows).items()}
-
-    @property
-    def schema(self) -> Schema:
-        return self._whole.schema
-
-    def _count(self, name: str) -> int:
-        return self._whole._count(name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DatasetPrefix, (self._whole, self.manifest.episodes)
-
-    def __repr__(self) -> str:
-        return f"DatasetPrefix({self._whole!r}, steps={len(self)}, episodes={self.manifest.episodes})"
-
-
-class _FirstRows(WrappedRows):
-    """The first ``count`` rows of a leaf."""
-
-    def __init__(self, rows: Rows, count: int) -> None:
-        super().__init__(rows)
-        self.count = count
-
-    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return read()
 
 
 # -- leaves that are computed when they are read -----------------------------------------------------------------------------

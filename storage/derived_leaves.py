@@ -33,10 +33,9 @@ import torch
 
 from ..errors import UsageError
 from .codecs.codec import Rows, WrappedRows
-from .dataset import Dataset, DatasetPrefix, Derivation, DerivedDataset
+from .dataset import Dataset, Derivation, DerivedDataset
 from .durable import write_atomically
 from .leaf import Leaf
-from .partial_dataset import PartialDataset
 from .row_index import lookup
 from .schema import FLAGS
 from .untrusted_json import parse_json
@@ -257,7 +256,6 @@ def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments
     kept = {} if place is None else _read_kept(place, dataset)
     missing = [name for name in dict.fromkeys(names) if name not in kept]
     if missing:
-        _require_complete(dataset, "normalize", 'or give {"observation": {"mean": ..., "std": ...}}')
         for name in missing:
             kept[name] = _compute(dataset, name)
         if place is not None:
@@ -269,7 +267,7 @@ def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments
 
 def _kept_at(dataset: Dataset) -> Path | None:
     """The file beside the folder; None for datasets that are not a whole folder."""
-    if isinstance(dataset, (DatasetPrefix, DerivedDataset, PartialDataset)) or hasattr(dataset, "members"):
+    if isinstance(dataset, DerivedDataset) or hasattr(dataset, "members"):
         return None
     return dataset.path.absolute().parent / f".{dataset.path.name}.statistics.json"
 
@@ -296,12 +294,6 @@ def _is_sound(leaf: Leaf, moments: Moments) -> bool:
 
 def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if len(leaf.shape) < 2 else ()
-
-
-def _require_complete(dataset: Dataset, option: str, instead: str) -> None:
-    if isinstance(dataset, PartialDataset) and not dataset.complete:
-        message = f"{option} needs all of {dataset.id}, which is incomplete"
-        raise UsageError(message, hint=f"wait until it is complete, {instead}")
 
 
 def _compute(dataset: Dataset, name: str) -> Moments:
@@ -337,7 +329,6 @@ def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:
     if reward_scale == "minus_one":
         return 1.0, -1.0
     if reward_scale == "return_range":
-        _require_complete(dataset, "reward_scale='return_range'", "or give a number")
         returns = dataset.episodes.returns
         width = float(returns.max() - returns.min()) if len(returns) else 0.0
         if not (math.isfinite(width) and width > 0):

@@ -8,7 +8,6 @@ The blocks of a file that is not in the table are its ranges: `BlockChecksums` h
 
     verify              a whole dataset: sizes, checksums of every block, invariants of TED
     find_damage         one file
-    BlockChecks         an open dataset: every block once, before it is first read
 
 TED is the TorchRL Episode Data format (https://docs.pytorch.org/rl/stable/reference/data.html): a flat, time-ordered
 TensorDict. Its root holds what is known at time t (observation, action, done, terminated, truncated), its ``next`` the result
@@ -19,12 +18,11 @@ of the action (observation, reward, done, terminated, truncated). ``done = termi
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +31,6 @@ from .amounts import html_table, plural
 from .amounts import size as amount
 from .checksums import BLOCK, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces, sum_range, summed
 from .codecs import codec_of
-from .codecs.codec import Rows, StoredRows, WrappedRows
 from .durable import is_about_reader, write_atomically
 from .episodes import TERMINATED, open_episodes
 from .leaf import Leaf
@@ -42,9 +39,6 @@ from .memory_map import map_array, read_file, verify_hint
 from .schema import FLAGS
 from .snapshot import pinned, read_snapshot
 from .threads import map_in_threads
-
-if TYPE_CHECKING:
-    import torch
 
 #: Limit in bytes of a table: with four for each 4 MiB, this is the table of 256 TiB.
 _LARGEST_TABLE = 256 << 20
@@ -336,115 +330,6 @@ def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
     except OSError as error:  # a failing disk
         return f"cannot be read: {error.strerror}"
     return None
-
-
-# -- an open dataset -----------------------------------------------------------------------------------------------------
-
-
-class BlockChecks:
-    """Checks the blocks of a dataset's files when this process first reads them.
-
-    Small files (episodes, dictionaries) are checked at once, blocks of rows before they are read. Raises DamagedDatasetError
-    if the table of blocks or a small file is damaged or missing.
-    """
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._checksums = folder, read_block_checksums(folder, manifest)
-        stored = [codec_of(leaf) for leaf in manifest.schema if leaf.constant is None]
-        constant = {leaf.memmap for leaf in manifest.schema if leaf.constant is not None}
-        rows = {codec.path(name) for codec in stored for name in codec.appended}
-        self._files: dict[str, int] = {}
-        weakref.finalize(self, _close, self._files)
-        self._waiting: dict[str, np.ndarray] = {}
-        for path in manifest.files.keys() - constant:
-            try:
-                self._files[path] = os.open(folder / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:
-                if is_about_reader(error):
-                    raise
-                raise self._damage(path, f"cannot be read: {error.strerror}") from error
-            if path in rows:
-                self._waiting[path] = np.ones(self._checksums.count(path), bool)
-            else:
-                for block in self._checksums.all(path):
-                    self._check(block)
-                os.close(self._files.pop(path))
-        for codec in stored:  # the last entry of an index gives the length of the rows
-            for path in {codec.path(name) for name in codec.appended} - {codec.path("blob")}:
-                end = self._checksums.edges[path][-1:]
-                self.check(path, end - 1, end)
-
-    def guard(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
-        """Rows of leaves whose blocks are checked before they are read."""
-        return {
-            name: one if one.leaf.constant is not None else _CheckedRows(cast(StoredRows, one), self)
-            for name, one in rows.items()
-        }
-
-    def is_done(self, path: str) -> bool:
-        """Whether every block of a file has been checked."""
-        return not self._waiting[path].any()
-
-    def check(self, path: str, starts: np.ndarray, stops: np.ndarray) -> None:
-        """Check the blocks that hold bytes ``starts..stops-1`` (int64 ``[n]``) of a file, if they are not checked yet."""
-        waiting, ends = self._waiting[path], self._checksums.edges[path][1:]
-        last = len(ends) - 1
-        first = np.minimum(np.searchsorted(ends, starts, "right"), last)
-        final = np.minimum(np.searchsorted(ends, stops - 1, "right"), last)
-        for number in np.flatnonzero(_marked(len(ends), first, final) & waiting).tolist():
-            self._check(self._checksums.block(path, number))
-            waiting[number] = False
-
-    def _check(self, block: CheckedBlock) -> None:
-        try:
-            sound = block.is_sound(self._read(block))
-        except OSError as error:
-            raise self._damage(block.path, f"cannot be read after byte {block.begin}: {error.strerror}") from error
-        if not sound:
-            raise self._damage(block.path, f"checksum mismatch{self._checksums.where(block)}")
-
-    def _read(self, block: CheckedBlock) -> Iterator[bytes]:
-        at = block.begin
-        while at < block.end:
-            data = os.pread(self._files[block.path], min(BLOCK, block.end - at), at)
-            if not data:
-                return
-            at += len(data)
-            yield data
-
-    def _damage(self, path: str, what: str) -> DamagedDatasetError:
-        return DamagedDatasetError(f"{self._folder / path}: {what}", hint=verify_hint(self._folder))
-
-
-def _marked(count: int, first: np.ndarray, final: np.ndarray) -> np.ndarray:
-    """Bool ``[count]``: which numbers lie in any of the intervals ``first..final``, both ends included."""
-    steps = np.zeros(count + 1, np.int64)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, final + 1, -1)
-    return np.cumsum(steps[:-1]) > 0
-
-
-def _close(files: dict[str, int]) -> None:
-    for descriptor in files.values():
-        os.close(descriptor)
-
-
-class _CheckedRows(WrappedRows):
-    """The rows of a leaf, whose blocks are checked before they are first read."""
-
-    def __init__(self, rows: StoredRows, checks: BlockChecks) -> None:
-        super().__init__(rows)
-        self._checks = checks
-        codec = codec_of(rows.leaf)
-        self._left = {codec.path(name) for name in codec.appended}
-
-    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if self._left and len(first) and length > 0:
-            for path, starts, stops in self._rows.extents(first, length):
-                self._checks.check(path, starts, stops)
-                if self._checks.is_done(path):
-                    self._left.discard(path)
-        return read()
 
 
 # -- invariants ----------------------------------------------------------------------------------------------------------

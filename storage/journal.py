@@ -1,15 +1,10 @@
-"""The journal of an unfinished dataset, which records finished work, and its plan, the manifest it will have.
+"""The journal of an unfinished dataset, which records finished work.
 
 ``journal.jsonl`` has one JSON object per line. The first line is a fingerprint of everything that decides the resulting bytes.
 Each later line records one finished piece of work and is synced before the work counts as done. Every line starts with the
 crc32c (8 hex digits) of all records up to and including its own, so that the journal ends before a line that was changed, moved
 or lost. A crash can truncate the last line; it is ignored too, and overwritten by the next one. Reading changes nothing:
 `rbdata list` reads the journal of a running writer.
-
-``plan.json`` is the future manifest, except for what is known only at the end, for readers that do not wait until the dataset
-is complete. It exists only while the files written by the plan (small leaves, episode table, dictionaries) are complete and
-synced; its ``files`` list them with their checksums, and a run that rewrites them removes it first. Plan and journal together
-say what may be read: the state rows of the parts that were appended without a gap, and the whole episodes among these.
 """
 
 from __future__ import annotations
@@ -22,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .checksums import Crc32c
-from .durable import open_plain, sync_files, sync_folder, write_atomically
-from .folder import JOURNAL
-from .manifest import Manifest, write_manifest
+from .durable import open_plain, write_atomically
 from .untrusted_json import parse_json
 
 _SEAL = 9  # characters: the checksum and a space
@@ -137,27 +130,3 @@ def _parse(data: bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get("number"), (int, str, type(None))):
         return None
     return record
-
-
-# -- the plan ------------------------------------------------------------------------------------------------------------
-
-PLAN = "plan.json"
-
-
-def write_plan(folder: Path, manifest: Manifest) -> None:
-    """Sync ``manifest.files``, then write the plan, after which readers can open the folder."""
-    sync_files(folder, manifest.files)
-    write_manifest(folder, manifest, PLAN)
-
-
-def remove_plan(folder: Path) -> None:
-    """Remove the plan before the leaves are rewritten, so that no reader opens the folder."""
-    if (folder / PLAN).exists():
-        (folder / PLAN).unlink()
-        sync_folder(folder)
-
-
-def finished_in_order(folder: Path) -> int:
-    """How many parts were appended without a gap, according to the journal."""
-    merged = Journal(folder / JOURNAL).find("merged")
-    return next(number for number in range(len(merged) + 1) if number not in merged)

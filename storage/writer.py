@@ -43,7 +43,7 @@ from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
 from .folder import JOURNAL, RAW, DatasetPlace, check_space, holds_files, remove_links
 from .integrity import BlockChecksums, write_table
-from .journal import Journal, remove_plan, write_plan
+from .journal import Journal
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, FILENAME, Manifest, read_manifest, write_manifest
 from .parts import PARTS, TedSink, remove_unfinished
@@ -237,7 +237,6 @@ class DatasetWriter:
 
     def begin_plan(self) -> Callable[[], ColumnWriter]:
         """A picklable function that opens the writer of `columns`: another process may make the plan."""
-        remove_plan(self.folder)
         small = Schema(tuple(leaf for leaf in self.schema.steps if leaf not in self.bulk))
         return partial(ColumnWriter, self.folder, small)
 
@@ -281,11 +280,6 @@ class DatasetWriter:
         elif self.stored_dictionary(leaf) is None:
             write_atomically(path, data)
         self.files[name] = [[len(data), crc32c(data)]]
-
-    def publish(self, manifest: Manifest) -> None:
-        """Let readers open the finished parts from now on; call once the dictionaries are stored. Fills in ``files``."""
-        manifest.files = {path: [record[:2] for record in records] for path, records in sorted(self.files.items())}
-        write_plan(self.folder, manifest)
 
     # -- fill ------------------------------------------------------------------------------------------------------
 

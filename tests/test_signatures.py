@@ -66,8 +66,8 @@ def test_options_of_load():
     arguments = named(rbdata.load)
     of_buffer = named(ReplayBuffer.__init__) | named(TensorDictReplayBuffer.__init__)
     wanted = {name: one for name, one in of_buffer.items() if name not in NOT_OF_LOAD} | named(make_sampler)
-    wanted |= {name: one for name, one in named(load_buffer).items() if name != "watch"}
-    assert set(arguments) == {"root", "cache_dir", "cache_limit", "check", "download", *wanted}
+    wanted |= named(load_buffer)
+    assert set(arguments) == {"root", "cache_dir", "cache_limit", "download", *wanted}
     assert {name: arguments[name].default for name in wanted} == {name: one.default for name, one in wanted.items()}
     for name in wanted:
         assert f"``{name}" in rbdata.load.__doc__, name

@@ -344,8 +344,6 @@ class _Run:
         samples = cache(reading.sample_rows)
         dictionary = self._make_dictionary(samples)
         self._check_same_objects(plan)
-        if not isinstance(job, StagedJob) and len(plan.parts) > 1:
-            writer.publish(_manifest(job, plan, self.place.id, url))
         if self.old:
             self._take_over(plan, self.old)
         writer.merge()

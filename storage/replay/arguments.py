@@ -57,11 +57,6 @@ def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) ->
     _check_kind(sampler, Sampler, "RandomSampler()")
     _check_kind(storage, Storage, "LazyTensorStorage(1_000_000)")
     _check_kind(writer, Writer, "RoundRobinWriter()")
-    if use.world_size > 1 and not sampler.endless and isinstance(storage, DatasetStorage) and storage.is_growing:
-        message = (
-            f"{use.world_size} processes that share one pass must see the same steps, and {storage.source!r} grows"
-        )
-        raise UsageError(message, hint="wait until it is complete, or sample with replacement")
     sampler._check_parts(storage, writer, use)
 
 

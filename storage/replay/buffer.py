@@ -28,7 +28,6 @@ from ...errors import PassRestartedWarning, RowIndexError, UsageError
 from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords, whole_number
-from ..partial_dataset import PartialDataset
 from ..row_index import NoRecordError, is_part_of_all, row_index
 from . import checkpoint
 from .arguments import (
@@ -380,7 +379,6 @@ class ReplayBuffer:
         self._make_pipeline(generator)
         self._pass_ended = False
         self._pipeline.order.batches = 0
-        self._storage.start_order()
 
     def _make_pipeline(self, generator: torch.Generator) -> None:
         """Replace the pipeline by one of the current parts."""
@@ -452,8 +450,6 @@ class ReplayBuffer:
 
     def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Info]:
         """A batch, and a function that makes its info; ``ahead``: further batches of this size may be prefetched."""
-        if self._storage.may_grow:
-            self._grow_if_due()
         while True:
             try:
                 with self._lock:
@@ -584,40 +580,6 @@ class ReplayBuffer:
         for the leaves that ``normalize`` and ``reward_scale`` of `load` name; empty without these options. They are copies.
         """
         return deepcopy(self._storage.statistics) if isinstance(self._storage, DatasetStorage) else {}
-
-    # -- datasets that are being written -----------------------------------------------------------------------------
-
-    def refresh(self, wait: float = 0.0) -> bool:
-        """Show steps that a running writer has finished since the last call; returns whether the number of steps grew.
-
-        Without replacement, new steps join at the beginning of the next pass; the current pass continues unchanged. ``wait``
-        and errors as in `PartialDataset.refresh`. If a loaded state shows less than a whole dataset, all of it is shown.
-        """
-        dataset = self.dataset
-        if isinstance(dataset, PartialDataset):
-            dataset.refresh(wait)
-        return self._show(len(dataset))
-
-    def _grow_if_due(self) -> None:
-        storage = self._storage
-        assert isinstance(storage, DatasetStorage)
-        with self._lock:
-            batches = self._pipeline.state().batches
-        steps = storage.due(batches)
-        if steps is not None:
-            self._show(steps)
-
-    def _show(self, steps: int) -> bool:
-        storage = self._storage
-        if not isinstance(storage, DatasetStorage) or steps <= len(storage):
-            return False
-        with self._exclusive():
-            passes = getattr(self._sampler, "passes", None)
-            if passes is not None and passes.position()[2]:
-                storage.show_later()
-                return False
-            storage.show(steps, self._pipeline.state().batches)
-        return True
 
     # -- looking at it -----------------------------------------------------------------------------------------------
 

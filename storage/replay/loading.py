@@ -25,8 +25,6 @@ def load_buffer(
     dataset: Dataset,
     *,
     sampler: Sampler | None = None,
-    growth: Sequence[Sequence[int]] | None = None,
-    watch: bool = False,
     extra: str | Sequence[str] | None = None,
     normalize: Any = None,
     reward_scale: float | str | None = None,
@@ -41,7 +39,7 @@ def load_buffer(
     - options of `make_sampler`: slices, priorities, or one pass without replacement.
     - ``sampler``: your own sampler instead of these options.
     - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
-    - ``growth``, ``watch``: of a dataset that is being written, and ``keys``: see `DatasetStorage`.
+    - ``keys``: see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
     - ``goals``: goals for data that store none, see `goals`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
@@ -54,12 +52,10 @@ def load_buffer(
     if shuffle not in (True, False, "global", "blocks"):
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
     derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale)
-    storage = DatasetStorage(dataset, growth=growth, watch=watch, derive=derive, statistics=statistics, keys=keys)
+    storage = DatasetStorage(dataset, derive=derive, statistics=statistics, keys=keys)
     if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
         dataset.plan_steps(keys=_leaves_read(dataset, storage.keys, options.get("windows")))
     blocks = shuffle == "blocks"
-    if blocks and (storage.is_growing or growth):
-        raise UsageError("shuffle='blocks' is for datasets that are complete", hint="give shuffle='global'")
     made = _block_sampler(dataset, chosen) if blocks else make_sampler(storage.max_size, **chosen)
     if isinstance(made, SliceSampler):
         for name in ("end_key", "traj_key"):

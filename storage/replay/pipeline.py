@@ -317,12 +317,7 @@ class Pipeline:
         own = (spec.collate, spec.relabeling, spec.expand, spec.device)
         if any(one is not None for one in own) or spec.pin_memory or spec.prefetch or len(self.transforms):
             return False
-        plain = (
-            storage.ndim == 1
-            and not (storage.batch_tail or storage.nested_sizes)
-            and not storage.is_shared
-            and not storage.may_grow
-        )
+        plain = storage.ndim == 1 and not (storage.batch_tail or storage.nested_sizes) and not storage.is_shared
         on_cpu = storage.device is None or storage.device.type == "cpu"
         return plain and on_cpu and is_known(self.order.sampler) and isinstance(self._reader(), BatchReader)
 

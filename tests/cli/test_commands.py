@@ -202,7 +202,7 @@ class TestEveryCommand:
         assert call("inspect", path)[2].startswith(f"error: no such folder: {path}\n")
         assert "error: no such folder: ./" in call("download", "Pong/5", "--mirror", f"./{path}")[2]
 
-    WAYS = (("inspect", "-q"), ("verify", "--quick"), ("sample", "--partial", "-n", "1"))
+    WAYS = (("inspect", "-q"), ("verify", "--quick"), ("sample", "-n", "1"))
 
     @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
     def test_ways_to_name_a_dataset(self, call, made, way, monkeypatch):

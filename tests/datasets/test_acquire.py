@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import rbdata
 import servers
 from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_black, write_run
 from rbdata.datasets import acquire
@@ -110,6 +111,25 @@ def test_unknown_id(name, near, mirror, tmp_path):
 def test_no_such_run(mirror, tmp_path):
     error = refused(ObjectNotFoundError, "no shards and no episodes of Qbert/3", mirror, tmp_path / "root", "Qbert/3")
     assert "Qbert/3/replay_logs" in error.hint
+
+
+def test_load_downloads_first(mirror, tmp_path):
+    """Whole, or the shards that are named; a complete dataset is loaded without a look at the mirror."""
+    some = rbdata.load("Qbert/2", root=tmp_path, download={"mirror": str(mirror), "shards": "0-1"}, batch_size=4)
+    whole = rbdata.load("Qbert/2", root=tmp_path, download={"mirror": str(mirror)}, batch_size=4)
+    assert type(whole.dataset) is Dataset and 0 < len(some) < len(whole)
+    shutil.rmtree(mirror)
+    again = rbdata.load("Qbert/2", root=tmp_path, download=True, batch_size=4)
+    assert len(again) == len(whole) and again.sample().batch_size == (4,)
+
+
+def test_load_downloads_ids_only(tmp_path):
+    with pytest.raises(UsageError, match="download is for ids"):
+        rbdata.load("s3://bucket/x", download=True)
+    with pytest.raises(UsageError, match="download is for a single id"):
+        rbdata.load(["Qbert/2", "Qbert/3"], download=True)
+    with pytest.raises(UnknownDatasetError, match="Nonsense"):
+        rbdata.load("Nonsense/2", root=tmp_path, download=True)
 
 
 def test_no_such_shard(mirror, tmp_path):

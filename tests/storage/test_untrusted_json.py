@@ -16,7 +16,6 @@ OWN = {
     "cli/options.py": "an option that is typed",
     "preprocess/function_chain.py": "an argument that is typed",
     "preprocess/planning.py": "what a worker wrote",
-    "datasets/background_download.py": "pipes between own processes",
     "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",

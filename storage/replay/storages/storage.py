@@ -53,8 +53,6 @@ class Storage(Saved):
 
     #: Whether the storage is read-only; reads then need no lock, and draws stay valid.
     immutable = False
-    #: Whether records may be added without a write: `DatasetStorage.due` is then called before every batch.
-    may_grow = False
     #: Whether states are only checked instead of loaded, see `checking`.
     only_checks = False
     #: Stamps of the rows (see `writers.SlotGenerations`), where a writer tracks them: buffers that share rows share these.
@@ -163,9 +161,6 @@ class Storage(Saved):
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Announce that rows ``start..stop-1`` of these ranges are drawn next: remote rows may be fetched ahead of time."""
-
-    def start_order(self) -> None:
-        """Announce that the first batch of a new order comes next, at the start or after a change of the seed."""
 
     # -- derived -----------------------------------------------------------------------------------------------------
 

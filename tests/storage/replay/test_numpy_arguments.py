@@ -109,7 +109,6 @@ def test_datasets(tmp_path, kinds):
         lambda w, r, f: {"reward_scale": r(0.5)},
         lambda w, r, f: {"normalize": {"observation": {"mean": r(1.5), "std": [r(2)]}}},
         lambda w, r, f: {"goals": goals(w, r, f)},
-        lambda w, r, f: {"growth": [[w(0), w(8)]]},
         lambda w, r, f: {"name": ["my/a", "my/b"], "weights": [r(0.25), r(0.75)]},
     ):
         assert same(batch(*kinds, **options(*kinds)), batch(*PLAIN, **options(*PLAIN)))
