@@ -98,6 +98,7 @@ class ZipArchive:
         try:
             self.size = self._file.seek(0, os.SEEK_END)
             with zipfile.ZipFile(self._file) as archive:
+                self.comment = archive.comment
                 for entry in archive.infolist():
                     self._add(entry)
         except BaseException as error:
@@ -134,6 +135,16 @@ class ZipArchive:
         if (size, checksum) != (entry.file_size, entry.CRC):
             what = "size" if size != entry.file_size else "checksum"
             raise CorruptSourceError(f"{self.name}: {member} is damaged: its {what} is another one", hint=_DAMAGED)
+
+    def is_stored(self, member: str) -> bool:
+        """Whether the bytes of a member are in the file as they are."""
+        return self.members[member].compress_type == zipfile.ZIP_STORED
+
+    def place(self, member: str) -> tuple[int, int]:
+        """Where the bytes of a member begin and end in the file, packed or not. Raises CorruptSourceError."""
+        entry = self.members[member]
+        begin = self._begin(entry)
+        return begin, begin + entry.compress_size
 
     def _add(self, entry: zipfile.ZipInfo) -> None:
         name = entry.filename

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -532,7 +531,7 @@ def test_larger_than_memory(tmp_path):
 def test_files_larger_than_memory_are_read_ahead_only_where_asked(tmp_path, monkeypatch):
     path = tmp_path / "x"
     path.write_bytes(bytes(range(256)) * 100)
-    assert isinstance(mapped._mapping(mapped.map_array(path, np.dtype("<i4"), 6400)), mmap.mmap)
+    assert isinstance(mapped._mapping(mapped.map_array(path, np.dtype("<i4"), 6400)), mapped._Mapping)
     assert mapped._mapping(mapped.map_array(path, np.dtype("u1"), 0)) is None
     monkeypatch.setattr(mapped, "_READ_AHEAD_BELOW", 1)
     array = mapped.map_array(path, np.dtype("u1"), 25_600)

@@ -1,13 +1,13 @@
 """Opens everything that holds a user's arrays as tables: named arrays whose rows are read in blocks.
 
-    .npz, or a folder with one per episode       stored members are mapped, compressed ones unpacked to a temporary folder
-    .npy with fields, or a folder of .npy        mapped
+    .npz, or a folder with one per episode       compressed members are unpacked to a temporary folder
+    .npy with fields, or a folder of .npy
     .h5, .hdf5                                   arrays of any names, or a group per episode
     .parquet, .arrow, .feather, .csv, .csv.gz    columns; lists of one length, and columns ``obs_0 .. obs_3``, are one array
     a folder of TensorDict.memmap                also the storage of a replay buffer's checkpoint
 
-Memory does not grow with a file: what cannot be mapped is written to a temporary folder row by row. Pickles are refused:
-reading a pickle runs any code that it names.
+Memory does not grow with a file: what cannot be read by rows is written to a temporary folder. Files are open only while they
+are read (`stored`). Pickles are refused: reading a pickle runs any code that it names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from __future__ import annotations
 import gzip
 import os
 import re
-import shutil
-import struct
-import zipfile
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,14 +30,16 @@ from ....errors import CorruptSourceError, DiskSpaceError, UsageError, reason
 from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
-from ...formats.hdf5 import check_not_open, damage_reported
+from ...formats.hdf5 import damage_reported, missing_part
+from ...formats.packed import ZipArchive
 from ...ingest.spaces import as_array
 from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names, is_named, suffix_of
+from .stored import FileRows, Hdf5Files, Hdf5Rows, Part, npy_rows
 
 _HDF5 = (".h5", ".hdf5")
 _TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _COLUMNS = (".parquet", ".arrow", ".feather", *_TEXT)
-_COPY_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 20
 #: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
 _NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
@@ -184,7 +183,7 @@ def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
             continue
         values = table.values[array]
         for column in named:
-            table.values[column] = values[..., columns.index(column)] if len(columns) > 1 else values
+            table.values[column] = Part(values, (..., columns.index(column))) if len(columns) > 1 else values
         if len(named) == len(columns):
             del table.values[array]
 
@@ -246,11 +245,11 @@ def open_tables(path: Path, scratch: Path) -> Iterator[list[Table]]:
 
     Raises UsageError for files that cannot be read, CorruptSourceError for damaged files, MissingExtraError.
     """
-    with ExitStack() as files:
+    with Hdf5Files() as files:
         yield _open(path, scratch, files)
 
 
-def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
+def _open(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
     if path.is_dir():
         return _open_folder(path, scratch, files)
     suffix = suffix_of(path)
@@ -261,7 +260,7 @@ def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     if suffix == ".npz":
         return [_open_npz(path, scratch)]
     if suffix == ".npy":
-        return [memory_table(_map_npy(path), path.name)]
+        return [_open_npy({"": path}, path.name)]
     if suffix in _HDF5:
         return _open_hdf5(path, files)
     if suffix in _COLUMNS:
@@ -269,7 +268,7 @@ def _open(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     raise UsageError(f"{path} is not read as arrays", hint=f"what is: {', '.join(SUFFIXES)}, and folders of these")
 
 
-def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
+def _open_folder(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
     in_checkpoint = (path / "storage_metadata.json").is_file()
     if in_checkpoint or (path / "rbdata_storage.json").is_file():
         message = (
@@ -289,8 +288,7 @@ def _open_folder(path: Path, scratch: Path, files: ExitStack) -> list[Table]:
     found.sort(key=lambda one: natural(one.as_posix()))
     kinds = {suffix_of(one) for one in found}
     if kinds == {".npy"}:
-        values = {one.relative_to(path).with_suffix("").as_posix(): _map_npy(one) for one in found}
-        return [memory_table(values, path.name)]
+        return [_open_npy({one.relative_to(path).with_suffix("").as_posix(): one for one in found}, path.name)]
     if len(kinds) != 1:
         there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
         message = f"{path} holds {there}: files of one kind are read as a dataset"
@@ -352,33 +350,61 @@ def natural(name: str) -> list[Any]:
 # -- NumPy ---------------------------------------------------------------------------------------------------------------
 
 
-def _map_npy(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise CorruptSourceError(f"{path.name} is not a .npy file of numbers: {reason(error)}") from error
+def _open_npy(paths: Mapping[str, Path], name: str) -> Table:
+    """A table of ``.npy`` files by the names of their arrays; a single one without a name has fields."""
+    table = Table(name, {})
+    for key, path in paths.items():
+        try:
+            _add(table, key, npy_rows(path))
+        except (ValueError, EOFError) as error:
+            raise CorruptSourceError(f"{path.name} is not a .npy file of numbers: {reason(error)}") from error
+    if list(table.values) == [""]:
+        raise UsageError(
+            f"{name} is one array without fields", hint="convert the folder with the .npy files of all arrays"
+        )
+    return table
+
+
+def _add(table: Table, key: str, rows: Any) -> None:
+    """Add an array; an array with fields is one for each."""
+    for inner in rows.dtype.names or ():
+        _add(table, f"{key}/{inner}" if key else inner, Part(rows, inner))
+    if not rows.dtype.names:
+        table.values[key] = rows
 
 
 def _open_npz(path: Path, scratch: Path) -> Table:
-    values: dict[str, Any] = {}
-    unreadable: dict[str, str] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = exported_names("episode_lengths") if archive.comment == EXPORTED else NAMES
-            for member in archive.infolist():
-                if not member.filename.endswith(".npy"):
-                    continue
-                name = member.filename.removesuffix(".npy")
-                try:
-                    values[name] = _map_member(path, archive, member, scratch)
-                except ValueError as error:  # objects, mostly
-                    unreadable[name] = reason(error)
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
-        _refuse_full(error, path, scratch)
-        raise CorruptSourceError(f"{path.name} is not a .npz file: {reason(error)}") from error
-    table = memory_table(values, path.name, names)
-    table.unreadable = {**unreadable, **table.unreadable}
+    with ZipArchive(path, path.name) as archive:
+        table = Table(path.name, {}, names=exported_names("episode_lengths") if archive.comment == EXPORTED else NAMES)
+        for member in archive.members:
+            if not member.endswith(".npy"):
+                continue
+            try:
+                _add(table, member.removesuffix(".npy"), _member_rows(path, archive, member, scratch))
+            except (ValueError, EOFError) as error:  # objects, mostly
+                table.unreadable[member.removesuffix(".npy")] = reason(error)
+            except OSError as error:
+                _refuse_full(error, path, scratch)
+                raise
     return table
+
+
+def _member_rows(path: Path, archive: ZipArchive, member: str, scratch: Path) -> FileRows:
+    """An array of an archive: read where it is stored, else unpacked first."""
+    if archive.is_stored(member):
+        begin, end = archive.place(member)
+        return npy_rows(path, begin, end, lambda: _check_member(path, member))
+    scratch.mkdir(parents=True, exist_ok=True)
+    handle, unpacked = mkstemp(".npy", dir=scratch)
+    with os.fdopen(handle, "wb") as target:
+        target.writelines(archive.stream(member))
+    return npy_rows(Path(unpacked))
+
+
+def _check_member(path: Path, member: str) -> None:
+    """Raise CorruptSourceError for a member with another checksum than the archive states."""
+    with ZipArchive(path, path.name) as archive:
+        deque(archive.stream(member), 0)
 
 
 def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
@@ -387,101 +413,89 @@ def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
         raise DiskSpaceError(message, hint="make room, or choose another root") from error
 
 
-def _map_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, scratch: Path) -> np.ndarray:
-    """An array of an archive: mapped where it is stored, else unpacked first."""
-    if member.compress_type != zipfile.ZIP_STORED:
-        scratch.mkdir(parents=True, exist_ok=True)
-        handle, unpacked = mkstemp(".npy", dir=scratch)
-        with archive.open(member) as source, os.fdopen(handle, "wb") as target:
-            shutil.copyfileobj(source, target, _COPY_BYTES)  # compares the checksum
-        return np.load(unpacked, mmap_mode="r", allow_pickle=False)
-    with path.open("rb") as file:
-        file.seek(member.header_offset)
-        lengths = struct.unpack("<26x2H", file.read(30))
-        file.seek(member.header_offset + 30 + sum(lengths))
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError("its elements are Python objects")
-        if not np.prod(shape):
-            return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-
-
 # -- HDF5 ----------------------------------------------------------------------------------------------------------------
 
 
-def _open_hdf5(path: Path, files: ExitStack) -> list[Table]:
+def _open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
     import h5py
 
-    try:
-        file = files.enter_context(h5py.File(path, "r", locking=False))
-    except OSError as error:
-        check_not_open(path.name, error)
-        raise CorruptSourceError(f"{path.name} is not an HDF5 file: {reason(error)}") from error
     with damage_reported(path.name):
-        group = file
-        while len(group) == 1 and isinstance(inner := next(iter(group.values())), h5py.Group):
-            if _is_episode(inner):
+        group, place = files.open(path)["/"], ""
+        while len(group) == 1:
+            ((name, inner),) = _members(group).items()
+            if not isinstance(inner, h5py.Group) or _is_episode(inner):
                 break
-            group = inner
-        episodes = _episodes(group)
-        others: dict[str, str] = {}
+            group, place = inner, f"{place}{name}/"
+        members, others = _members(group), dict[str, str]()
+        episodes = _episodes(members)
         # robomimic: data/demo_0, mask/...
-        if "data" in group and not episodes and isinstance(group["data"], h5py.Group):
-            episodes = _episodes(group["data"])
+        if not episodes and isinstance(members.get("data"), h5py.Group):
+            inside = _members(members["data"])
+            episodes = _episodes(inside)
             if episodes:
-                others = _beside_data(group, path.name)
-                group = group["data"]
-        if episodes and not any(isinstance(item, h5py.Dataset) for item in group.values()):
-            others |= _other_groups(group, set(episodes), path.name)
-            tables = [Table(f"{path.name}: {name}", *_datasets(group[name])) for name in sorted(episodes, key=natural)]
+                others = _beside_data(members, path.name)
+                members, place = inside, f"{place}data/"
+        if episodes and not any(isinstance(item, h5py.Dataset) for item in members.values()):
+            others |= _other_groups(members, set(episodes), path.name)
+            tables = [
+                _hdf5_table(f"{path.name}: {name}", members[name], files, path, f"{place}{name}/")
+                for name in sorted(episodes, key=natural)
+            ]
             tables[0].unreadable.update(others)
             return tables
-        return [Table(path.name, *_datasets(file))]
+        return [_hdf5_table(path.name, files.open(path)["/"], files, path, "")]
 
 
-def _beside_data(group: Any, where: str) -> dict[str, str]:
+def _members(group: Any) -> dict[str, Any]:
+    """The groups and arrays of a group by name; for one that is not there, a text that says why: a link leads nowhere."""
+    return {name: missing_part(group, name) or group[name] for name in group}
+
+
+def _beside_data(members: Mapping[str, Any], where: str) -> dict[str, str]:
     """What lies beside a group ``data`` of episodes, and why it is not read.
 
     Raises UsageError for another group of episodes: the data would lack them.
     """
     import h5py
 
-    others = {name: item for name, item in group.items() if name != "data"}
+    others = {name: item for name, item in members.items() if name != "data"}
     for name, item in others.items():
-        if isinstance(item, h5py.Group) and _episodes(item):
+        if isinstance(item, h5py.Group) and _episodes(_members(item)):
             message = f"{where}: data and {name} both hold a group per episode"
             raise UsageError(message, hint="copy each of them to a file, and convert these one by one")
     return dict.fromkeys(others, "it lies beside the episodes, which are in data")
 
 
-def _other_groups(group: Any, episodes: Collection[str], where: str) -> dict[str, str]:
-    """The groups beside those of the episodes, and why they are not read.
+def _other_groups(members: Mapping[str, Any], episodes: Collection[str], where: str) -> dict[str, str]:
+    """What lies beside the groups of the episodes, and why it is not read.
 
-    Raises UsageError for one that is named as the episodes are: without it the data would lack an episode.
+    Raises UsageError for what is named as the episodes are, CorruptSourceError where that is a link that leads nowhere:
+    without it the data would lack an episode.
     """
     stems = {re.sub(r"\d+", "#", name) for name in episodes}
-    others = [name for name in group if name not in episodes]
+    others = [name for name in members if name not in episodes]
     for name in sorted(others, key=natural):
-        if re.sub(r"\d+", "#", name) in stems:
-            there = ", ".join(_datasets(group[name])[0]) or "no arrays"
-            message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
-            raise UsageError(message, hint=f"it has {there}; rename it, or leave it out of the file")
+        if re.sub(r"\d+", "#", name) not in stems:
+            continue
+        if isinstance(members[name], str):
+            raise CorruptSourceError(f"{where}: {name} is not there: {members[name]}")
+        there = ", ".join(_datasets(members[name])[0]) or "no arrays"
+        message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
+        raise UsageError(message, hint=f"it has {there}; rename it, or leave it out of the file")
     return dict.fromkeys(others, "it is a group without an observation and an action")
 
 
-def _episodes(group: Any) -> list[str]:
-    """The groups in a group that are an episode each, by the names of their arrays; or by their own names, where nothing
-    else is there and these differ in a number alone."""
+def _episodes(members: Mapping[str, Any]) -> list[str]:
+    """The groups that are an episode each, by the names of their arrays; or by their own names, where nothing else is there
+    and these differ in a number alone."""
     import h5py
 
-    groups = [name for name, item in group.items() if isinstance(item, h5py.Group)]
-    known = [name for name in groups if _is_episode(group[name])]
-    is_numbered = len(groups) == len(group) > 1 and all(map(_NUMBERED.fullmatch, groups))
-    is_series = is_numbered and len({re.sub(r"\d+", "#", name) for name in groups}) == 1
-    return known or (groups if is_series else [])
+    groups = [name for name, item in members.items() if isinstance(item, h5py.Group)]
+    known = [name for name in groups if _is_episode(members[name])]
+    is_numbered = len(members) > 1 and all(map(_NUMBERED.fullmatch, members))
+    is_series = is_numbered and len({re.sub(r"\d+", "#", name) for name in members}) == 1
+    is_all = all(isinstance(item, (h5py.Group, str)) for item in members.values())
+    return known or (groups if is_series and is_all else [])
 
 
 def _is_episode(group: Any) -> bool:
@@ -490,21 +504,27 @@ def _is_episode(group: Any) -> bool:
     return bool(names & set(NAMES["action"])) and bool(names & set(NAMES["observation"]))
 
 
+def _hdf5_table(name: str, group: Any, files: Hdf5Files, path: Path, place: str) -> Table:
+    """The table of a group, which is at ``place`` in a file."""
+    arrays, unreadable = _datasets(group)
+    return Table(name, {key: Hdf5Rows(files, path, place + key, array) for key, array in arrays.items()}, unreadable)
+
+
 def _datasets(group: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays below a group, and those that cannot be read with the reason."""
     import h5py
 
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
 
     def visit(inside: Any, prefix: str, above: Collection[Any]) -> None:
-        for key in inside:
+        for key, item in _members(inside).items():
             name = prefix + key
-            item = inside.get(key)  # also where the name is a link
             if isinstance(item, h5py.Group):
                 if item.id not in above:
                     visit(item, name + "/", {*above, item.id})
             elif not isinstance(item, h5py.Dataset):
-                unreadable[name] = "its link leads nowhere" if item is None else f"it is a {type(item).__name__}"
+                unreadable[name] = item if isinstance(item, str) else f"it is a {type(item).__name__}"
             elif item.shape is None or item.dtype.hasobject or item.dtype.kind not in "biuf":
                 unreadable[name] = f"its dtype is {item.dtype}"
             else:
@@ -561,7 +581,7 @@ def _csv_batches(path: Path, delimiter: str) -> Iterator[Any]:
 
     opened_as = gzip.open if suffix_of(path).endswith(".gz") else open  # pyarrow goes by the name, too
     with opened_as(path, "rt", encoding="utf-8", errors="replace") as file:
-        head = file.readline(_COPY_BYTES)
+        head = file.readline(_HEAD_BYTES)
     if delimiter not in head and ";" in head:  # as spreadsheets write it if the comma is the decimal separator
         delimiter = ";"
     types: dict[str, Any] = {}
@@ -664,7 +684,7 @@ class _Columns:
                 continue
             dtype, shape = self._kinds[name]
             path, shape = self._folder / str(number), (self._rows, *shape)
-            values[name] = np.memmap(path, dtype, "r", shape=shape) if self._rows else np.zeros(shape, dtype)
+            values[name] = FileRows(path, dtype, shape) if self._rows else np.zeros(shape, dtype)
             if columns != [name]:
                 joined[name] = columns
         return Table(self._name, values, self._unreadable, joined, self._names)

@@ -1,0 +1,202 @@
+"""Folders of more files than may be open at once, and files whose links and virtual datasets lead somewhere or nowhere."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+import rbdata
+from pyarrow import parquet
+from rbdata.errors import RbdataError
+
+FILES, LIMIT = 90, 64
+
+
+def episode(number: int, rows: int = 3) -> dict[str, np.ndarray]:
+    ends = np.arange(rows) == rows - 1
+    return {
+        "obs": np.full((rows, 2), number, np.float32),
+        "act": np.zeros((rows, 1), np.float32),
+        "rew": np.arange(1, rows + 1, dtype=np.float32),
+        "done": ends,
+    }
+
+
+def write_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+
+
+def write_parquet(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    parquet.write_table(pa.table({name: list(values) for name, values in arrays.items()}), path)
+
+
+WRITERS: dict[str, Callable[[Path, dict[str, np.ndarray]], Any]] = {
+    "stored.npz": lambda path, arrays: np.savez(path, **arrays),
+    "packed.npz": lambda path, arrays: np.savez_compressed(path, **arrays),
+    "a.h5": write_hdf5,
+    "a.parquet": write_parquet,
+}
+
+
+def limited(code: str, folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that may have ``limit`` files open."""
+    highest = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {highest}))\n{code}",
+        ],
+        cwd=folder,
+        env={**os.environ, "RBDATA_ROOT": str(folder / "root")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_folder_of_more_files_than_may_be_open(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    for number in range(FILES):
+        WRITERS[name](tmp_path / "own" / f"{number}{Path(name).suffix}", episode(number))
+    code = "import rbdata\nrbdata.convert('own', 'my/own', source='arrays')"
+    ended = limited(code, tmp_path, LIMIT)
+    assert ended.returncode == 0, ended.stderr
+    found = rbdata.open_dataset(tmp_path / "root/my/own")
+    assert len(found.episodes) == FILES
+    assert found["observation"][::3, 0].tolist() == list(range(FILES))
+
+
+def test_a_process_without_free_descriptors_is_not_called_a_damaged_file(tmp_path: Path) -> None:
+    for suffix, write in ((".npz", WRITERS["stored.npz"]), (".h5", write_hdf5)):
+        write(tmp_path / f"a{suffix}", episode(0))
+    code = """
+import os, h5py, numpy, rbdata.datasets.formats.hdf5, rbdata.datasets.formats.packed
+from pathlib import Path
+from rbdata.datasets.sources.arrays.tables import open_tables
+held = []
+for name in ("a.npz", "a.h5"):
+    try:
+        while True:
+            held.append(os.open(".", os.O_RDONLY))
+    except OSError:
+        pass
+    try:
+        open_tables(Path(name), Path("scratch")).__enter__()
+    except OSError as error:
+        print(name, error.errno)
+"""
+    ended = limited(code, tmp_path, 100)
+    assert ended.stdout.split() == ["a.npz", "24", "a.h5", "24"], ended.stdout + ended.stderr
+
+
+# -- archives ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_member_with_another_checksum_is_refused_by_name(tmp_path: Path) -> None:
+    arrays = episode(3, rows=8)
+    np.savez(tmp_path / "own.npz", **arrays, unused=np.arange(8))
+    data = bytearray((tmp_path / "own.npz").read_bytes())
+    data[data.find(np.float32(5).tobytes()) + 2] ^= 8
+    (tmp_path / "own.npz").write_bytes(data)
+    with pytest.raises(RbdataError, match=r"own\.npz: rew\.npy is damaged: its checksum"):
+        rbdata.convert(tmp_path / "own.npz", "my/own", root=tmp_path)
+    assert not (tmp_path / "my/own").exists()
+
+
+def test_rows_in_the_order_of_fortran(tmp_path: Path) -> None:
+    states = np.arange(24, dtype=np.float64).reshape(8, 3)
+    np.savez(tmp_path / "own.npz", **{**episode(0, rows=8), "obs": np.asfortranarray(states)})
+    found = rbdata.open_dataset(rbdata.convert(tmp_path / "own.npz", "my/own", root=tmp_path))
+    assert np.array_equal(np.asarray(found["observation"]), states)
+
+
+# -- HDF5 ----------------------------------------------------------------------------------------------------------------
+
+
+def merged(path: Path, link: h5py.ExternalLink, name: str = "demo_1") -> None:
+    with h5py.File(path, "w") as file:
+        for number in (0, 2):
+            for key, values in episode(number).items():
+                file[f"data/demo_{number}/{key}"] = values
+        file[f"data/{name}"] = link
+
+
+def test_demonstrations_that_are_links_to_files_beside(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "one.h5", episode(1))
+    merged(tmp_path / "all.h5", h5py.ExternalLink("one.h5", "/"))
+    found = rbdata.open_dataset(rbdata.convert(tmp_path / "all.h5", "my/own", root=tmp_path))
+    assert found["observation"][::3, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (("gone.h5", "/"), "demo_1 is not there: it is a link to gone.h5, which is missing"),
+        (("one.h5", "/other"), "demo_1 is not there: it is a link to /other of one.h5, and leads nowhere"),
+        (("../far.h5", "/"), r"demo_1 is not there: it is a link to \.\./far.h5, which is in another folder"),
+    ],
+)
+def test_a_link_to_a_demonstration_that_leads_nowhere(link: tuple[str, str], text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    write_hdf5(folder / "one.h5", episode(1))
+    write_hdf5(tmp_path / "far.h5", episode(1))
+    merged(folder / "all.h5", h5py.ExternalLink(*link))
+    with pytest.raises(RbdataError, match=text):
+        rbdata.convert(folder / "all.h5", "my/own", root=tmp_path)
+    merged(folder / "all.h5", h5py.ExternalLink(*link), "extra")  # not named as the demonstrations are
+    found = rbdata.open_dataset(rbdata.convert(folder / "all.h5", "my/own", root=tmp_path))
+    assert len(found.episodes) == 2
+
+
+def virtual(folder: Path, rows: int = 6) -> Path:
+    """Two files of three rows, and one with a virtual array over both, ``rows`` of them."""
+    layout = h5py.VirtualLayout((rows, 2), np.float32)
+    for number in range(2):
+        write_hdf5(folder / f"part_{number}.h5", {"obs": np.full((3, 2), number, np.float32)})
+        layout[3 * number : 3 * number + 3] = h5py.VirtualSource(f"part_{number}.h5", "obs", (3, 2), np.float32)
+    with h5py.File(folder / "all.h5", "w") as file:
+        file.create_virtual_dataset("obs", layout)
+        for name in ("act", "rew", "done"):
+            file[name] = np.concatenate([episode(number)[name] for number in range(2)])
+    return folder / "all.h5"
+
+
+def test_a_virtual_array_is_read_from_the_files_beside(tmp_path: Path) -> None:
+    found = rbdata.open_dataset(rbdata.convert(virtual(tmp_path), "my/own", root=tmp_path, source="arrays"))
+    assert found["observation"][::3, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["file", "array", "rows", "raw", "nested"])
+def test_a_virtual_array_whose_parts_are_missing_is_not_zeros(change: str, tmp_path: Path) -> None:
+    path, part = virtual(tmp_path), tmp_path / "part_1.h5"
+    if change == "file":
+        part.unlink()
+    else:
+        write_hdf5(part, {"other": np.zeros((3, 2), "f4")} if change == "array" else {})
+    if change == "rows":
+        write_hdf5(part, {"obs": np.ones((2, 2), np.float32)})
+    elif change == "raw":
+        with h5py.File(part, "w") as file:
+            file.create_dataset("obs", (3, 2), "f4", external=[("gone.raw", 0, 24)])
+    elif change == "nested":
+        layout = h5py.VirtualLayout((3, 2), np.float32)
+        layout[:] = h5py.VirtualSource("gone.h5", "obs", (3, 2), np.float32)
+        with h5py.File(part, "w") as file:
+            file.create_virtual_dataset("obs", layout)
+    with pytest.raises(RbdataError, match=r"its values are in (part_1.h5|obs of part_1.h5|gone)") as caught:
+        rbdata.convert(path, "my/own", root=tmp_path, source="arrays")
+    assert "all.h5" in str(caught.value)
