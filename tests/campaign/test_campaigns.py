@@ -1,0 +1,38 @@
+"""A few rounds of each campaign; `make campaign` makes hundreds of kills and thousands of damaged inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import inputs
+import kills
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_what_was_stopped_ends_with_the_same_bytes():
+    outcomes, faults = kills.run(8, seed=1)
+    assert sum(outcomes.values()) == 8 and faults == []
+
+
+def test_damaged_inputs_are_refused_or_read_right():
+    outcomes, faults = inputs.run(2 * len(inputs.CASES), seed=1)
+    assert sum(outcomes.values()) == 2 * len(inputs.CASES) and faults == []
+
+
+def test_a_wrong_result_is_a_fault(monkeypatch):
+    """A campaign whose comparison is broken would find nothing."""
+    monkeypatch.setattr(
+        inputs, "change", lambda data, rng: data + b"\0"
+    )  # behind a zip's end: NumPy reads it all the same
+    monkeypatch.setattr(inputs.Campaign, "verify", lambda self, rng: ("folder missed", "planted"))
+    _, faults = inputs.run(12, seed=0, names=["exorl"])
+    assert [fault for fault in faults if "planted" in fault]
