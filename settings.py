@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -199,10 +198,8 @@ def _file() -> Mapping[str, Any]:
 @lru_cache(maxsize=8)
 def _load(file: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
     hint = f"it is rbdata's configuration file, described in {page('mirrors.md')}"
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    import tomllib
+
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

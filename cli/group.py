@@ -111,7 +111,6 @@ COMMANDS = {
     "preprocess": "Make a new dataset with a Python function.",
     "inspect": "Show what a dataset holds: tensors, episodes, returns, origin.",
     "sample": "Draw a batch: show it, save it, or measure the speed.",
-    "bench": "Measure rates by access pattern, here or at a URL, and what bounds them.",
     "export": "Write a dataset as files of another library.",
     "verify": "Check datasets against their checksums.",
     "audit": "Say what is wrong with the data before training.",

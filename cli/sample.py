@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from ..storage.dataset import Dataset
+
 EXAMPLES = """
   rbdata sample Pong/5
   rbdata sample Pong/5 -n 256 --frame-stack 4 --bench
@@ -70,11 +72,10 @@ def run(
     if save is not None:
         _check_target(save)
     from ..api import load, open_dataset
-    from ..datasets.rates import usual_batch
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
-        n = n or (32 if slice_len else usual_batch(opened, 32))
+        n = n or (32 if slice_len else _usual_batch(opened))
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
     if save is not None:
@@ -103,6 +104,15 @@ def run(
         out.facts([Fact("first index" if len(index) > 8 else "index", shown)])
     if save is not None:
         out.note(f"wrote {save}")
+
+
+def _usual_batch(dataset: Dataset) -> int:
+    """Steps of a batch if no size is given: as many as fit into 64 MiB, at most 32 and at least one.
+
+    Rows are as large as the dataset states; compressed ones may be a thousandth of that on disk.
+    """
+    step_bytes = sum(leaf.row_bytes * (2 if leaf.kind == "state" else 1) for leaf in dataset.manifest.schema)
+    return max(1, min(32, (64 << 20) // max(1, step_bytes)))
 
 
 def _rows(batch: TensorDict) -> list[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from rbdata import cli
 from rbdata._version import __version__
 from rbdata.datasets.catalogue import known_ids
 from rbdata.storage.manifest import read_manifest, write_manifest
-from storage_tools import Recipe, make_episodes
+from storage_tools import Recipe, make_episodes, write_dataset
 
 MIRROR = str(DATA / "atari")
 RAW = f"{MIRROR}/dqn/Pong/5/replay_logs"
@@ -635,6 +635,15 @@ class TestSample:
         bench = document["bench"]
         assert bench["transitions_per_second"] == pytest.approx(32 * bench["batches_per_second"])
         assert bench["share_of_floor"] > 0
+
+    def test_batches_of_large_rows_are_small(self, ask, tmp_path):
+        """Frames of 2 MiB that are a few bytes on disk."""
+        episodes = make_episodes([4, 3], shape=(1 << 21,), dtype="uint8")
+        for episode in episodes:
+            episode.states["observation"][:] = 7
+        code, shown = ask("sample", write_dataset(tmp_path, episodes, "zstd", dictionary=False))
+        assert code == 0 and shown["batch_size"] == [15]
+        assert next(row["mean"] for row in shown["tensors"] if row["key"] == "observation") == 7.0
 
 
 HUGE = "9" * 26
