@@ -562,7 +562,9 @@ def _varints(values: np.ndarray) -> bytes:
     bits = values.view(np.uint64)
     if (bits < 128).all():  # flags, and most discrete actions
         return bits.astype(np.uint8).tobytes()
-    lengths = 1 + sum((bits >= np.uint64(1 << 7 * place)).astype(np.int64) for place in range(1, 10))
+    lengths = np.ones(len(bits), np.int64)
+    for place in range(1, 10):
+        lengths += bits >= np.uint64(1 << 7 * place)
     out = np.empty((len(bits), 10), np.uint8)
     for place in range(10):
         more = (lengths > place + 1).astype(np.uint8) << 7

@@ -1,5 +1,7 @@
 """What an index means: the same as to NumPy, for datasets and for every storage of a buffer, read and written."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ from tensordict import TensorDict
 COUNT = 6
 STORAGES = [ListStorage, LazyStackStorage, CompressedListStorage, LazyTensorStorage, LazyMemmapStorage]
 MASK = [True, False, True, False, False, True]
-INDICES = [
+INDICES: list[Any] = [
     0,
     -1,
     np.int64(2),
@@ -55,7 +57,7 @@ INDICES = [
     ([1, 2],),
     (slice(1, 3),),
 ]
-WRONG = [
+WRONG: list[Any] = [
     COUNT + 5,
     -COUNT - 1,
     np.int64(99),
@@ -204,7 +206,9 @@ def test_datasets_and_their_episodes(tmp_path):
         with pytest.raises(errors.SamplingError):
             buffer.sample_at(index)
     assert [row.length for row in dataset.episodes[::-1]] == [3, 3]
-    assert dataset.episodes[np.int64(-1)].start == 3
-    for index in (2, -3, [0, 2], [True], 1.0, True):
+    last: Any = np.int64(-1)
+    assert dataset.episodes[last].start == 3
+    odd: tuple[Any, ...] = (2, -3, [0, 2], [True], 1.0, True)
+    for index in odd:
         with pytest.raises(errors.RowIndexError):
             dataset.episodes[index]

@@ -162,7 +162,7 @@ class Number(np.float64):
 
 
 def array_of(kind, unit):
-    value = Number(1) if kind is Number else np.zeros(2).view(kind)
+    value: Any = Number(1) if kind is Number else np.zeros(2).view(kind)
     value.unit = unit
     return value
 

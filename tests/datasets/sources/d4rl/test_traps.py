@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -179,7 +180,7 @@ def test_trap_34_terminal_and_timeout_together(tmp_path):
 
 
 def test_trap_35_only_per_step_arrays_enter(tmp_path):
-    arrays = make([4, 4], ["terminal", "terminal"])
+    arrays: dict[str, Any] = make([4, 4], ["terminal", "terminal"])
     rows = 8
     arrays |= {
         "infos": np.arange(rows),
