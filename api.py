@@ -288,6 +288,7 @@ def load(
     windows: Mapping[Any, tuple[int, int]] | None = None,
     padding: Literal["repeat", "zero"] = "repeat",
     goals: replay.Goals | None = None,
+    dtype: Literal["float32"] | torch.dtype | None = None,
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
@@ -296,6 +297,7 @@ def load(
 
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
     - ``frame_stack``: the last k states, stacked in a new dimension after the batch; ``stack_keys`` selects leaves to stack.
+      ``padding`` fills rows before the episode: "repeat" with its first state, as Gymnasium's wrapper does, or "zero".
     - ``keys``: the leaves to read, such as ``["observation", "action"]``, with leaves below them and their successors; flags
       and the reward are always included. Nothing else is read (or fetched).
     - ``windows``: for each key the offsets of the first and the last row around a step, as in
@@ -322,6 +324,7 @@ def load(
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
     - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
       "random" (counts are multinomial) or "exact", see `MixtureSampler`.
+    - ``dtype``: "float32" rounds float64 leaves (MuJoCo's) to it, after ``normalize``; other leaves keep their types.
     - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
       ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, sample_unit, windows.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
@@ -333,7 +336,7 @@ def load(
     - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.
     - ``shared``, ``delayed_init``, ``checkpointer``, ``end_key``, ``traj_key``: see `ReplayBuffer`.
 
-    Raises UsageError for options that contradict each other, and as `open_dataset` does.
+    Raises UsageError for options that contradict each other or have no effect, with their names, and as `open_dataset` does.
     """
     if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
         if download is not False:
@@ -347,11 +350,8 @@ def load(
     from .storage.replay.loading import load_buffer
 
     if isinstance(id_or_path, dataset.Dataset):
-        given = {"download": download is not False, "cache_dir": cache_dir, "cache_limit": cache_limit}
-        for name, value in given.items():
-            if value is not None and value is not False:
-                message = f"{name} is for ids, paths and URLs, not for a dataset that is already open"
-                raise UsageError(message, hint="give them to `load` together with its id, path or URL")
+        places = {"root": root, "cache_dir": cache_dir, "cache_limit": cache_limit}
+        _check_are_open(**places, download=download is not False)
         return load_buffer(id_or_path, **options)
     if download is not False:
         id_or_path, root = _downloaded(id_or_path, root, download), None
@@ -377,7 +377,17 @@ def concat(
 def _opened(datasets: Any, **options: Any) -> list[dataset.Dataset]:
     if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
         raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
+    if datasets and all(isinstance(one, dataset.Dataset) for one in datasets):
+        _check_are_open(**options)
     return [one if isinstance(one, dataset.Dataset) else open_dataset(one, **options) for one in datasets]
+
+
+def _check_are_open(**given: Any) -> None:
+    """Raise UsageError for options that say where a dataset is, beside datasets that are open already."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            message = f"{name} is for ids, paths and URLs, not for a dataset that is already open"
+            raise UsageError(message, hint="give them to `load` together with its id, path or URL")
 
 
 def _downloaded(dataset_id: PathLike, root: PathLike | None, options: bool | Mapping[str, Any]) -> Path:

@@ -73,7 +73,7 @@ def open_remote(
     from ..storage.dataset import Dataset
     from ..storage.remote.remote_dataset import RemoteDataset
 
-    limit = None if cache_limit is None else parse_size(cache_limit)
+    limit = None if cache_limit is None else parse_size(cache_limit, "cache_limit")
     location, item, text, manifest = _find(url, fetch)
     where = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir).absolute()
     folder = where / manifest.id

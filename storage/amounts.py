@@ -30,13 +30,13 @@ def size(amount: float) -> str:
     return f"{amount:.{2 if amount < 9.995 else 1 if amount < 99.95 else 0}f} {_UNITS[unit]}"
 
 
-def parse_size(text: str | int) -> int:
-    """``2GB``, ``1.5 gb``, ``500MiB`` or a number of bytes as bytes. Raises UsageError."""
+def parse_size(text: str | int, name: str = "") -> int:
+    """``2GB``, ``1.5 gb``, ``500MiB`` or a number of bytes as bytes. Raises UsageError with the option's ``name``."""
     if isinstance(text, int):
         return text
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None:
-        raise UsageError(f"{text!r} is not a size", hint="for example: 500MB or 2GB")
+        raise UsageError(f"{name}{name and ': '}{text!r} is not a size", hint="for example: 500MB or 2GB")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]])
 
 

@@ -58,27 +58,40 @@ Moments = Mapping[str, np.ndarray]  # "mean" and "std"
 
 
 def derivation(
-    dataset: Dataset, *, extra: Any = None, normalize: Any = None, reward_scale: Any = None
+    dataset: Dataset, *, extra: Any = None, normalize: Any = None, reward_scale: Any = None, dtype: Any = None
 ) -> tuple[Derivation | None, dict[str, Any]]:
     """The function that makes the rows for these options of `load` (None: the stored rows), and the statistics it uses.
 
-    Raises UsageError for unknown names, and for statistics of an incomplete dataset.
+    Raises UsageError for unknown names, for statistics of an incomplete dataset, and for another ``dtype`` than float32.
     """
     names = _extra_names(dataset, extra)
     found: dict[str, Any] = dict(_moments(dataset, normalize))
     scale, shift = _reward_map(dataset, reward_scale)
     if reward_scale is not None:
         found["next/reward"] = {"scale": scale, "shift": shift}
-    if not names and not found:
+    if dtype not in (None, "float32", torch.float32):
+        raise UsageError(
+            f"dtype is {dtype!r}, not 'float32'", hint="other types: transform=lambda batch: batch.double()"
+        )
+    if not names and not found and dtype is None:
         return None, found
     moments = {name: (values["mean"], values["std"]) for name, values in found.items() if name != "next/reward"}
-    return partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift)), found
+    narrow = dtype is not None
+    return partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift), narrow=narrow), found
 
 
 def derive_leaves(
-    dataset: Dataset, *, extra: Sequence[str], moments: Mapping[str, Any], reward: tuple[float, float]
+    dataset: Dataset,
+    *,
+    extra: Sequence[str],
+    moments: Mapping[str, Any],
+    reward: tuple[float, float],
+    narrow: bool = False,
 ) -> dict[str, Rows]:
-    """All leaves, those of ``moments`` normalised, rewards as ``scale * reward + shift``, and the ``extra`` ones."""
+    """All leaves, those of ``moments`` normalised, rewards as ``scale * reward + shift``, and the ``extra`` ones.
+
+    ``narrow``: what is float64, stored or after that, is rounded to float32 when it is read.
+    """
     rows: dict[str, Rows] = dict(dataset.rows)
     for name, (mean, std) in moments.items():
         for each in (name, "next/" + name):
@@ -90,6 +103,8 @@ def derive_leaves(
     for name in extra:
         kind, dtype = _MAKERS[name]
         rows[name] = kind(name, dtype, dataset, rows)
+    if narrow:
+        rows = {name: Float32Rows(one) if one.leaf.dtype == "float64" else one for name, one in rows.items()}
     return rows
 
 
@@ -134,6 +149,17 @@ class AffineRows(WrappedRows):
         with np.errstate(all="ignore"):
             mapped = np.divide(np.subtract(values, self._shift.numpy()), self._scale.numpy())
         return torch.from_numpy(mapped).to(self._dtype)
+
+
+class Float32Rows(WrappedRows):
+    """The float64 rows of a leaf, rounded to float32."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self.leaf = replace(rows.leaf, dtype="float32", constant=None)
+
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return torch.from_numpy(read().numpy().astype(np.float32))
 
 
 class _ExtraRows(ComputedRows):

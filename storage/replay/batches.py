@@ -94,8 +94,6 @@ class KeyWindows:
     @classmethod
     def of(cls, windows: Mapping[Any, Any], padding: Any) -> KeyWindows:
         """Windows from a user's arguments. Raises UsageError for invalid offsets."""
-        if padding not in ("repeat", "zero"):
-            raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
         if not isinstance(windows, Mapping) or not windows:
             raise UsageError(f"windows give a first and a last offset for each key, not {windows!r}", hint=_WINDOWS)
         offsets: dict[str, tuple[int, int]] = {}
@@ -115,11 +113,13 @@ class KeyWindows:
 @dataclass(frozen=True)
 class WindowSpec:
     """The rows to read around each step drawn: ``frame_stack`` states of observations (``stack_keys``: of these paths
-    alone), an ``n_step`` return, or only ``key_windows``. ``edges`` tell where episodes end.
+    alone; before the episode ``padding``: its first one, or zeros), an ``n_step`` return, or only ``key_windows``. ``edges``
+    tell where episodes end.
     """
 
     frame_stack: int | None = None
     stack_keys: tuple[str, ...] | None = None
+    padding: Pad = "repeat"
     n_step: NStep | None = None
     key_windows: KeyWindows | None = None
     edges: Edges = field(default_factory=Edges)
@@ -245,6 +245,7 @@ class BatchReader:
             raise UsageError(message, hint=hint)
         self.storage, self.stack, self.n_step, self._with_info = storage, spec.frame_stack, spec.n_step, with_info
         self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows
+        self._padding = spec.padding
         self._fields = fields
         self._tail = storage.batch_tail
         # Stacks and windows have a dimension before those of nested TensorDicts, which then have the size of the batch.
@@ -365,7 +366,8 @@ class BatchReader:
         at = Places.of(timeline, draw.start) if sliced else places
         row, low, high = (numbers + at.episode for numbers in (at.position, at.low, at.high + 1))
         extent = self.stack + (draw.length if sliced else self.n_step.steps if self.n_step else 1)
-        return StateRows(row, plan_windows(self._states[0].count, row - (self.stack - 1), extent, low, high), sliced)
+        first = row - (self.stack - 1)
+        return StateRows(row, plan_windows(self._states[0].count, first, extent, low, high, self._padding), sliced)
 
     def _look_ahead(self, n_step: NStep, places: Places, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         """Set the n-step reward and related leaves in ``columns``; returns the positions of the last steps looked at."""
@@ -481,11 +483,11 @@ class BatchReader:
         for name in self._stacked:
             rows = by_position(self._fields[name], places.timeline)
             after = by_position(self._fields["next/" + name], places.timeline)
-            stack = read_window(rows, position - (k - 1), k, low, high)
+            stack = read_window(rows, position - (k - 1), k, low, high, self._padding)
             columns[name] = stack
             before = stack[:, 1:]
             if last is not None:
-                before = read_window(rows, last - (k - 2), k - 1, low, high) if k > 1 else stack[:, :0]
+                before = read_window(rows, last - (k - 2), k - 1, low, high, self._padding) if k > 1 else stack[:, :0]
             columns["next/" + name] = _append(before, after.take(position if last is None else last))
 
     def _read_key_windows(self, windows: KeyWindows, places: Places, columns: dict[str, torch.Tensor]) -> None:

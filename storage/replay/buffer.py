@@ -28,6 +28,7 @@ from ...errors import PassRestartedWarning, RowIndexError, UsageError
 from ..amounts import html_table, plural
 from ..dataset import Dataset
 from ..keywords import check_keywords, whole_number
+from ..load_options import check_companions
 from ..row_index import NoRecordError, is_part_of_all, row_index
 from . import checkpoint
 from .arguments import (
@@ -160,8 +161,10 @@ class ReplayBuffer:
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
         frame_stack = None if frame_stack is None else check_frame_stack(frame_stack)
-        if stack_keys is not None and frame_stack is None:
-            raise UsageError("stack_keys goes with frame_stack")
+        if padding not in ("repeat", "zero"):
+            raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
+        reading = {"frame_stack": frame_stack, "stack_keys": stack_keys, "n_step": n_step, "gamma": gamma}
+        check_companions({**reading, "windows": windows, "padding": padding})
         if {service_backend, transport} - {"direct", "auto"}:
             raise UsageError("a buffer is where it is made: service_backend and transport must be direct")
         rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
@@ -180,6 +183,7 @@ class ReplayBuffer:
         self._spec = BatchSpec(
             frame_stack=frame_stack,
             stack_keys=None if stack_keys is None else _paths(stack_keys),
+            padding=padding,
             edges=Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),)),
             n_step=None if n_step is None else NStep(n_step, gamma),
             key_windows=None if windows is None else KeyWindows.of(windows, padding),
@@ -634,6 +638,21 @@ class ReplayBuffer:
         data = self._transforms.apply_to_stored(data)
         # A data loader collects records one by one before it makes a batch of them.
         return copy_of(data) if isinstance(index, int) and self._transforms.are_own_code else data
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """The records that ``DataLoader(buffer)`` collates. Raises UsageError where the buffer's batches hold more."""
+        spec = self._spec
+        given = {"n_step": spec.n_step, "frame_stack": spec.frame_stack, "windows": spec.key_windows}
+        names = [name for name, value in given.items() if value is not None]
+        if names:
+            message = f"DataLoader(buffer) reads single records, without {' and '.join(names)}"
+            raise UsageError(
+                message, hint="give it buffer.as_map(), which reads them as the buffer's batches have them"
+            )
+        if spec.relabeling is not None:
+            message = "DataLoader(buffer) reads single records, without goals"
+            raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of the buffer")
+        return [self[number] for number in numbers]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

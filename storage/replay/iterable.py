@@ -2,7 +2,7 @@
 
     loader = buffer.as_iterable().loader(num_workers=4)      batches as the buffer's sampler draws them
     loader = DataLoader(buffer.as_map(), batch_size=256)     records by number, in the loader's order
-    loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and single steps as stored
+    loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and of single steps only
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared. Without
 replacement the workers divide each pass, so that together they return every step once; with replacement each worker draws its

@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ...errors import UsageError
 from ..dataset import Dataset, DatasetView
 from ..derived_leaves import derivation
+from ..load_options import check_companions, check_options
 from ..remote.remote_dataset import RemoteDataset
+from .batches import BatchReader
 from .goals import Goals, make_relabeling
 from .samplers.mixture import MixtureSampler, Shares
 from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
@@ -32,6 +36,7 @@ def load_buffer(
     shares: Shares = "random",
     keys: Sequence[str | tuple[str, ...]] | None = None,
     goals: Goals | None = None,
+    dtype: str | torch.dtype | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
@@ -40,18 +45,21 @@ def load_buffer(
     - ``sampler``: your own sampler instead of these options.
     - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
     - ``keys``: see `DatasetStorage`.
-    - ``extra``, ``normalize``, ``reward_scale``: leaves computed when they are read, see `derived_leaves`.
+    - ``extra``, ``normalize``, ``reward_scale``, ``dtype``: leaves computed when they are read, see `derived_leaves`.
     - ``goals``: goals for data that store none, see `goals`.
     - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
-    Raises UsageError for options that make no sense together.
+    Raises UsageError for options that make no sense together, or of which one has no effect (`load_options`).
     """
-    chosen = {name: options.pop(name) for name in SAMPLING if name in options}
-    shuffle = chosen.get("shuffle", True)
+    shuffle = options.get("shuffle", True)
     if shuffle not in (True, False, "global", "blocks"):
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
-    derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale)
+    computed = {"extra": extra, "normalize": normalize, "reward_scale": reward_scale}
+    drawing = {"sampler": sampler, "weights": weights, "shares": shares, "keys": keys}
+    check_options({**options, **computed, **drawing}, dataset.schema.names)
+    chosen = {name: options.pop(name) for name in SAMPLING if name in options}
+    derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale, dtype=dtype)
     storage = DatasetStorage(dataset, derive=derive, statistics=statistics, keys=keys)
     if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
         dataset.plan_steps(keys=_leaves_read(dataset, storage.keys, options.get("windows")))
@@ -62,14 +70,12 @@ def load_buffer(
             if options.get(name) is not None:
                 setattr(made, name, options[name])
     if weights is not None:
-        if sampler is not None or type(made) is not RandomSampler:
-            raise UsageError("weights draw single steps with replacement: no slices, no priorities, no sampler")
+        if type(made) is not RandomSampler:
+            raise UsageError("weights draw single steps with replacement: no slices, no priorities, no passes")
         sampler = _mixture(dataset, weights, shares)
-    elif shares != "random":
-        raise UsageError("shares goes with weights")
-    elif sampler is not None and (type(made) is not RandomSampler):
-        raise UsageError("a sampler of your own leaves no room for slices, replacement and priorities")
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
+    if buffer.initialized and buffer._spec.has_windows:
+        BatchReader(storage, buffer._spec)  # raises for keys that there are not: here rather than at the first batch
     if goals is not None:
         _check_goals(options, reward_scale)
         extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
@@ -143,12 +149,8 @@ def make_sampler(
         "uniform_over": uniform_over,
     }
     sliced = slice_len is not None or num_slices is not None
-    if not sliced and (not strict_length or pad_output or span or uniform_over != "trajectories"):
-        raise UsageError("strict_length, pad_output, span and uniform_over go with slice_len or num_slices")
-    if replacement and (drop_last or not shuffle):
-        raise UsageError("drop_last and shuffle go with replacement=False")
-    if beta is not None and alpha is None:
-        raise UsageError("beta goes with alpha")
+    passes = {"replacement": replacement, "drop_last": drop_last, "shuffle": shuffle}
+    check_companions({**slices, **passes, "alpha": alpha, "beta": beta})
     if alpha is not None:
         if not replacement:
             raise UsageError("priorities are sampled with replacement")

@@ -74,10 +74,10 @@ class Truth:
         return int(self.starts[episode]), int(self.starts[episode + 1])
 
     def stack(self, name: str, step: int, k: int) -> np.ndarray:
-        """The last k observations up to a step, zeros before the episode; ``next/`` names the successor's stack."""
+        """The last k observations up to a step, the first one repeated before it; ``next/`` names the successor's stack."""
         low, _ = self.bounds(step)
         root = self.columns[name.removeprefix("next/")]
-        past = [root[i] if i >= low else np.zeros_like(root[0]) for i in range(step - k + 1, step + 1)]
+        past = [root[max(i, low)] for i in range(step - k + 1, step + 1)]
         if name.startswith("next/"):
             past = [*past[1:], self.columns[name][step]]
         return np.stack(past)

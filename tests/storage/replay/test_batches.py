@@ -486,7 +486,8 @@ def test_windows_of_dtypes_that_torch_cannot_fill(dtype, shape):
         return tensor.contiguous().reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
 
     zero = torch.zeros_like(values[0])
-    stacks = made(frame_stack=2)["observation"]
+    stacks = made(frame_stack=2, padding="zero")["observation"]
+    repeating = made(frame_stack=2)["observation"]
     padded = made(windows={"observation": (-1, 1)}, padding="zero")["observation"]
     repeated = made(windows={"observation": (-1, 1)})["observation"]
     for step in range(size):
@@ -496,6 +497,7 @@ def test_windows_of_dtypes_that_torch_cannot_fill(dtype, shape):
         assert [bits(each) for each in stacks[step]] == [bits(before), bits(values[step])]
         assert [bits(each) for each in padded[step]] == [bits(before), bits(values[step]), bits(after)]
         nearest = values[step] if first else values[step - 1]
+        assert [bits(each) for each in repeating[step]] == [bits(nearest), bits(values[step])]
         assert [bits(each) for each in repeated[step]] == [bits(nearest), bits(values[step]), bits(after)]
 
 
