@@ -17,7 +17,7 @@ from rbdata import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rbdata.errors import DiskSpaceError, ReadOnlyError, SamplingError, SchemaError, UnknownKeyError, UsageError
+from rbdata.errors import ReadOnlyError, SamplingError, SchemaError, UnknownKeyError, UsageError
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -71,27 +71,6 @@ def test_columns_that_cannot_be_written(folder):
         rbdata.load(folder)["action"] = torch.zeros(14)
     buffer["next", "reward"] = torch.ones(12, 1)
     assert bool((buffer["next", "reward"] == 1).all())
-
-
-def test_keys_of_episodes_that_are_not_there(folder):
-    """As in TorchRL other keys take their place: with a warning where the missing one is no usual one."""
-    for buffer in (
-        made(sampler=SliceSampler(slice_len=2, traj_key="nonsense")),
-        made(sampler=SliceSampler(slice_len=2, end_key="nonsense")),
-        made(sampler=SliceSampler(slice_len=2, end_keys=["nonsense", "either"])),
-        TensorDictReplayBuffer(storage=folder, sampler=SliceSampler(slice_len=2, traj_key="nonsense"), batch_size=4),
-    ):
-        with pytest.warns(UserWarning, match="no nonsense"):
-            buffer.sample()
-    for sampler in (SliceSampler(slice_len=2, traj_key="episode"), SliceSampler(slice_len=2, traj_key="nonsense")):
-        usual = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
-        data = rollout([5, 7], extra=False)
-        usual.extend(data if sampler.traj_key == "episode" else data.select("action"))
-        if sampler.traj_key == "episode":
-            usual.sample()
-        else:
-            with pytest.raises(UsageError, match="nonsense"):
-                usual.sample()
 
 
 @pytest.mark.parametrize(
@@ -165,33 +144,6 @@ def test_data_that_are_none(data):
         ReplayBuffer(storage=LazyTensorStorage(4)).extend(data)
     with pytest.raises(SchemaError):
         made().extend(data)
-
-
-def test_shared_memory_that_is_too_small(monkeypatch):
-    """As torch reports it in a container with 64 MiB; the buffer is as it was."""
-    move = torch.UntypedStorage.share_memory_
-
-    def of_little(self, *args):
-        if self.nbytes() > 1 << 20:
-            raise RuntimeError("unable to allocate shared memory(shm) for file </t_1>: No space left on device (28)")
-        return move(self, *args)
-
-    monkeypatch.setattr(torch.UntypedStorage, "share_memory_", of_little)
-    data = rollout([5, 7])
-    shared = made(storage=LazyTensorStorage(1 << 20), batch_size=4)
-    with pytest.raises(DiskSpaceError, match="too small for the rows"):
-        shared.share()
-    assert not shared.storage.is_shared and not shared.shared
-    shared.extend(data)
-    assert len(shared) == 24 and len(shared.sample()) == 4
-    for storage in (LazyTensorStorage(1 << 20), LazyTensorStorage(1 << 20, shared_init=True)):
-        buffer = TensorDictReplayBuffer(storage=storage, shared=True)
-        if storage.__class__ is LazyTensorStorage:
-            with pytest.raises(DiskSpaceError, match="LazyMemmapStorage"):
-                buffer.extend(data)
-            assert not len(buffer)
-        else:
-            buffer.extend(data)
 
 
 @pytest.mark.parametrize("kind", ["sampler", "writer", "keys", "size", "list"])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.storage.replay import (
-    TensorDictReplayBuffer,
-)
 from replay_tools import equal
 from storage_tools import make_episodes, write_dataset
 
@@ -41,21 +38,3 @@ def test_a_generator_of_your_own(folder):
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     buffers = [rbdata.load(folder, batch_size=8, generator=generator) for generator in generators]
     assert all(equal(buffers[0].sample(), buffers[1].sample()) for _ in range(20))
-
-
-def test_reading_ahead_does_not_show(folder):
-    """Batches of other sizes in between get what they would have got, and so do those after them."""
-    steady = TensorDictReplayBuffer(storage=folder, batch_size=4, seed=1)
-    mixed = TensorDictReplayBuffer(storage=folder, batch_size=4, seed=1)
-    first, second = [], []
-    with pytest.warns(UserWarning, match="the argument wins"):
-        for number in range(40):
-            first.append(steady.sample())
-            if number % 7 == 3:
-                steady._pipeline.rewind()  # never ahead by more than this
-                steady.sample(5)
-        for number in range(40):
-            second.append(mixed.sample())
-            if number % 7 == 3:
-                mixed.sample(5)
-    assert all(map(equal, first, second))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SamplingError, UsageError
-from rbdata.storage.replay import LazyTensorStorage, Sequence, TensorDictReplayBuffer
+from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
 from replay_tools import Truth, equal, rollout, same
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -165,18 +165,6 @@ def test_spans_leave_the_episode_no_further_than_said(made, span, shortest):
     assert max(lengths) == 5
 
 
-def test_slices_of_stacks_read_each_frame_once(made, monkeypatch):
-    """A slice of L with stacks of k takes L + k rows, not L (k + 1)."""
-    from rbdata.storage.codecs.compressed import CompressedRows
-
-    read = []
-    inner = CompressedRows._decode
-    monkeypatch.setattr(CompressedRows, "_decode", lambda self, rows: read.append(len(rows)) or inner(self, rows))
-    folder, _ = made["large", "zstd"]
-    rbdata.load(folder, batch_size=5, slice_len=5, frame_stack=3, seed=9).sample()
-    assert max(read) == 5 + 3
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -259,7 +247,6 @@ def bits(value):
         {"num_slices": 8, "frame_stack": 2},
         {"alpha": 0.6, "beta": 0.4},
         {"slice_len": 4, "alpha": 0.6},
-        {"sample_unit": Sequence(4), "frame_stack": 2},
     ],
     ids=str,
 )
@@ -319,7 +306,6 @@ def test_stacks_do_not_share_memory_in_any_way(tmp_path, layout, change):
 
 
 WINDOWS = [{}, {"n_step": 3, "gamma": 0.9}, {"frame_stack": 3}, {"frame_stack": 2, "n_step": 2}]
-WINDOWS += [{"sample_unit": rbdata.Sequence(3, burn_in=1)}]
 
 
 @pytest.mark.parametrize("options", WINDOWS)
@@ -330,13 +316,11 @@ def test_batches_at_indices_are_those_that_are_sampled(made, case, options):
     for _ in range(3):
         batch = buffer.sample()
         index = batch["index"]
-        if "sample_unit" in options:
-            index = batch["anchor_index"][:: options["sample_unit"].records]
         assert equal(buffer.sample_at(index), batch)
         assert equal(buffer.sample_at(index.tolist()), batch)
         assert equal(plain.sample(), batch)  # nothing was drawn
     one = buffer.sample_at(5)
-    assert len(one) == (options["sample_unit"].records if "sample_unit" in options else 1)
+    assert len(one) == 1
     for wrong in (len(buffer), -1, [0, 10**9]):
         for kind in (SamplingError, IndexError):
             with pytest.raises(kind, match=f"there are {len(buffer)} records"):

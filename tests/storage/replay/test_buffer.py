@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
 import rbdata
 import torch
 import torchrl.data as torchrl
-from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     ListStorage,
@@ -85,9 +83,6 @@ def test_parts_can_be_exchanged():
     assert len(buffer) == 3
     buffer.set_rng(torch.Generator().manual_seed(4))
     buffer.set_seed(4)
-    assert repr(buffer).startswith("TensorDictReplayBuffer(storage=LazyTensorStorage")
-    assert "transform=" not in repr(buffer)
-    assert "transform=Transforms(Identity()), " in repr(buffer.append_transform(torch.nn.Identity()))
 
 
 def test_samplers_by_hand():
@@ -135,27 +130,6 @@ def test_what_is_added_to_one_buffers_transforms_is_not_added_to_anothers():
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_records_given_one_by_one_are_a_list_of_them(storage):
-    """A deque, which pytree takes for a tuple, and what can be gone through once."""
-    every: list[list[Any]] = [
-        [torch.full((3,), float(number)) for number in range(5)],
-        [{"x": torch.tensor(number)} for number in range(5)],
-        [TensorDict({"x": torch.tensor(number)}, []) for number in range(5)],
-    ]
-    forms = (deque, iter, lambda records: dict(enumerate(records)).values(), lambda records: (each for each in records))
-    for records in every:
-        for form in forms:
-            given, expected = (ReplayBuffer(storage=storage(30), batch_size=4) for _ in range(2))
-            assert given.extend(form(records)).tolist() == expected.extend(records).tolist() == list(range(5))
-            for row in range(5):
-                assert str(given[row]) == str(expected[row])
-    buffer = TensorDictReplayBuffer(storage=storage(30), batch_size=4)
-    buffer.extend(deque(every[2]))
-    buffer[0:2] = deque(every[2][3:])
-    assert [int(buffer[row]["x"]) for row in range(5)] == [3, 4, 2, 3, 4]
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_records_of_a_list_are_stored_with_their_rows(storage):
     buffer = ReplayBuffer(storage=storage(5), writer=TensorDictRoundRobinWriter())
     data = TensorDict({"x": torch.arange(7)}, [7])
@@ -163,17 +137,3 @@ def test_records_of_a_list_are_stored_with_their_rows(storage):
     buffer.extend(list(data[3:]))
     assert [int(buffer[row]["index"]) for row in range(5)] == [0, 1, 2, 3, 4]
     assert [int(buffer[row]["x"]) for row in range(5)] == [5, 6, 2, 3, 4]
-
-
-def test_batches_inside_vmap():
-    """One batch for all rows of the vmap; of a batch for each, the message says what can be done."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4, seed=0)
-    buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
-
-    def add(number):
-        return buffer.sample()["x"] + number
-
-    same = torch.vmap(add, randomness="same")(torch.arange(3))
-    assert same.tolist() == [(same[0] + number).tolist() for number in range(3)]
-    with pytest.raises(UsageError, match="sample before vmap"):
-        torch.vmap(add, randomness="different")(torch.arange(3))

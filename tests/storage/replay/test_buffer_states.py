@@ -59,7 +59,7 @@ def test_what_a_state_is_made_of():
             left += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
 
 
-WRONG = {"_rng": (torch.zeros(3), "cpu"), "position": "x", "batches": -1, "_batch_size": 0, "_storage": {}}
+WRONG = {"_batch_size": 0, "_storage": {}}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -73,8 +73,6 @@ def test_a_state_that_is_refused_changes_nothing(sampler, wrong):
     for each in (buffer, same) if sampler == "priorities" else ():
         each.update_priority(torch.arange(20), torch.linspace(0, 2, 20))
     state = source.state_dict()
-    if wrong == "position" and state["position"] is None:
-        return  # of a sampler without one nothing is taken
     with pytest.raises(RbdataError):
         buffer.load_state_dict({**state, **({} if wrong == "rows" else {wrong: WRONG[wrong]})})
     assert equal(buffer[:], same[:]) and buffer.batch_size == 4 and buffer.write_count == same.write_count
@@ -103,35 +101,6 @@ def test_pickling_a_dataset_buffer_carries_no_data(folder):
     with pickle.loads(data) as other:
         assert all(equal(buffer.sample(), other.sample()) for _ in range(5))
     buffer.close()
-
-
-def test_a_pickled_copy_is_written_when_its_original_is_gone():
-    """It has memory of its own: the lock that processes share with the original does not concern it."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
-    for written in (False, True):
-        if written:
-            buffer.extend(rollout([5]))
-        copied = pickle.loads(pickle.dumps(buffer))
-        if written:
-            del buffer
-        copied.extend(rollout([3], first=40))
-        assert copied["action"].tolist() == [*range(5 * written), 40, 41, 42]
-        assert len(pickle.loads(pickle.dumps(copied))) == len(copied)
-
-
-def test_shared_memory():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
-    buffer.extend(rollout([5]))
-    buffer.share()
-    child = os.fork()
-    if not child:
-        buffer.extend(rollout([3], first=40))
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert len(buffer) == 8
-    assert buffer["action"].tolist() == [0, 1, 2, 3, 4, 40, 41, 42]
-    with pytest.warns(UserWarning, match="copied to other processes"):
-        assert ReplayBuffer(storage=ListStorage(5), shared=True).shared
 
 
 @pytest.mark.parametrize("how", ["state", "folder"])

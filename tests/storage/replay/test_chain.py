@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError, UsageError
+from rbdata.errors import UsageError
 from rbdata.storage.replay import (
-    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
-from replay_tools import equal, numbers, rollout
+from replay_tools import numbers, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
@@ -146,66 +144,6 @@ def test_inference_mode():
         assert torch.equal(buffer.sample()["index"], plain.sample()["index"])
 
 
-def test_records_in_another_order_keep_their_rows():
-    buffer = _prioritized(rbdata, lambda td: td.flip(0))
-    data = rollout([9, 8])
-    buffer.extend(data)
-    batch, info = buffer.sample(return_info=True)
-    assert torch.equal(batch["index"], info["index"].flip(0))
-    assert equal(batch.select("observation"), data[batch["index"]].select("observation"))
-
-
-@pytest.mark.parametrize("kind", [_prioritized, None])
-@pytest.mark.parametrize("choose", [[0, 0, 1, 1, 5, 5, 7, 7], [3] * 8, [7, 1, 2, 3, 4, 5, 6, 0]])
-def test_records_chosen_among_those_drawn_keep_their_rows(kind, choose):
-    """As in a bootstrap: their weights come with them, and priorities go to their rows."""
-    if kind is None:
-        storage = LazyTensorStorage(30)
-        buffer = TensorDictReplayBuffer(storage=storage, batch_size=8, seed=0, transform=lambda td: td[choose])
-    else:
-        buffer = kind(rbdata, lambda td: td[choose])
-    data = rollout([9, 8])
-    buffer.extend(data)
-    buffer.update_priority(torch.arange(17), torch.linspace(0.1, 3, 17))
-    for _ in range(5):
-        batch, info = buffer.sample(return_info=True)
-        assert equal(batch.select("observation"), data[batch["index"]].select("observation"))
-        assert torch.equal(batch["index"], info["index"][choose])
-        if kind is not None:
-            assert torch.equal(batch["priority_weight"], info["priority_weight"][choose])
-
-
-def test_records_of_elsewhere_among_those_drawn_are_refused():
-    other = _prioritized(rbdata, None)
-    other.extend(rollout([30]))
-    mixed = _prioritized(rbdata, lambda td: torch.cat([td[:4], other.sample()[4:]]))
-    mixed.extend(rollout([1, 1]))
-    with pytest.raises(SamplingError, match="neither weights nor priorities"):
-        mixed.sample()
-
-
-def test_flags_of_slices_stay_flags():
-    def make(transform):
-        sampler = rbdata.SliceSampler(slice_len=3)
-        storage = rbdata.LazyTensorStorage(30)
-        return rbdata.TensorDictReplayBuffer(
-            storage=storage, sampler=sampler, transform=transform, batch_size=6, seed=0
-        )
-
-    def marked(td):
-        td["next", "done"][0] = True
-        return td
-
-    plain, half, own = make(None), make(lambda td: td.half()), make(marked)
-    for each in (plain, half, own):
-        each.extend(rollout([9, 8]))
-    expected, batch = plain.sample(), half.sample()
-    for key in ("done", "truncated", "terminated"):
-        assert torch.equal(batch["next", key], expected["next", key])
-    assert batch["observation"].dtype == torch.float16
-    assert bool(own.sample()["next", "done"][0])  # a transform may change them
-
-
 def test_ensembles_keep_what_samplers_say():
     members = [_prioritized(rbdata, None) for _ in range(2)]
     for number, member in enumerate(members):
@@ -232,7 +170,7 @@ def test_index_is_added_where_torchrl_adds_it():
         assert found[0] == found[1], change
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_transforms_that_work_in_place_leave_the_records_as_they_are(storage):
     def halve(data):
         data["o"].div_(2)
@@ -250,14 +188,4 @@ def test_transforms_that_work_in_place_leave_the_records_as_they_are(storage):
             *DataLoader(buffer, batch_size=4),
             buffer.sample(),
         ]
-        read += [trajectory.data for trajectory in buffer.query(trajectory_key="traj")]
         assert all(bool((data["o"] == 0.5).all()) for data in read)
-
-
-def test_members_of_an_ensemble_too():
-    member = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
-    member.extend(TensorDict({"o": torch.ones(4)}, [4]))
-    ensemble = ReplayBufferEnsemble(
-        member, transform=lambda data: data.set_("o", data["o"] / 2), collate_fn=lambda parts: parts[0]
-    )
-    assert all(ensemble[:, :]["o"].tolist() == [0.5] * 4 for _ in range(2))

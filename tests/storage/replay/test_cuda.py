@@ -62,7 +62,6 @@ READINGS = {
     "slices": {"batch_size": 16, "slice_len": 4, "strict_length": False},
     "padded": {"batch_size": 16, "slice_len": 4, "strict_length": False, "pad_output": True},
     "pass": {"batch_size": 16, "replacement": False},
-    "sequence": {"batch_size": 8, "sample_unit": rbdata.Sequence(4, burn_in=1)},
     "priorities": {"batch_size": 16, "alpha": 0.6, "beta": 0.4},
     "goals": {"batch_size": 16, "goals": rbdata.Goals(goal_key="observation")},
     "normalized": {
@@ -158,7 +157,6 @@ def test_threads_with_streams_of_their_own(folder):
 STORAGES = {
     "tensor": lambda device: rbdata.LazyTensorStorage(50, device=device),
     "list": lambda device: rbdata.ListStorage(50, device=device),
-    "stack": lambda device: rbdata.LazyStackStorage(50, device=device),
 }
 SAMPLERS = {
     "random": rbdata.RandomSampler,
@@ -208,7 +206,7 @@ def test_storages_on_the_device(storage, sampler, given):
     assert len(there) == len(here) == 50
 
 
-@pytest.mark.parametrize("arguments", [{"frame_stack": 3}, {"n_step": 3}, {"sample_unit": rbdata.Sequence(4)}], ids=str)
+@pytest.mark.parametrize("arguments", [{"frame_stack": 3}, {"n_step": 3}], ids=str)
 def test_windows_of_a_storage_on_the_device(arguments):
     here, there = buffers("tensor", "random", **arguments)
     for start in (0, 30, 60):
@@ -431,9 +429,6 @@ def test_a_ring_in_files_takes_records_of_the_device(tmp_path):
     buffer.extend(steps(30).to(DEVICE))
     buffer.add(steps(1, 30)[0].to(DEVICE))
     same(buffer[:].select("observation"), steps(31).select("observation"), "cpu")
-    compressed = rbdata.ReplayBuffer(storage=rbdata.CompressedListStorage(50), batch_size=8)
-    compressed.extend(steps(30).to(DEVICE))
-    assert_close(compressed[:]["observation"].cpu(), steps(30)["observation"])
 
 
 def test_mixtures():
@@ -582,27 +577,6 @@ def test_devices_that_are_not_there(folder):
         rbdata.load(folder, batch_size=4, device=f"cuda:{torch.cuda.device_count()}")
 
 
-def reached(batch):
-    """Rewards of the steps in the batch, on whatever device it lies."""
-    return (batch["achieved_goal"] == batch["desired_goal"]).all(-1, keepdim=True).float()
-
-
-def test_hindsight_on_the_device():
-    drawn = []
-    for device in ("cpu", DEVICE):
-        storage = rbdata.LazyTensorStorage(60, device=device)
-        buffer = rbdata.HERReplayBuffer(reached, storage=storage, batch_size=16, seed=1)
-        data = steps(60)
-        data["achieved_goal"] = data["observation"]
-        data["desired_goal"] = torch.zeros(60, 2)
-        data["next", "achieved_goal"] = data["next", "observation"]
-        data["next", "desired_goal"] = torch.zeros(60, 2)
-        buffer.extend(data.to(device))
-        drawn.append([buffer.sample() for _ in range(4)])
-    for expected, found in zip(*drawn, strict=True):
-        same(found.select("desired_goal", ("next", "reward")), expected.select("desired_goal", ("next", "reward")))
-
-
 def test_specs_on_the_device():
     spec = rbdata.Composite(
         observation=rbdata.Bounded(-1, 1, (3,)),
@@ -621,16 +595,3 @@ def test_specs_on_the_device():
     assert spec.zero()["action"].device == DEVICE
     assert spec.cpu().rand()["observation"].device.type == "cpu"
     assert spec["one"].encode(3).device == DEVICE
-
-
-def test_online_data_beside_offline_data(folder):
-    records = rbdata.open_dataset(folder)[:20]
-    buffer = rbdata.OfflineToOnlineReplayBuffer(
-        offline_dataset=folder,
-        batch_size=16,
-        device=DEVICE,
-        online_storage=rbdata.LazyTensorStorage(50, device=DEVICE),
-    )
-    buffer.extend(records.to(DEVICE))
-    batch = buffer.sample()
-    assert batch["observation"].device == DEVICE

@@ -54,7 +54,6 @@ def elsewhere():
         {"n_step": 3},
         {"slice_len": 4, "strict_length": False, "pad_output": True},
         {"replacement": False},
-        {"sample_unit": rbdata.Sequence(4, burn_in=1)},
         {"alpha": 0.6, "beta": 0.4},
         {"goals": rbdata.Goals(goal_key="observation")},
         {"normalize": "observation", "extra": ["step", "return_to_go"]},
@@ -72,7 +71,7 @@ def test_batches_do_not_depend_on_the_default_device(folder, elsewhere, argument
 
 @pytest.mark.parametrize(
     "storage",
-    [rbdata.LazyTensorStorage, rbdata.LazyMemmapStorage, rbdata.ListStorage, rbdata.CompressedListStorage],
+    [rbdata.LazyTensorStorage, rbdata.LazyMemmapStorage, rbdata.ListStorage],
 )
 def test_storages_do_not_depend_on_the_default_device(elsewhere, storage):
     number = torch.arange(30, device="cpu")

@@ -15,7 +15,6 @@ import pytest
 import rbdata as ours
 import torch
 from tensordict import TensorDict, tensorclass
-from torch.utils._pytree import tree_leaves, tree_map
 
 theirs = pytest.importorskip("torchrl.data")
 logging.getLogger("torchrl").setLevel(logging.ERROR)
@@ -91,18 +90,6 @@ def anything_in_a_list(lib):
     for _ in range(60):
         seen |= set(buffer.sample(3))
     return rows, seen == {"a", 1, None}
-
-
-def trees_with_any_keys(lib):
-    shapes = []
-    for storage in (lib.ListStorage(100), lib.LazyTensorStorage(100)):
-        buffer = lib.ReplayBuffer(storage=storage)
-        tree = {"a": torch.randn(3), "b": {"c": (torch.zeros(2), [torch.ones(1)])}, 30: -torch.ones(())}
-        buffer.add(tree)
-        shapes.append([leaf.shape for leaf in tree_leaves(buffer.sample(10))])
-        buffer.append_transform(lambda batch: tree_map(torch.zeros_like, batch))
-        shapes.append([float(leaf.abs().sum()) for leaf in tree_leaves(buffer.sample(batch_size=12))])
-    return shapes
 
 
 def columns_of_two_dimensions(lib):
@@ -269,16 +256,6 @@ def rows_of_a_storage(lib):
             storage.set(0, storage.get(0).clone().zero_())
             seen.append(bool((storage.get(0) == 0).all()))
     return seen
-
-
-def checkpoint_around_its_files(lib):
-    with tempfile.TemporaryDirectory() as folder:
-        buffer = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(2000, scratch_dir=f"{folder}/dump/storage"))
-        buffer.extend(TensorDict(a=0, b=1).expand(1000).clone())
-        buffer.dumps(f"{folder}/dump")
-        other = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(2000))
-        other.loads(f"{folder}/dump")
-        return len(other), int(other[:]["b"].sum())
 
 
 # --- samplers and writers ---------------------------------------------------------------------------------------------

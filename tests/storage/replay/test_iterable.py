@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 import rbdata
 import torch
-from rbdata.errors import PassRestartedWarning, UsageError
+from rbdata.errors import UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -119,13 +118,6 @@ def test_numbers_of_records_are_those_of_a_sequence(folder, options):
             records[number]
 
 
-def test_units_by_number(folder):
-    buffer = rbdata.load(folder, batch_size=16, seed=5, sample_unit=rbdata.Sequence(length=3))
-    batch = next(iter(DataLoader(buffer.as_map(), batch_size=4)))
-    assert (batch == buffer.sample_at([0, 1, 2, 3])).all() and len(batch) == 12
-    assert buffer.as_map()[1]["index"].tolist() == batch["index"][3:6].tolist()
-
-
 def test_records_by_number_have_no_goals(folder):
     buffer = rbdata.load(folder, batch_size=16, goals=rbdata.Goals(trajectory=1.0, current=0.0, random=0.0))
     with pytest.raises(UsageError, match="goals are drawn with the batches"):
@@ -173,36 +165,6 @@ def test_every_iterator_without_replacement_is_whole(folder, persistent, prefetc
     for _ in loader:
         break  # which ends its workers, unless they are persistent
     assert sorted(torch.cat([batch["index"] for batch in loader]).tolist()) == list(range(67))
-
-
-def reusing():
-    """A transform that returns a view of memory that it uses for every batch."""
-    room = torch.zeros(64)
-
-    def number(batch):
-        view = room[: max(1, batch.numel())].reshape(batch.batch_size)
-        return batch.set("number", view.copy_(batch["count"]))
-
-    return number
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("view", ["iterable", "map", "records"])
-def test_transforms_that_use_their_memory_again(view, workers):
-    """A loader collects records, and its workers hand batches over, while the transform makes the next ones."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=8, transform=reusing())
-    buffer.extend(TensorDict({"count": torch.arange(200)}, [200]))
-    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
-    if view == "iterable":
-        loader = buffer.as_iterable(25).loader(**options)
-    else:
-        loader = DataLoader(buffer.as_map() if view == "map" else buffer, batch_size=8, **options)
-    batches = 0
-    for batch in loader:
-        time.sleep(0.002)  # meanwhile the workers make the next ones
-        assert torch.equal(batch["number"].long(), batch["count"])
-        batches += 1
-    assert batches >= 25
 
 
 def test_a_loader_for_every_epoch(folder):
@@ -293,21 +255,6 @@ def test_a_run_resumed_inside_the_loop_over_a_loader_goes_on_there(
             assert numbers(last) == epochs[3][3:]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_loader_with_another_number_of_workers_begins_the_next_pass_and_says_so(folder, workers):
-    buffer = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
-    for _ in buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork"):
-        state = buffer.state_dict()
-        break
-    resumed = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
-    resumed.load_state_dict(state)
-    context = "fork" if workers else None
-    loader = resumed.as_iterable().loader(num_workers=workers, multiprocessing_context=context)
-    with pytest.warns(PassRestartedWarning, match="the rest of that pass is left out"):
-        rows = [row for batch in loader for row in batch["index"].tolist()]
-    assert sorted(rows) == list(range(67))
-
-
 def test_an_iterator_that_was_left_is_not_gone_on_with(folder):
     """As in the run itself, where the next one is another pass."""
 
@@ -333,11 +280,3 @@ def test_persistent_workers_return_the_batches_of_others(folder):
         return [[batch["index"].tolist() for batch in loader] for _ in range(3)]
 
     assert epochs(True) == epochs(False)
-
-
-@pytest.mark.parametrize("place", [None, 3, "no", [1], [1, 2, -1], [1, 2, 3.0], [1, 2, 1]])
-def test_a_place_of_a_loader_that_is_none_is_refused(folder, place):
-    buffer = rbdata.load(folder, batch_size=8, seed=5, replacement=False)
-    state = {**buffer.state_dict(), "loader_place": place}
-    with pytest.raises(UsageError, match=r"the place of a data loader|inside the pass of a loader"):
-        buffer.load_state_dict(state)

@@ -212,7 +212,6 @@ def test_frames_read_are_frames_returned(dataset, monkeypatch):
         {"windows": WINDOWS, "padding": "edge"},
         {"windows": WINDOWS, "n_step": 2},
         {"windows": WINDOWS, "frame_stack": 2},
-        {"windows": WINDOWS, "sample_unit": rbdata.Sequence(2)},
         {"keys": "action"},
     ],
     ids=str,

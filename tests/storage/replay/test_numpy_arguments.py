@@ -31,8 +31,6 @@ def priorities(whole, real, flag):
     )
     buffer.extend(records())
     buffer.update_priority(whole(3), real(9.5))
-    scheduler = rbdata.LinearScheduler(buffer, "beta", final_value=real(1.0), num_steps=whole(2))
-    scheduler.step()
     buffer.sampler.alpha = real(0.75)
     other = rbdata.TensorDictPrioritizedReplayBuffer(
         alpha=0.5, beta=0.5, storage=rbdata.LazyTensorStorage(30), batch_size=4, seed=0
@@ -59,15 +57,12 @@ CASES = {
     "n_step": lambda w, r, f: batches(n_step=w(3), gamma=r(0.5)),
     "stack": lambda w, r, f: batches(frame_stack=w(3), stack_keys=["o"]),
     "windows": lambda w, r, f: batches(windows={"o": (-w(0), w(2))}),
-    "consume": lambda w, r, f: batches(consume_after_n_samples=w(3)),
-    "sequence": lambda w, r, f: batches(sample_unit=rbdata.Sequence(w(4), burn_in=w(1), dilation=w(2))),
     "shares": lambda w, r, f: batches(rank=w(1), world_size=w(2)),
     "prioritized": lambda w, r, f: batches(sampler=rbdata.PrioritizedSampler(w(30), r(0.5), r(0.25), eps=r(0.125))),
     "prioritized slices": lambda w, r, f: batches(
         sampler=rbdata.PrioritizedSliceSampler(w(30), r(0.5), r(0.25), num_slices=w(2), span=f(True))
     ),
     "pass": lambda w, r, f: batches(sampler=rbdata.SamplerWithoutReplacement(drop_last=f(True), shuffle=f(False))),
-    "staleness": lambda w, r, f: batches(sampler=rbdata.StalenessAwareSampler(w(30), version_key="version")),
     "multi-step": lambda w, r, f: [rbdata.MultiStep(r(0.5), w(3))(records().view(2, 10))],
     "priorities": priorities,
     "slices": slices,
@@ -119,7 +114,6 @@ def test_what_is_no_whole_number_is_refused(wrong):
     for make in (
         lambda: rbdata.ListStorage(wrong) if wrong is not None else rbdata.LazyTensorStorage(None),
         lambda: rbdata.LazyTensorStorage(8, ndim=wrong),
-        lambda: rbdata.Sequence(wrong),
         lambda: rbdata.MultiStep(0.9, wrong),
         lambda: rbdata.PrioritizedSampler(wrong, 0.5, 0.5),
         lambda: rbdata.SliceSampler(slice_len=wrong),

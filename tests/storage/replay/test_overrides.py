@@ -1,15 +1,10 @@
 # mypy: disable-error-code="name-defined,misc"
-"""Classes of users, written for TorchRL: what they override acts as there, or the buffer refuses them."""
+"""Classes of users, written for TorchRL: what they override acts as there."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import pickle
 from types import SimpleNamespace
-from unittest.mock import patch
 
-import numpy as np
 import pytest
 import rbdata
 import torch
@@ -73,7 +68,6 @@ def test_sample_of_a_subclass(lib):
     assert drawn(buffer) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] and sampler.calls == 3
     batch, info = buffer.sample(return_info=True)
     assert batch["call"].tolist() == batch["number"].tolist() == [4] * 4 and info["number"] == 4
-    assert buffer.can_sample() and sampler.calls == 4
     buffer.extend(rollout([3]))
     assert buffer.sample()["call"].tolist() == [5] * 4
     plain = filled(lib, walking(lib), kind="ReplayBuffer")
@@ -97,7 +91,6 @@ def shifted(lib, base, *arguments, **options):
         ("RandomSampler", (), {}),
         ("SamplerWithoutReplacement", (), {}),
         ("PrioritizedSampler", (20, 0.7, 0.5), {}),
-        ("ConsumingSampler", (9,), {}),
         ("SliceSampler", (), {"slice_len": 2, "traj_key": "traj"}),
         ("SliceSamplerWithoutReplacement", (), {"slice_len": 2, "traj_key": "traj"}),
         ("PrioritizedSliceSampler", (20, 0.7, 0.5), {"slice_len": 2, "traj_key": "traj"}),
@@ -138,69 +131,6 @@ def test_slices_of_a_subclass_are_those_of_its_base(kind, options):
     assert (batches[0] == batches[1]).all()
 
 
-@pytest.mark.parametrize("shape", [[6], [6, 1], [6, 2]], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
-def test_flags_of_any_shape_do_not_hide_the_end_of_a_window(shape, dtype):
-    class Own(rbdata.RandomSampler):
-        def sample(self, storage, batch_size):
-            cut = torch.zeros(shape, dtype=dtype)
-            cut[3] = 1
-            return torch.arange(6), {("next", "terminated"): torch.zeros_like(cut), ("next", "truncated"): cut}
-
-    buffer = rbdata.TensorDictReplayBuffer(
-        storage=rbdata.LazyTensorStorage(20), sampler=Own(), batch_size=6, n_step=3, end_key=("next", "done")
-    )
-    buffer.extend(rollout([3, 5]))
-    if shape == [6, 2]:
-        with pytest.raises(SamplingError, match="shape"):
-            buffer.sample()
-        return
-    after = buffer.sample()["next"]
-    assert after["terminated"].tolist() == after["done"].tolist() == [[True], [True], [True], [False], [False], [True]]
-    assert after["truncated"].tolist() == [[False], [False], [False], [True], [False], [False]]
-
-
-@pytest.mark.parametrize("order", ["sample, draw", "draw, sample"])
-def test_both_names_in_a_chain_of_classes(order):
-    calls = []
-
-    class A(rbdata.RandomSampler):
-        if order.startswith("sample"):
-
-            def sample(self, storage, batch_size):
-                calls.append("A")
-                return super().sample(storage, batch_size)
-        else:
-
-            def draw(self, storage, batch_size, generator):
-                calls.append("A")
-                return super().draw(storage, batch_size, generator)
-
-    class B(A):
-        if order.startswith("sample"):
-
-            def draw(self, storage, batch_size, generator):
-                calls.append("B")
-                return super().draw(storage, batch_size, generator)
-        else:
-
-            def sample(self, storage, batch_size):
-                calls.append("B")
-                return super().sample(storage, batch_size)
-
-    class C(B):
-        def sample(self, storage, batch_size):
-            calls.append("C")
-            return super().sample(storage, batch_size)
-
-    class D(C):
-        pass
-
-    expected = drawn(filled(rbdata, seed=3))
-    assert drawn(filled(rbdata, D(), seed=3)) == expected
-    assert calls == ["C", "B", "A"] * 3
-
-
 @BOTH
 def test_a_mixin(lib):
     class Reversed:
@@ -215,37 +145,6 @@ def test_a_mixin(lib):
     batch = buffer.sample()
     assert batch["action"].tolist() == [3, 2, 1, 0] and batch["mixed"].tolist() == [1] * 4
     assert [len(one) for one in buffer] == [4, 4]
-
-
-@BOTH
-def test_set_on_the_sampler_itself(lib):
-    buffer = filled(lib)
-    buffer.sample()
-    before = buffer.sampler.sample
-    buffer.sampler.sample = lambda storage, batch_size: (before(storage, batch_size)[0] * 0 + 5, {})
-    assert drawn(buffer, 2) == [[5] * 4] * 2
-    del buffer.sampler.sample
-    buffer.sampler.sample = functools.partial(lambda row, storage, batch_size: ([row] * batch_size, {}), 2)
-    assert drawn(buffer, 2) == [[2] * 4] * 2
-
-
-@BOTH
-def test_set_on_the_class(lib):
-    class Own(lib.RandomSampler):
-        pass
-
-    buffer = filled(lib, Own())
-    Own.sample = lambda self, storage, batch_size: (np.full(batch_size, 3), {})
-    assert drawn(buffer, 2) == [[3] * 4] * 2
-    original = lib.RandomSampler.sample
-
-    def first(self, storage, batch_size):
-        return original(self, storage, batch_size)[0] * 0, {}
-
-    plain = filled(lib)
-    with patch.object(lib.RandomSampler, "sample", first):
-        assert drawn(plain, 2) == [[0] * 4] * 2
-    assert drawn(plain, 3) != [[0] * 4] * 3
 
 
 @BOTH
@@ -379,29 +278,12 @@ def test_priorities_of_a_subclass(lib):
     assert counts[3] > 300 and counts.sum() == 400
 
 
-def test_two_dimensions_and_an_extend_of_ones_own():
-    seen = []
-
-    class Own(rbdata.PrioritizedSampler):
-        def extend(self, index):
-            seen.append(index)
-            super().extend(index)
-
-    buffer = rbdata.TensorDictReplayBuffer(
-        storage=rbdata.LazyTensorStorage(12, ndim=2), sampler=Own(12, 1.0, 1.0), batch_size=64, dim_extend=0
-    )
-    buffer.extend(rollout([7, 5]).reshape(6, 2))
-    assert seen[0].tolist() == [[time, env] for time in range(6) for env in range(2)]
-    assert set(buffer.sample()["action"].tolist()) <= set(range(12))
-
-
 def test_no_draw_of_a_users_sampler_is_made_in_vain():
     """Nothing is drawn before it is asked for: a write, another batch size and a question change nothing."""
     sampler = walking(rbdata)
     buffer = filled(rbdata, sampler)
     for number in range(1, 9):
         assert buffer.sample(number % 3 + 1)["call"].tolist() == [number] * (number % 3 + 1)
-        buffer.can_sample()
         buffer.extend(rollout([1]))
     with filled(rbdata, walking(rbdata), prefetch=2) as ahead:
         assert [int(ahead.sample()["call"][0]) for _ in range(6)] == [1, 2, 3, 4, 5, 6]
@@ -462,28 +344,6 @@ def test_get_of_a_storage(lib, kind, tmp_path):
     assert type(storage).sets == 1 and buffer[0]["action"] == 1
 
 
-def test_get_of_a_storage_set_later_and_read_by_slices(tmp_path):
-    for kind in ("LazyTensorStorage", "LazyMemmapStorage"):
-        buffer = filled(rbdata, storage=getattr(rbdata, kind)(20))
-        buffer.sample()
-        before = buffer.storage.get
-        buffer.storage.get = lambda index, before=before: (
-            before(index).clone().set("action", before(index)["action"] + 100)
-        )
-        assert min(map(min, drawn(buffer))) >= 100 and buffer[:]["action"].min() == 100
-
-    class Whole(rbdata.LazyTensorStorage):
-        """One trajectory, whatever is stored."""
-
-        def get(self, index):
-            records = super().get(index).clone()
-            return records.set(("next", "done"), torch.zeros_like(records["next", "done"]))
-
-    sampler = rbdata.SliceSampler(slice_len=12, end_key=("next", "done"))
-    buffer = filled(rbdata, sampler, storage=Whole(20))
-    assert buffer.sample(12)["action"].tolist() == list(range(12))
-
-
 def test_get_and_windows():
     class Own(rbdata.LazyTensorStorage):
         def get(self, index):
@@ -507,38 +367,6 @@ def test_len_and_set_of_a_storage(lib):
     assert {row for batch in drawn(buffer, 30) for row in batch} == set(range(50, 56))
 
 
-@BOTH
-def test_empty_of_parts(lib):
-    skip_without_priorities(lib)
-    told = []
-
-    class OwnStorage(lib.LazyTensorStorage):
-        def _empty(self):
-            told.append("storage")
-            super()._empty()
-
-    class OwnSampler(lib.PrioritizedSampler):
-        def _empty(self):
-            told.append("sampler")
-            super()._empty()
-
-    class OwnWriter(lib.TensorDictRoundRobinWriter):
-        def _empty(self, empty_write_count=True):
-            told.append(("writer", empty_write_count))
-            super()._empty(empty_write_count)
-
-        def extend(self, data):
-            told.append("extend")
-            return super().extend(data)
-
-    buffer = filled(lib, OwnSampler(20, 1.0, 1.0), storage=OwnStorage(20), writer=OwnWriter())
-    buffer.empty(empty_write_count=False)
-    assert sorted(told, key=str) == [("writer", False), "extend", "sampler", "storage"]
-    assert len(buffer) == 0 and buffer.write_count == 12
-    buffer.extend(rollout([3]))
-    assert len(buffer) == 3 and set(drawn(buffer, 1)[0]) <= {0, 1, 2}
-
-
 # -- buffers, and what is refused --------------------------------------------------------------------------------------
 
 
@@ -546,12 +374,6 @@ def test_empty_of_parts(lib):
 @pytest.mark.parametrize("kind", ["ReplayBuffer", "TensorDictReplayBuffer"])
 def test_methods_of_a_buffer(lib, kind):
     class Own(getattr(lib, kind)):
-        def _sample(self, batch_size):
-            data, info = super()._sample(batch_size)
-            data["action"] = data["action"] + 100
-            info["own"] = torch.ones(batch_size)
-            return data, info
-
         def sample(self, *arguments, **options):
             found = super().sample(*arguments, **options)
             (found[0] if isinstance(found, tuple) else found).set("seen", torch.ones(4))
@@ -563,90 +385,15 @@ def test_methods_of_a_buffer(lib, kind):
     buffer = Own(storage=lib.LazyTensorStorage(20), batch_size=4)
     assert len(buffer.extend(rollout([12]))) == len(buffer) == 6
     batch, info = buffer.sample(return_info=True)
-    assert batch["action"].min() >= 100 and batch["seen"].sum() == 4 and info["own"].sum() == 4
-    assert ("own" in batch.keys()) is (kind == "TensorDictReplayBuffer")  # noqa: SIM118
+    assert batch["seen"].sum() == 4 and "index" in info
     assert next(iter(buffer))["seen"].sum() == 4
-
-
-def refused():
-    class ListRecords(rbdata.ListStorage):
-        def _get_item(self, index):
-            return 0
-
-    class Ranks(rbdata.TensorDictMaxValueWriter):
-        def get_insert_index(self, data):
-            return 0
-
-    class Index(rbdata.SliceSampler):
-        def _get_index(self, *arguments, **options):
-            return 0
-
-    class Mixed:
-        def _extend(self, data, **options):
-            return 0
-
-    class Buffer(Mixed, rbdata.TensorDictReplayBuffer):
-        pass
-
-    yield "_get_item", "get", lambda: rbdata.ReplayBuffer(storage=ListRecords(10))
-    yield "get_insert_index", "add", lambda: rbdata.ReplayBuffer(storage=rbdata.LazyTensorStorage(10), writer=Ranks())
-    yield "_get_index", "sample", lambda: rbdata.ReplayBuffer(sampler=Index(slice_len=2), batch_size=4)
-    yield "_extend", "extend", lambda: Buffer(storage=rbdata.LazyTensorStorage(10))
-    yield "_get_index", "sample", lambda: filled(rbdata).set_sampler(Index(slice_len=2))
-
-
-@pytest.mark.parametrize(
-    ("name", "instead", "make"), list(refused()), ids=lambda one: one if isinstance(one, str) else ""
-)
-def test_what_is_never_called_is_refused(name, instead, make):
-    with pytest.raises(UsageError, match=f"{name}.. would never be called") as caught:
-        make()
-    assert instead in caught.value.hint
-
-
-def test_a_storage_that_lacks_what_is_called_is_refused():
-    class Records(rbdata.Storage):
-        def __init__(self, max_size):
-            super().__init__(max_size)
-            self.records = {}
-
-        def __len__(self):
-            return len(self.records)
-
-        def get(self, index):
-            return [self.records[row] for row in torch.as_tensor(index).tolist()]
-
-        def set(self, cursor, data, *, set_cursor=True):
-            self.records.update(zip(range(*cursor.indices(self.max_size)), data))
-
-    with pytest.raises(UsageError, match="Records lacks filled, version, newest, seek") as caught:
-        rbdata.ReplayBuffer(storage=Records(8))
-    assert "ListStorage" in caught.value.hint
-    with pytest.raises(UsageError, match="Records lacks"):
-        filled(rbdata).set_storage(Records(8))
-
-    class Complete(Records):
-        newest, version = -1, 0
-        filled = property(lambda self: len(self.records))
-
-        def set(self, cursor, data, *, set_cursor=True):
-            super().set(cursor, data, set_cursor=set_cursor)
-            self.version += 1
-            self.newest = cursor.stop - 1
-
-        def seek(self, row):
-            self.newest = (row - 1) % self.capacity
-
-    buffer = rbdata.ReplayBuffer(storage=Complete(8), batch_size=20, collate_fn=torch.stack)
-    buffer.extend(list(torch.arange(11)))
-    assert set(buffer.sample().tolist()) <= set(range(3, 11))
 
 
 # -- assigned to a buffer ----------------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_parts_are_assigned(lib):
+def test_the_storage_is_assigned(lib):
     """As the example of a decision transformer of TorchRL does with ``_storage``."""
     buffer = filled(lib)
     buffer.sample()
@@ -655,166 +402,3 @@ def test_parts_are_assigned(lib):
     buffer._storage = storage
     assert buffer.storage is storage and len(buffer) == 6
     assert min(map(min, drawn(buffer))) >= 100 <= buffer[:]["action"].min()
-
-    class Last(lib.RandomSampler):
-        def sample(self, storage, batch_size):
-            return torch.arange(len(storage) - batch_size, len(storage)), {}
-
-    buffer._sampler = Last()
-    assert drawn(buffer, 1) == [[102, 103, 104, 105]]
-    buffer._writer = lib.RoundRobinWriter()
-    buffer._writer.register_storage(storage)
-    buffer._collate_fn = lambda data: data.clone().set("collated", torch.ones(4))
-    assert buffer.sample()["collated"].sum() == 4
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_transform_is_assigned(prefetch):
-    with filled(rbdata, prefetch=prefetch) as buffer:
-        buffer.sample()
-        buffer._transform = lambda batch: batch.set("action", batch["action"] - 1000)
-        assert max(map(max, drawn(buffer))) < 0
-        buffer.batch_size = 7
-        assert [len(buffer.sample()) for _ in range(4)] == [7] * 4
-        buffer._rng = torch.Generator().manual_seed(3)
-        again = filled(rbdata, generator=torch.Generator().manual_seed(3))
-        assert (torch.tensor(drawn(buffer, 1)[0]) + 1000).tolist() == again.sample(7)["action"].tolist()
-
-
-def test_what_cannot_be_assigned():
-    buffer = filled(rbdata)
-    for name, value in {"_prefetch": True, "_prefetch_cap": 3, "_pin_memory": True, "dim_extend": 1}.items():
-        with pytest.raises(UsageError, match=f"assigning {name}"):
-            setattr(buffer, name, value)
-    late = rbdata.ReplayBuffer(storage=lambda: rbdata.LazyTensorStorage(9), batch_size=4, delayed_init=True)
-    late._storage = rbdata.LazyTensorStorage(30)
-    late.extend(rollout([20]))
-    assert len(late) == 20 and late.storage.max_size == 30
-
-
-@BOTH
-def test_checkpoints_of_parts(lib, tmp_path):
-    class OwnSampler(lib.SamplerWithoutReplacement):
-        number = 0
-
-        def dumps(self, path):
-            path.mkdir()
-            (path / "number").write_text(str(self.number))
-
-        def loads(self, path):
-            self.number = int((path / "number").read_text())
-
-    class OwnWriter(lib.TensorDictRoundRobinWriter):
-        number = 0
-
-        def dumps(self, path):
-            super().dumps(path)
-            (path / "number").write_text(str(self.number))
-
-        def loads(self, path):
-            super().loads(path)
-            self.number = int((path / "number").read_text())
-
-    buffer = filled(lib, OwnSampler(), writer=OwnWriter())
-    buffer.sampler.number, buffer.writer.number = 5, 6
-    buffer.dumps(tmp_path / "checkpoint")
-    other = filled(lib, OwnSampler(), writer=OwnWriter())
-    other.empty()
-    other.loads(tmp_path / "checkpoint")
-    assert (other.sampler.number, other.writer.number, len(other)) == (5, 6, 12)
-    assert other.add(rollout([1])[0]) == 12
-
-
-def test_a_class_that_is_changed_after_its_first_use(monkeypatch):
-    """As in notebooks, and under `mock.patch`."""
-    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(4), batch_size=4)
-    buffer.extend(rollout([4]))
-    assert buffer.sample()["observation"].max() < 4
-    get = rbdata.LazyTensorStorage.get
-
-    def plus(self, index):
-        return get(self, index).clone().apply_(lambda leaf: leaf + 1000)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rbdata.LazyTensorStorage, "get", plus)
-        assert buffer.sample()["observation"].min() >= 1000
-    assert buffer.sample()["observation"].max() < 4
-
-
-def test_a_dataset_that_reads_otherwise_is_refused(tmp_path):
-    """Batches, functions, exports and views read leaves, not ``dataset[i]``."""
-
-    class Shifted(rbdata.Dataset):
-        def __getitem__(self, key):
-            return super().__getitem__(key).apply(lambda leaf: leaf + 1)
-
-    class Named(rbdata.Dataset):
-        def note(self):
-            return f"{self.id} of mine"
-
-    folder = write_dataset(tmp_path, make_episodes([3, 5]))
-    rbdata.load(Named(folder), batch_size=4).sample()
-    shifted = Shifted(folder)
-    for use in (
-        lambda: rbdata.load(shifted, batch_size=4),
-        lambda: rbdata.preprocess(shifted, lambda td: td, dest="my/out", root=tmp_path),
-        lambda: rbdata.export(shifted, tmp_path / "out.npz", "npz"),
-        lambda: shifted.select(episodes=[1]),
-        lambda: rbdata.concat([folder, shifted]),
-    ):
-        with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
-            use()
-
-
-class Scaled(rbdata.Dataset):
-    factor = 2.0
-
-    def __init__(self, folder, factor):
-        super().__init__(folder)
-        self.factor = factor
-
-    def __getitem__(self, key):
-        return super().__getitem__(key).apply(lambda leaf: leaf * self.factor)
-
-
-def test_copies_of_a_dataset_that_reads_otherwise(tmp_path):
-    """In a loader's workers as well: they got a plain dataset."""
-    dataset = Scaled(write_dataset(tmp_path, make_episodes([3, 5])), 3.0)
-    for one in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
-        assert (one[2:6] == dataset[2:6]).all() and type(one) is Scaled
-
-
-def test_a_dataset_with_a_read_of_its_own(tmp_path):
-    """``dataset[[0, 1]]`` called it, ``dataset[:2]`` and ``dataset["observation"]`` did not."""
-
-    class Doubled(rbdata.Dataset):
-        def read(self, *args, **options):
-            found = super().read(*args, **options)
-            return found.apply(lambda leaf: leaf if leaf.dtype is torch.bool else leaf * 2)
-
-    folder = write_dataset(tmp_path, make_episodes([3, 5]))
-    plain, doubled = rbdata.open_dataset(folder)[:], Doubled(folder)
-    for key in ("observation", "next/observation", "next/reward", "action"):
-        wanted = plain[tuple(key.split("/"))] * 2
-        assert torch.equal(doubled[key], wanted)
-        assert (doubled.to_numpy([key])[key] == wanted.numpy()).all()
-        for found in (doubled[:], doubled[range(8)], doubled.to_tensordict(), torch.cat([*doubled.iter_episodes()])):
-            assert torch.equal(found[tuple(key.split("/"))], wanted)
-    assert torch.equal(doubled["next"]["reward"], plain["next", "reward"] * 2)
-    with pytest.raises(UsageError, match=r"Doubled.read\(\) would not be called"):
-        rbdata.load(doubled, batch_size=4)
-
-
-def test_a_buffer_that_reads_otherwise_as_a_map():
-    class Shifted(rbdata.TensorDictReplayBuffer):
-        def __getitem__(self, index):
-            return super().__getitem__(index).apply(lambda leaf: leaf + 1)
-
-    def made(**options):
-        buffer = Shifted(storage=rbdata.LazyTensorStorage(5), batch_size=4, **options)
-        buffer.extend(rollout([5]))
-        return buffer
-
-    assert made().as_map()[2]["action"] == 3
-    with pytest.raises(UsageError, match=r"Shifted.__getitem__\(\) would not be called"):
-        made(n_step=2).as_map()

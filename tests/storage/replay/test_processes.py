@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import multiprocessing
 import subprocess
@@ -16,7 +15,7 @@ import rbdata
 import torch
 from checkpoint_tools import ROWS_OF_LARGE, dump_for_ever, large
 from paths import SUPPORT
-from rbdata.storage.replay import LazyMemmapStorage, LazyTensorStorage, RoundRobinWriter, TensorDictReplayBuffer
+from rbdata.storage.replay import LazyTensorStorage, TensorDictReplayBuffer
 from replay_tools import equal, own_memory
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -105,7 +104,9 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path):
         with suppress(EOFError):
             while True:
                 done = numbers.recv()
-        caught += (tmp_path / ".checkpoint.writing").exists() or (tmp_path / ".checkpoint.old").exists()
+        caught += (
+            len(list(tmp_path.iterdir())) > 1
+        )  # the one that is being written, or the one that it takes the place of
         buffer: TensorDictReplayBuffer = large()
         buffer.loads(path)
         found = buffer["x"].unique().tolist()
@@ -118,65 +119,3 @@ def test_a_kill_while_a_checkpoint_is_written(tmp_path):
     other = large()
     other.loads(path)
     assert equal(other[:], buffer[:])
-
-
-class Pausing(RoundRobinWriter):
-    """Lets another process write in the middle of a checkpoint, if it can."""
-
-    def dumps(self, path):
-        WRITE.set()
-        WRITTEN.wait(0.5)
-        super().dumps(path)
-
-
-FORK = multiprocessing.get_context("fork")
-WRITE, WRITTEN = FORK.Event(), FORK.Event()
-
-
-def write_when_told(buffer):
-    WRITE.wait(60)
-    buffer.extend(TensorDict({"a": torch.arange(100, 122)}, [22]))
-    WRITTEN.set()
-
-
-def test_a_checkpoint_is_of_one_moment(tmp_path):
-    """The next row is that of the rows in it, whatever other processes write meanwhile."""
-
-    def made():
-        storage = LazyTensorStorage(100)
-        return TensorDictReplayBuffer(storage=storage, writer=Pausing(), batch_size=4, shared=True)
-
-    buffer = made()
-    buffer.extend(TensorDict({"a": torch.arange(7)}, [7]))
-    other = FORK.Process(target=write_when_told, args=(buffer,))
-    other.start()
-    buffer.dumps(tmp_path / "checkpoint")
-    other.join(60)
-    assert other.exitcode == 0 and len(buffer) == 29
-    restored = made()
-    restored.loads(tmp_path / "checkpoint")
-    restored.extend(TensorDict({"a": torch.arange(7, 9)}, [2]))
-    assert restored[:]["a"].tolist() == list(range(9))
-
-
-def write_ten(buffer):
-    buffer.extend(TensorDict({"a": torch.arange(9)}, [9]))
-    buffer.add(TensorDict({"a": torch.tensor(9)}, []))
-
-
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("copied", [False, True])
-def test_records_that_other_processes_write_are_counted(kind, copied):
-    """Actors write, and the learner waits for so many records, or makes so many updates for each."""
-    buffer = TensorDictReplayBuffer(storage=kind(20), batch_size=4, shared=True)
-    buffer.extend(TensorDict({"a": torch.arange(3)}, [3]))
-    buffer = copy.deepcopy(buffer) if copied else buffer
-    for _ in range(3):
-        other = FORK.Process(target=write_ten, args=(buffer,))
-        other.start()
-        other.join(60)
-        assert other.exitcode == 0
-    assert buffer.write_count == buffer.stats()["write_count"] == 33 and len(buffer) == 20
-    alone = copy.deepcopy(buffer)
-    alone.empty()
-    assert (alone.write_count, buffer.write_count) == (0, 33)

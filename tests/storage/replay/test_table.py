@@ -1,7 +1,7 @@
-"""The rows of docs/torchrl.md that say "same": the same calls in both libraries, with the same outcome.
+"""The same calls in both libraries, with the same outcome.
 
 Each function makes its calls with one library and returns what can be seen of them, in terms that no random number
-changes. What needs more than a few lines is in test_torchrl.py. `test_torchrl_page.py` says which test stands for which row.
+changes. What needs more than a few lines is in test_torchrl.py.
 """
 
 from __future__ import annotations
@@ -53,14 +53,6 @@ def batch_size_of_the_call_wins(lib):
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         return len(buffer.sample()), len(buffer.sample(7)), len(buffer.sample())
-
-
-def lists_and_trees(lib):
-    first = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-    rows = first.extend([{"a": torch.tensor(i), "b": (torch.ones(2) * i,)} for i in range(4)]).tolist()
-    second = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2)
-    more = second.extend((torch.arange(5), torch.ones(5, 3))).tolist()
-    return rows, more, first[:]["a"].tolist(), second[:][0].tolist(), [part.shape for part in second.sample()]
 
 
 def more_than_fits(lib):
@@ -234,16 +226,7 @@ def given_trajectories(lib):
 
 
 def key_of_trajectories(lib):
-    return possible_slices(lib, traj_key="run"), possible_slices(lib, traj_key="run", use_gpu=False, compile=False)
-
-
-def fragments(lib):
-    """Records of two trajectories, written in turn, are put together by their step counts."""
-    sampler = lib.SliceSampler(slice_len=2, traj_key="run", step_key="step", fragmented=True)
-    buffer = tensors(sampler=sampler)(lib)
-    number = torch.arange(10)
-    buffer.extend(TensorDict({"run": number % 2, "step": number // 2, "x": number}, [10]))
-    return sorted({tuple(pair) for _ in range(200) for pair in buffer.sample()["x"].view(2, 2).tolist()})
+    return possible_slices(lib, traj_key="run")
 
 
 def a_sampler_of_ones_own(lib):

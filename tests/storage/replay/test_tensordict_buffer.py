@@ -14,7 +14,6 @@ from rbdata.storage.replay import (
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
 )
 from replay_tools import priorities, rollout
 from tensordict import TensorDict
@@ -101,33 +100,6 @@ def test_a_trajectory_is_one_record_with_one_priority():
     assert priorities(buffer)[0] == 5 and len(buffer) == 1
 
 
-class Halving(TensorDictRoundRobinWriter):
-    """Keeps every other record."""
-
-    def extend(self, data):
-        return super().extend(data[::2])
-
-
-class Halved:
-    """The same as a transform."""
-
-    def __call__(self, data):
-        return data
-
-    def inv(self, data):
-        return data[::2] if len(data) > 1 else None
-
-
-@pytest.mark.parametrize("parts", [{"writer": Halving()}, {"transform": Halved()}])
-def test_priorities_are_those_of_the_records_that_were_kept(parts):
-    buffer = prioritized(20, **parts)
-    data = TensorDict({"x": torch.arange(10), "td_error": torch.arange(1.0, 11)}, [10])
-    assert len(buffer.extend(data)) == 5
-    assert buffer["x"].tolist() == [0, 2, 4, 6, 8] and priorities(buffer)[:5].tolist() == [1, 3, 5, 7, 9]
-    if "transform" in parts:
-        assert not len(buffer.extend(data[:1]))
-
-
 def test_plain_prioritized_buffer():
     buffer = PrioritizedReplayBuffer(alpha=1, beta=0.5, storage=LazyTensorStorage(10), batch_size=4)
     buffer.extend(torch.arange(10))
@@ -149,11 +121,11 @@ def test_single_records(storage):
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-@pytest.mark.parametrize("priorities", [False, True])
-def test_trajectories_are_records(storage, priorities):
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_trajectories_are_records(storage, prioritized):
     """Records with a time dimension: ``index`` and weights come for every step."""
     data = TensorDict({"x": torch.arange(50).view(5, 10)}, [5, 10])
-    options = {"sampler": PrioritizedSampler(20, 1, 1, eps=0)} if priorities else {}
+    options = {"sampler": PrioritizedSampler(20, 1, 1, eps=0)} if prioritized else {}
     buffer = TensorDictReplayBuffer(storage=storage(20), batch_size=4, **options)
     for trajectory in data:
         buffer.add(trajectory)
@@ -162,13 +134,12 @@ def test_trajectories_are_records(storage, priorities):
     assert batch.batch_size == batch["index"].shape == (4, 10)
     assert torch.equal(batch["x"] // 10, batch["index"] % 5)
     assert batch.reshape(-1).batch_size == (40,)
-    if priorities:
+    if prioritized:
         assert batch["priority_weight"].shape == (4, 10)
         batch["td_error"] = torch.arange(10.0).expand(4, 10).unsqueeze(-1) + batch["index"].unsqueeze(-1)
         buffer.update_tensordict_priority(batch)
-        assert isinstance(buffer.sampler, PrioritizedSampler)
         rows = batch["index"][:, 0]
-        assert torch.equal(buffer.sampler.tree.values[rows], rows.double() + 9)
+        assert torch.equal(priorities(buffer)[rows], rows.double() + 9)
 
 
 @pytest.mark.parametrize("dim_extend", [None, 0])

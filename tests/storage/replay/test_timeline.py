@@ -16,7 +16,6 @@ from rbdata.storage.replay import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from rbdata.storage.replay.timeline import Edges, from_ends
 from replay_tools import rollout
 
 
@@ -86,31 +85,3 @@ def check_window(row, whole, stack, n) -> None:
     assert torch.equal(row["observation"], torch.stack(past))
     past = [mine[max(at, first)]["observation"] for at in range(last - stack + 2, last + 1)]
     assert torch.equal(row["next", "observation"], torch.stack([*past, after]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(length=st.integers(1, 9), width=st.integers(1, 4), oldest=st.integers(0, 8), seed=st.integers(0, 9))
-def test_positions_and_rows_are_inverse(length, width, oldest, seed):
-    ends = torch.rand(length * width, generator=torch.Generator().manual_seed(seed)) < 0.3
-    timeline = from_ends(ends, length, width, oldest % length)
-    rows = torch.arange(length * width)
-    positions = timeline.positions(rows)
-    assert sorted(positions.tolist()) == rows.tolist()
-    assert torch.equal(timeline.rows(positions), rows)
-    columns = timeline.rows(rows).view(width, length) % width
-    assert bool((columns == torch.arange(width)[:, None]).all())
-    assert all(end % length == 0 or ends[timeline.rows(torch.tensor(end - 1))] for end in timeline.starts[1:].tolist())
-
-
-def test_edges_are_worked_out_once_for_each_state(monkeypatch):
-    calls = []
-    inner = Edges.timeline
-    monkeypatch.setattr(Edges, "timeline", lambda self, *args: calls.append(1) or inner(self, *args))
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=SliceSampler(slice_len=2), batch_size=4)
-    buffer.extend(rollout([5, 5]))
-    for _ in range(50):
-        buffer.sample()
-    assert len(calls) == 1
-    buffer.extend(rollout([5]))
-    buffer.sample()
-    assert len(calls) == 2

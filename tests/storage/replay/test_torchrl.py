@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
 import pytest
 import rbdata.errors
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_tools import equal, rollout
+from replay_tools import equal, priorities, rollout
 from tensordict import TensorDict
 
 import rbdata.storage.replay as ours  # isort: skip
@@ -42,7 +41,7 @@ def test_rings_hold_the_same(capacity, sizes):
     fill(buffers, *(rollout([size], first=100 * number, extra=False) for number, size in enumerate(sizes)))
     assert equal(*map(contents, buffers))
     assert len(buffers[0]) == len(buffers[1])
-    assert buffers[0].writer.cursor == buffers[1].writer._cursor
+    fill(buffers, rollout([1]))  # at the same row
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,20 +54,6 @@ def test_rings_of_two_dimensions_hold_the_same(capacity, width, sizes):
         fill(buffers, batch)
     assert buffers[0].storage.shape == buffers[1].storage.shape
     assert equal(*map(contents, buffers))
-
-
-@pytest.mark.parametrize("data", [{"x": torch.arange(5)}, (torch.arange(5), torch.ones(5, 2)), torch.arange(5.0)])
-def test_trees_of_tensors(data):
-    from torch.utils import _pytree as pytree
-
-    buffers = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(8), batch_size=3))
-    for buffer in buffers:
-        buffer.extend(data)
-        buffer.extend(data)
-    left, right = (pytree.tree_leaves(contents(buffer)) for buffer in buffers)
-    assert all(map(torch.equal, left, right))
-    batch = buffers[0].sample()
-    assert pytree.tree_structure(batch) == pytree.tree_structure(buffers[1].sample())
 
 
 def test_the_best_are_kept():
@@ -151,10 +136,11 @@ def test_the_same_priorities_and_weights():
         left.update_priority(index, priority)
         right.update_priority(index, priority)
         stored = torch.as_tensor([right.sampler._sum_tree[row] for row in range(size)])
-        assert torch.allclose(left.sampler.tree.values[:size].float(), stored, rtol=1e-5)
+        assert torch.allclose((priorities(left)[:size].float() + 1e-3) ** 0.7, stored, rtol=1e-4)
         batch = right.sample()
-        ours_of_it = left.sampler._info(left.sampler.tree[batch["index"].numpy()])["priority_weight"]
-        assert torch.allclose(ours_of_it, batch["priority_weight"], rtol=1e-4)
+        kept = (priorities(left)[:size] + 1e-3) ** 0.7
+        wanted = (kept[batch["index"]] / kept.min()) ** -0.6
+        assert torch.allclose(wanted.float(), batch["priority_weight"], rtol=1e-4)
 
 
 def test_plain_buffers_give_flags_in_the_info_only():
@@ -351,7 +337,7 @@ def test_a_collector_on_cartpole(envs):
     assert batch["observation"].shape == (32, 3, 4)
     assert torch.equal(
         batch["observation"][:, -1],
-        buffer.storage.get(buffer.storage.coordinates(buffer.storage.flat(batch["index"])))["observation"],
+        buffer[batch["index"] if envs == 1 else batch["index"].flip(1).unbind(1)]["observation"],
     )
 
 
@@ -368,9 +354,6 @@ def test_stats():
     for buffer in buffers:
         buffer.empty()
     assert same()
-    delayed = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), delayed_init=True))
-    assert delayed[0].stats() == delayed[1].stats()
-    assert not any(each.initialized for each in delayed)
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
@@ -382,105 +365,8 @@ def test_leaves_are_changed_in_place(ndim):
         buffer.set_("a", torch.ones(buffer.storage.shape))
         buffer.set_at_("a", torch.full((2,), 7.0), torch.tensor([1, 3]) if ndim == 1 else (torch.tensor([1, 3]), 0))
         buffer.update_({"b": {"c": torch.zeros(tuple(buffer.storage.shape), dtype=torch.int64)}})
-        kept = buffer.read_all_in_order()
-        kept["a"] = kept["a"] * 2
-        buffer.write_all(kept)
     assert equal(*map(contents, buffers))
-    assert float(buffers[0]["a"].sum()) == 2 * (10 + 14)
-    assert equal(*(buffer.read_all_in_order(end=2) for buffer in buffers))
-
-
-def test_parts_are_made_late():
-    import pickle
-
-    made = []
-    for lib in (ours, theirs):
-        buffer = lib.ReplayBuffer(storage=partial(lib.LazyTensorStorage, 10), transform_factory=double, batch_size=3)
-        assert not buffer.initialized
-        buffer = pickle.loads(pickle.dumps(buffer))
-        assert lib is theirs or not buffer.initialized
-        buffer.extend(TensorDict({"a": torch.ones(4)}, [4]))
-        assert buffer.initialized and buffer.sample()["a"].tolist() == [2, 2, 2]
-        made.append(buffer)
-    assert len(made[0].transform) == len(made[1].transform) == 1
-
-
-def double():
-    return twice
-
-
-def twice(batch):
-    return batch.set("a", batch["a"] * 2)
-
-
-def test_transforms_share_what_they_keep():
-    from torchrl.envs.transforms import Transform
-
-    class Keeping(Transform):
-        requires_shared_write_state = True
-
-    class Sharing(Keeping):
-        def share_memory_(self):
-            self.shared = True
-
-    for lib in (ours, theirs):
-        sharing = Sharing()
-        buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), transform=sharing).share()
-        assert buffer.shared and sharing.shared
-        with pytest.raises((RuntimeError, ValueError), match="write state"):
-            buffer.append_transform(Keeping())
-        with pytest.raises((RuntimeError, ValueError), match="write state"):
-            buffer.insert_transform(0, Keeping())
-
-
-def test_can_sample():
-    buffers = both(lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=4))
-    sliced = both(
-        lambda lib: lib.TensorDictReplayBuffer(
-            storage=lib.LazyTensorStorage(10),
-            sampler=lib.SliceSampler(slice_len=4, end_key=("next", "done")),
-            batch_size=4,
-        )
-    )
-    assert not any(each.can_sample() for each in (*buffers, *sliced))
-    fill(buffers, torch.arange(3))
-    fill(sliced, rollout([3]))
-    assert all(each.can_sample() for each in buffers) and not any(each.can_sample() for each in sliced)
-    fill(sliced, rollout([4], first=50))
-    assert all(each.can_sample() for each in sliced)
-    one = ours.ReplayBuffer(storage=ours.LazyTensorStorage(10), batch_size=4, seed=0)
-    other = ours.ReplayBuffer(storage=ours.LazyTensorStorage(10), batch_size=4, seed=0)
-    fill((one, other), torch.arange(10))
-    assert [one.sample().tolist() for _ in range(3) if one.can_sample()] == [other.sample().tolist() for _ in range(3)]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_generator_may_be_set_by_its_owner(prefetch):
-    generator = torch.Generator()
-    buffer = ours.ReplayBuffer(
-        storage=ours.LazyTensorStorage(50),
-        batch_size=8,
-        generator=generator,
-        sampler=ours.RandomSampler(),
-        prefetch=prefetch,
-    )
-    buffer.extend(torch.arange(50))
-    runs = []
-    for _ in range(3):
-        generator.manual_seed(3)
-        if prefetch:  # what is prefetched stays, as in TorchRL
-            buffer.set_rng(generator)
-        runs.append([buffer.sample().tolist() for _ in range(5)])
-    assert runs[0] == runs[1] == runs[2] and runs[0][0] != runs[0][1]
-
-
-def test_a_record_with_a_batch_dimension_warns():
-    from torchrl._utils import rl_warnings
-
-    for lib in (ours, theirs) if rl_warnings() else (ours,):
-        buffer = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=3)
-        with pytest.warns(UserWarning, match="batch_size"):
-            buffer.add(TensorDict(batch_size=[1]))
+    assert float(buffers[0]["a"].sum()) == 10 + 14
 
 
 def test_what_the_sampler_knows_may_be_left_out():
@@ -489,9 +375,6 @@ def test_what_the_sampler_knows_may_be_left_out():
     assert set(buffer.sample(include_info=False).keys()) == {"a"}
     batch, info = buffer.sample(return_info=True, include_info=True)
     assert {"index", "priority_weight"} <= set(batch.keys()) and len(info["index"]) == 3
-    assert buffer.client() is buffer.start() and buffer.is_alive and buffer.service_backend == "direct"
-    buffer.shutdown()
-    assert not buffer.is_alive
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -502,31 +385,3 @@ def test_batches_have_the_device_of_their_storage(kind, device):
     ours_, theirs_ = (buffer.sample() for buffer in buffers)
     assert ours_.device == theirs_.device and ours_["b"].device == theirs_["b"].device
     assert buffers[0][:].device == buffers[1][:].device
-
-
-@pytest.mark.parametrize("kind", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage"])
-@pytest.mark.parametrize("count", [7, 10, 24])
-def test_states_of_theirs_are_loaded(kind, count):
-    from torchrl.envs.transforms import ObservationNorm
-
-    def rows(buffer):  # by number: `theirs[:]` of a full storage is the storage itself, and transforms change it
-        return buffer[torch.arange(len(buffer))]
-
-    buffers = both(
-        lambda lib: lib.TensorDictReplayBuffer(
-            storage=getattr(lib, kind)(10),
-            batch_size=4,
-            generator=torch.Generator().manual_seed(1),
-            transform=ObservationNorm(loc=1.0, scale=2.0, in_keys=["a"]),
-        )
-    )
-    for number in range(count):
-        buffers[1].extend(TensorDict({"a": torch.full((1, 2), float(number))}, [1]))
-    state = buffers[1].state_dict()
-    buffers[0].load_state_dict(state)
-    assert equal(rows(buffers[0]), rows(buffers[1]))
-    assert buffers[0].write_count == count and torch.equal(buffers[0]._rng.get_state(), state["_rng"][0])
-    fill(buffers, TensorDict({"a": torch.full((4, 2), -1.0)}, [4]))  # at the same rows
-    assert equal(rows(buffers[0]), rows(buffers[1]))
-    buffers[0].load_state_dict(buffers[0].state_dict())
-    assert equal(rows(buffers[0]), rows(buffers[1]))

@@ -63,12 +63,12 @@ def test_slices_of_a_ring_that_grows():
 
 def test_slices_over_a_dataset(tmp_path):
     folder = write_dataset(tmp_path, make_episodes([6, 3, 9]))
-    buffer = rbdata.load(folder, batch_size=40, slice_len=4, alpha=1.0, frame_stack=2, n_step=2, seed=0)
+    sampler = PrioritizedSliceSampler(18, 1.0, 0.4, eps=0, slice_len=4)
+    buffer = rbdata.load(folder, batch_size=40, sampler=sampler, frame_stack=2, n_step=2, seed=0)
     batch = buffer.sample()
     assert batch["observation"].shape == (40, 2, 4)
     assert batch["priority_weight"].shape == (40,)
     nothing = torch.zeros(18)
-    vars(buffer.sampler).update(eps=0)
     buffer.update_priority(torch.arange(18), nothing)
     with pytest.raises(SamplingError, match="priority above zero"):
         buffer.sample()

@@ -15,9 +15,7 @@ from rbdata.storage.replay import (
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
-    Sampler,
     SamplerWithoutReplacement,
-    Sequence,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
@@ -75,29 +73,6 @@ def test_shares_of_slices_are_disjoint(folder):
             owned.append(torch.bucketize(starts, torch.tensor([10, 110, 113]), right=True).tolist())
     assert sorted(owned[0] + owned[2]) == [0, 1, 2, 3]
     assert sorted(owned[1] + owned[3]) == [0, 1, 2, 3]
-
-
-def test_span_over_transitions_names_what_does_it(folder):
-    """The hint works: windows from every step, those that leave their episode included."""
-    with pytest.raises(UsageError) as refused:
-        rbdata.load(folder, batch_size=8, slice_len=4, span=True, uniform_over="transitions")
-    assert "sample_unit=rbdata.Sequence(4)" in refused.value.hint
-    buffer = rbdata.load(folder, batch_size=4096, sample_unit=rbdata.Sequence(4), seed=0)
-    batch = buffer.sample()
-    assert set(batch["anchor_index"].tolist()) == set(range(len(buffer)))
-    assert not bool(batch["validity_mask"].all())
-
-
-def test_a_sampler_of_ones_own():
-    class Newest(RandomSampler):
-        def sample(self, storage, batch_size):
-            return torch.arange(len(storage) - batch_size, len(storage)), {}
-
-        draw = Sampler.draw
-
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Newest(), batch_size=3)
-    buffer.extend(rollout([8]))
-    assert buffer.sample()["action"].tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -165,45 +140,20 @@ def test_a_mask_only_where_episodes_are_short(lengths):
         assert (("collector", "mask") in buffer.sample().keys(True)) == (lengths[1] == 2)
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-@pytest.mark.parametrize("uniform_over", ["trajectories", "transitions"])
-def test_strides_and_burn_in(prioritized, uniform_over):
-    """Slices begin at every third step; their first two are not learned from, unless they are the first of all."""
-    options = {"slice_len": 4, "stride": 3, "burn_in": 2, "uniform_over": uniform_over}
-    sampler = PrioritizedSliceSampler(40, 1, 1, **options) if prioritized else SliceSampler(**options)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=40)
-    buffer.extend(rollout([11, 3, 7]))
-    starts = set()
-    for _ in range(20):
-        batch = buffer.sample()
-        for index, mask in zip(batch["index"].view(-1, 4).tolist(), batch["learning_mask"].view(-1, 4).tolist()):
-            starts.add(index[0])
-            assert mask == [index[0] in (0, 14)] * 2 + [True] * 2
-    assert starts == {0, 3, 6, 14, 17}
-    with pytest.raises(SamplingError, match="burn_in"):
-        SliceSampler(num_slices=10, burn_in=4).sample(buffer.storage, 40)
-    for bad in ({"stride": 0}, {"burn_in": -1}, {"stride": 2, "span": True}):
-        with pytest.raises(UsageError):
-            SliceSampler(slice_len=4, **bad)
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 @pytest.mark.parametrize(
-    ("name", "options", "unit"),
+    ("name", "options"),
     [
-        ("collector", {"strict_length": False, "pad_output": True}, None),
-        ("learning_mask", {"burn_in": 1}, None),
-        ("learning_mask", None, Sequence(3)),
-        ("validity_mask", None, Sequence(3)),
+        ("collector", {"strict_length": False, "pad_output": True}),
     ],
 )
-def test_a_leaf_of_the_users_own_is_not_replaced(storage, name, options, unit):
-    sampler = RandomSampler() if options is None else SliceSampler(slice_len=4, **options)
+def test_a_leaf_of_the_users_own_is_not_replaced(storage, name, options):
+    sampler = SliceSampler(slice_len=4, **options)
     data = rollout([8, 2])
     data[name] = torch.arange(10)
 
     def made(kind):
-        buffer = kind(storage=storage(20), sampler=sampler, sample_unit=unit, batch_size=40)
+        buffer = kind(storage=storage(20), sampler=sampler, batch_size=40)
         buffer.extend(data)
         return buffer
 
@@ -211,24 +161,6 @@ def test_a_leaf_of_the_users_own_is_not_replaced(storage, name, options, unit):
         made(TensorDictReplayBuffer).sample()
     batch, info = made(ReplayBuffer).sample(return_info=True)  # apart from the records
     assert torch.equal(batch[name], info["index"])
-
-
-def test_burn_in_of_ragged_slices():
-    for pad in (True, False):
-        sampler = SliceSampler(slice_len=4, burn_in=2, strict_length=False, span=(False, True), pad_output=pad)
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=40)
-        buffer.extend(rollout([3, 6]))
-        batch = buffer.sample()
-        index, mask = batch["index"], batch["learning_mask"]
-        real = batch["collector", "mask"] if pad else torch.ones(len(index), dtype=torch.bool)
-        ends = batch["next", "truncated"].squeeze(1).nonzero().squeeze(1).tolist()
-        begin = 0
-        for number, end in enumerate(ends):
-            begin = 4 * number if pad else begin
-            learned = [index[begin] in (0, 3)] * 2 + [True] * 2
-            assert mask[begin : end + 1].tolist() == learned[: end + 1 - begin]
-            begin = end + 1
-        assert not bool((mask & ~real).any())
 
 
 @pytest.mark.parametrize(
@@ -256,22 +188,11 @@ def test_arguments_assigned_in_use(kind):
     sampler.end_key = ("next", "other")
     assert all(int(first) % 4 == 0 for _ in range(10) for first in buffer.sample()["a"][::4])
     sampler, buffer = made()
-    sampler.stride, sampler.truncated_key = 4, None
-    assert {int(first) % 8 for _ in range(20) for first in buffer.sample()["a"][::4]} == {0, 4}
+    sampler.truncated_key = None
     assert ("next", "truncated") not in buffer.sample().keys(True)
     with pytest.raises(UsageError, match="slice_len must be"):
         sampler.slice_len = 0
     assert sampler.slice_len == 4 and len(buffer.sample()) == 8
-
-
-def test_a_left_span_assigned_to_slices_by_priority():
-    """It is turned off as in the constructor."""
-    sampler = PrioritizedSliceSampler(64, 0.6, 0.4, slice_len=4, strict_length=False)
-    sampler.span = True
-    assert sampler.span == (False, True)
-    with pytest.warns(UserWarning, match="the left span is turned off"):
-        sampler.span = (2, 1)
-    assert sampler.span == (False, 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"strict_length": False, "pad_output": True}, {"n_step": 2}], ids=str)
@@ -310,20 +231,3 @@ def test_slices_end_where_load_is_told(tmp_path, more):
             rbdata.load(folder, slice_len=length + 1, **{**options, "batch_size": 2 * length + 2}).sample()
     with pytest.raises(UnknownKeyError, match="no nothing"):
         rbdata.load(folder, slice_len=2, batch_size=4, end_key="nothing", **more).sample()
-
-
-@pytest.mark.parametrize("name", ["ends", "trajectories"])
-@pytest.mark.parametrize("kind", ["tensor", "array", "list"])
-def test_given_edges_are_copied(name, kind):
-    """What the program does with its own array later changes no slice."""
-    given = np.array([0, 0, 0, 1, 1, 1, 1, 1]) if name == "trajectories" else np.arange(8) % 5 == 2
-    given = torch.from_numpy(given) if kind == "tensor" else given.tolist() if kind == "list" else given
-    sampler = SliceSampler(slice_len=2, **{name: given})
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=40, seed=0)
-    buffer.extend(TensorDict({"x": torch.arange(8)}, [8]))
-    given[5] = not given[5]
-    assert len(buffer.sample()["x"].unique()) == 8
-    buffer[0] = TensorDict({"x": torch.tensor(0)}, [])  # the edges are looked for again
-    given[6] = not given[6]
-    sampler.slice_len = 4
-    assert set(buffer.sample()["x"].view(-1, 4)[:, 0].tolist()) == {3, 4}

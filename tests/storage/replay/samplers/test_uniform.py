@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-import warnings
 from collections import Counter
-from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -15,12 +11,10 @@ import numpy as np
 import pytest
 import rbdata
 import torch
-import torchrl.data as torchrl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import PassRestartedWarning, SamplingError, UsageError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
-    ConsumingSampler,
     LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -31,7 +25,6 @@ from rbdata.storage.replay import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.samplers.uniform import BlockOrder, Passes, Permutation
 from replay_tools import chi_square, equal, rollout
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
@@ -100,44 +93,6 @@ def test_a_pass_has_every_step_once(size, batch, shuffle, drop_last, world):
         assert taken == list(range(len(taken)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.integers(1, 60),
-    before=st.integers(1, 4),
-    after=st.integers(1, 5),
-    drawn=st.integers(0, 20),
-    order=st.sampled_from([Permutation, partial(BlockOrder, group=3, pool=2)]),
-)
-def test_another_number_of_processes_takes_the_rest_of_a_pass(size, before, after, drawn, order):
-    drawn, taken, generator = min(drawn, (size - 1) // before), [], torch.Generator()
-
-    def passes(state=None):
-        one = Passes(shuffle=True, drop_last=False, order=order)
-        one.seed(3) if state is None else one.load_state(state)
-        return one
-
-    for rank in reversed(range(before)):  # that of rank 0 goes on: the others may have fewer places
-        one = passes()
-        taken += one.take(size, drawn, generator, (rank, before)).tolist()
-    for rank in range(after):
-        again = passes(one.state())
-        left = len([place for place in range(drawn * before, size) if place % after == rank])
-        if left:
-            taken += again.take(size, left, generator, (rank, after)).tolist()
-            assert again.ran_out
-        elif size > rank:
-            again.take(size, 1, generator, (rank, after))
-            assert again.position()[1] > 0  # the next pass
-    assert sorted(taken) == list(range(size))
-
-
-def test_a_position_without_a_number_of_processes_is_of_as_many_as_now():
-    one = SamplerWithoutReplacement()
-    one.share = (1, 2)
-    one.set_position((3, 0, 4, 20, False))
-    assert one.draw(list(range(20)), 1, torch.Generator()) and one.position()[2:] == (5, 20, False, 2)
-
-
 def test_ten_in_fours():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
     buffer.extend(rollout([10]))
@@ -157,47 +112,6 @@ def test_a_growing_storage_starts_the_pass_anew():
     buffer.sample()
     buffer.extend(rollout([10], first=100))
     assert len({int(step) for batch in buffer for step in batch["index"]}) == 20
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_pass_goes_on_after_loading(tmp_path, shuffle):
-    """From a state, a folder, and the state of TorchRL, which holds the list of rows that are left."""
-    storage = LazyTensorStorage(10)
-    storage.set(range(10), rollout([10]))
-    generator = torch.Generator().manual_seed(0)
-    sampler = SamplerWithoutReplacement(shuffle=shuffle)
-    first = sampler.draw(storage, 4, generator).start
-    sampler.dumps(tmp_path)
-    other, there = SamplerWithoutReplacement(shuffle=shuffle), torchrl.SamplerWithoutReplacement(shuffle=shuffle)
-    other.loads(tmp_path)
-    rest = other.draw(storage, 6, generator).start
-    assert sorted([*first.tolist(), *rest.tolist()]) == list(range(10)) and other.ran_out
-
-    data = torchrl.LazyTensorStorage(10)
-    data.set(range(10), rollout([10]))
-    first, _ = there.sample(data, 3)
-    theirs = there.state_dict()
-    left = theirs["_sample_list"].tolist()
-    there.dumps(tmp_path / "theirs")
-    for number in range(3):
-        other = SamplerWithoutReplacement(shuffle=shuffle)
-        if number == 1:
-            other.loads(tmp_path / "theirs")
-        else:
-            other.load_state_dict(theirs)
-        if number == 2:  # by way of a state of our own
-            theirs["_sample_list"].fill_(-1)  # nobody else's tensor is kept
-            state, other = other.state_dict(), SamplerWithoutReplacement(shuffle=shuffle)
-            other.load_state_dict(state)
-            state["rest"].fill_(0)
-        drawn = [other.draw(storage, 5, generator) for _ in range(3)]
-        assert torch.cat([drawn[0].start, drawn[1].start]).tolist() == left
-        assert sorted(drawn[2].start.tolist()) != [-1] * 5 and len(drawn[2].start) == 5
-    position = other.position()
-    for bad in ([0, 1, 12], list(range(11))):
-        with pytest.raises(UsageError):
-            other.load_state_dict({**theirs, "_sample_list": torch.tensor(bad), "_ran_out": True, "drop_last": True})
-        assert other.position() == position and not other.drop_last
 
 
 def test_without_replacement_by_argument():
@@ -226,10 +140,16 @@ def standard_scores(counts: np.ndarray, expected: float) -> float:
     return float((((counts - expected) ** 2).sum() / expected - free) / np.sqrt(2 * free))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def passes(size: int, count: int) -> np.ndarray:
+    """The orders of ``count`` passes over ``size`` records, one after another."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=SamplerWithoutReplacement(), batch_size=size, seed=0)
+    buffer.extend(torch.arange(size))
+    return np.stack([buffer.sample().numpy() for _ in range(count)])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_all_orders_of_a_few_come_alike(size):
-    count = 40 * math.factorial(size)
-    orders = Counter(tuple(Permutation(size, seed)(np.arange(size)).tolist()) for seed in range(count))
+    orders = Counter(map(tuple, passes(size, 40 * math.factorial(size)).tolist()))
     found = np.array([orders[order] for order in permutations(range(size))])
     assert abs(standard_scores(found, 40)) < 4
 
@@ -238,7 +158,7 @@ def test_all_orders_of_a_few_come_alike(size):
 def test_orders_of_some_are_random(size):
     """Pairs of places, elements that stay where they are, and neighbours that stay neighbours."""
     count = 8000
-    orders = np.stack([Permutation(size, seed)(np.arange(size)) for seed in range(count)])
+    orders = passes(size, count)
     assert (np.sort(orders) == np.arange(size)).all()
     for first, second in ((0, 1), (0, size // 2), (size - 2, size - 1)):
         pairs = np.bincount(orders[:, first] * size + orders[:, second], minlength=size**2).reshape(size, size)
@@ -258,28 +178,6 @@ def test_passes_over_a_few_episodes_come_in_all_orders(tmp_path):
     assert abs(standard_scores(found, 50)) < 4
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 2}], ids=str)
-def test_a_pass_that_is_restarted_by_a_write_says_so(options):
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(40), sampler=SamplerWithoutReplacement(), batch_size=5, seed=0, **options
-    )
-    buffer.extend(rollout([20]))
-    with warnings.catch_warnings(), buffer:
-        warnings.simplefilter("error")
-        assert len(list(buffer)) == 4
-        for _ in buffer:
-            break
-        buffer.extend(rollout([5]))  # between two iterations it surprises nobody
-        for _ in buffer:
-            break
-        with pytest.warns(PassRestartedWarning, match="started the pass again") as caught:
-            for _ in buffer:
-                buffer.extend(rollout([5]))
-        assert len(caught) == 1 and caught[0].filename == __file__
-        for _ in buffer:  # once is enough; a full ring is written without a restart
-            buffer.extend(rollout([5]))
-
-
 def test_arguments_assigned_in_use():
     sampler = SamplerWithoutReplacement()
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), sampler=sampler, batch_size=10, seed=0)
@@ -289,86 +187,37 @@ def test_arguments_assigned_in_use():
     assert torch.cat([batch["a"] for batch in buffer]).tolist() == list(range(60))
 
 
-def numbered(first: int, sampler, **options) -> ReplayBuffer:
-    """A buffer of ten numbers from ``first`` on."""
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4, **options)
-    buffer.extend(torch.arange(first, first + 10))
-    return buffer
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 60),
+    before=st.integers(1, 4),
+    after=st.integers(1, 5),
+    taken=st.integers(0, 8),
+    batch=st.integers(1, 7),
+)
+def test_another_number_of_processes_takes_the_rest_of_a_pass(size, before, after, taken, batch):
+    """Also where some of them find no step left: each step comes once, as in the run that was not interrupted."""
+    taken = min(taken, size // before // batch)  # full batches of every process
+    if taken * batch * before == size:  # the next pass begins
+        taken = 0
 
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_two_buffers_do_not_take_each_others_records(drop_last):
-    sampler = SamplerWithoutReplacement(drop_last=drop_last)
-    one, other = numbered(0, sampler), numbered(100, sampler)
-    first = one.sample()
-    with pytest.raises(SamplingError, match="in use by a buffer with other records") as caught:
-        other.sample()
-    assert "empty()" in str(caught.value)
-    if not drop_last:
-        assert sorted([*first.tolist(), *one.sample().tolist(), *one.sample().tolist()]) == [*range(10)]
-        other.sample()  # the pass of the first has ended
-    else:
-        sampler.empty()
-        other.sample()
-
-
-def test_a_sampler_goes_on_with_other_buffers():
-    """One after another, by copies, through `set_storage`, over one storage; and where nobody has the first one any more."""
-    sampler = SamplerWithoutReplacement()
-    one = numbered(0, sampler)
-    one.sample()
-    again = ReplayBuffer(storage=one.storage, sampler=sampler, batch_size=4)
-    assert len(again.sample()) == 4
-    copied = copy.deepcopy(one)
-    assert len(copied.sample()) == 2 and len(pickle.loads(pickle.dumps(one)).sample()) == 2
-    kept = one.set_storage(numbered(100, RandomSampler()).storage)
-    assert len(kept) == 10 and one.sample().min() >= 100
-    moved = numbered(200, one.set_sampler(RandomSampler()))
-    moved.sample()
-    del moved
-    assert numbered(300, sampler).sample().min() >= 300
-
-
-@pytest.mark.parametrize("make", [lambda: PrioritizedSampler(10, 1.0, 1.0), lambda: ConsumingSampler(2)])
-def test_what_is_kept_of_rows_is_not_shared(make):
-    """Priorities and counts belong to the rows of one buffer."""
-    sampler = make()
-    one, other = numbered(0, sampler), numbered(100, sampler)
-    one.sample()
-    assert one.can_sample(4) and not other.can_sample(4)
-    with pytest.raises(SamplingError, match="in use by a buffer with other records"):
-        other.sample()
-    sampler.empty()
-    other.empty()
-    other.extend(torch.arange(100, 110))
-    assert other.sample().min() >= 100
-    with pytest.raises(SamplingError, match="in use by a buffer with other records"):
-        one.sample()
-
-
-def test_slices_of_two_buffers():
-    sampler = SliceSamplerWithoutReplacement(slice_len=2, end_key="done")
-    buffers = []
-    for first in (0, 100):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
-        done = torch.arange(20) % 4 == 3
-        buffer.extend(TensorDict({"done": done[:, None], "number": torch.arange(first, first + 20)}, [20]))
-        buffers.append(buffer)
-    buffers[0].sample()
-    with pytest.raises(SamplingError, match="a buffer with other records"):
-        buffers[1].sample()
-
-
-def test_a_pass_resumed_by_more_processes_than_steps_left():
-    """A process without a share of the rest gets no batch; it does not begin the next pass before the others."""
-    storage = LazyTensorStorage(14)
-    storage.set(range(14), torch.arange(14))
-    first = ReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), batch_size=2, seed=0)
-    drawn = [number for _ in range(6) for number in first.sample(return_info=True)[1]["index"].tolist()]
-    for rank in range(3):
-        resumed = ReplayBuffer(
-            storage=storage, sampler=SamplerWithoutReplacement(), batch_size=2, seed=0, rank=rank, world_size=3
+    def made(rank, world):
+        sampler = SamplerWithoutReplacement()
+        buffer = ReplayBuffer(
+            storage=LazyTensorStorage(size), sampler=sampler, batch_size=batch, seed=0, rank=rank, world_size=world
         )
-        resumed.sampler.load_state_dict(first.sampler.state_dict())
-        drawn += resumed.sample(return_info=True)[1]["index"].tolist()
-    assert sorted(drawn) == list(range(14))
+        buffer.extend(torch.arange(size))
+        return buffer
+
+    drawn = []
+    for rank in reversed(range(min(before, size))):  # the state of rank 0 goes on: others may have fewer steps
+        buffer = made(rank, before)
+        for _ in range(taken):
+            drawn += buffer.sample().tolist()
+        state = buffer.state_dict()
+    for rank in range(min(after, size)):
+        resumed = made(rank, after)
+        resumed.load_state_dict(state)
+        for part in resumed:
+            drawn += part.tolist()
+    assert sorted(drawn) == list(range(size))

@@ -7,11 +7,9 @@ import pytest
 import rbdata
 from rbdata.errors import ReadOnlyError, UsageError
 from rbdata.storage.replay import (
-    DatasetStorage,
     ImmutableDatasetWriter,
     TensorDictReplayBuffer,
 )
-from rbdata.storage.replay.timeline import Edges, Timeline
 from storage_tools import contents, make_episodes, write_dataset
 
 
@@ -35,15 +33,6 @@ def test_a_state_is_of_these_data(tmp_path):
         other.load_state_dict(state)
     with pytest.raises(UsageError, match="a my/x with other contents"):
         other.loads(tmp_path / "state")
-
-
-def test_a_dataset_needs_no_looking(tmp_path, monkeypatch):
-    """Slices of a folder come from its episode table, and opening one reads no rows."""
-    folder = write_dataset(tmp_path, make_episodes([5, 9]))
-    monkeypatch.setattr(Edges, "timeline", lambda *_: pytest.fail("edges were searched for"))
-    storage = DatasetStorage(folder)
-    assert isinstance(storage.timeline(Edges()), Timeline)
-    assert isinstance(storage.timeline(Edges(end_keys=(("next", "done"),))), Timeline)
 
 
 def test_a_dataset_is_not_written(tmp_path):

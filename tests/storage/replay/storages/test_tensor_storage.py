@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import numpy as np
 import pytest
 import torch
-from rbdata.errors import RbdataError, SchemaError, UnknownKeyError, UsageError
+from rbdata.errors import SchemaError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
     TensorStorage,
 )
 from replay_tools import equal, rollout
@@ -31,10 +25,9 @@ from tensordict import TensorDict, tensorclass
     [
         (lambda data: data.set("action", data["action"].int()), "key action: got int32 .*, the storage holds int64"),
         (lambda data: data.set("observation", torch.zeros(len(data), 3)), r"float32 \[3\].*float32 \[2\]"),
-        (lambda data: {"action": data["action"]}, "not a dict"),
         (lambda data: data[:0], "no records"),
     ],
-    ids=["dtype", "shape", "kind", "empty"],
+    ids=["dtype", "shape", "empty"],
 )
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_data_that_do_not_fit(storage, change, words):
@@ -44,34 +37,6 @@ def test_data_that_do_not_fit(storage, change, words):
         buffer.extend(change(rollout([3])))
     assert equal(buffer[:], rollout([4]))
     assert buffer.extend(rollout([2])).tolist() == [4, 5]
-
-
-@pytest.mark.filterwarnings("ignore:.*(zeros are|is not) stored")
-@pytest.mark.parametrize("kind", ["lazy", "given", "memmap"])
-def test_other_keys_later(kind):
-    """A collector's first batches lack what the policy writes: later leaves find room in memory, and are left out in files."""
-    first = TensorDict({"x": torch.ones(3), ("b", "c"): torch.ones(3, 2)}, [3])
-    given = TensorStorage(torch.cat([first, first]))
-    buffer = ReplayBuffer(
-        storage={"lazy": LazyTensorStorage(6), "memmap": LazyMemmapStorage(6), "given": given}[kind], batch_size=4
-    )
-    buffer.empty()
-    buffer.extend(first)
-    buffer.extend(TensorDict({"x": torch.full((2,), 2.0), ("b", "d"): torch.ones(2, dtype=torch.int64)}, [2]))
-    buffer[0] = TensorDict({"x": torch.tensor(5.0)}, [])
-    assert buffer["x"].tolist() == [5, 1, 1, 2, 2]
-    assert buffer["b", "c"][:, 0].tolist() == [1, 1, 1, 0, 0]
-    if kind == "memmap":
-        assert ("b", "d") not in buffer[:].keys(True)
-    else:
-        assert buffer["b", "d"].tolist() == [0, 0, 0, 1, 1]
-        assert buffer.sample()["b", "d"].shape == (4,)
-
-
-def test_a_tensordict_without_leaves_takes_those_of_the_first_record():
-    buffer = ReplayBuffer(storage=TensorStorage(TensorDict(batch_size=[9])), batch_size=4)
-    buffer.extend(rollout([5]))
-    assert len(buffer) == 9 and equal(buffer[:5], rollout([5]))  # the given rows count, as in TorchRL
 
 
 def test_other_bad_input():
@@ -129,44 +94,6 @@ def test_checkpoints_of_tensorclasses_have_their_class(storage, tmp_path):
     again.extend(data[:2])
 
 
-def test_checkpoints_of_tensorclasses_that_the_program_does_not_have(storage_folder):
-    """Nothing is imported because a folder names it; a buffer that has a record of the class needs no name."""
-    folder, record = storage_folder
-    for name in ("nowhere.Step", "nowhere", "os.system", "json.decoder.JSONDecoder", "", 3):
-        (folder / "storage_metadata.json").write_text(json.dumps({**record, "class": name}))
-        storage = LazyTensorStorage(8)
-        with pytest.raises(RbdataError):
-            storage.loads(folder)
-        assert len(storage) == 0
-        storage.set(0, Step(observation=torch.zeros(1), reward=torch.tensor(0), batch_size=[]))  # type: ignore[call-arg]
-        storage.loads(folder)
-        assert isinstance(storage.get(slice(None)), Step)
-    assert "nowhere" not in sys.modules
-
-
-@tensorclass
-class Pair:
-    step: Step
-    text: str
-
-
-def test_checkpoints_of_tensorclasses_within_tensorclasses_are_refused(tmp_path):
-    """They would be TensorDicts afterwards."""
-    step = Step(observation=torch.rand(3, 1), reward=torch.arange(3), batch_size=[3])  # type: ignore[call-arg]
-    storage = LazyTensorStorage(3)
-    storage.set(range(3), Pair(step=step, text="x", batch_size=[3]))  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="step is a Step"):
-        storage.dumps(tmp_path)
-
-
-@pytest.fixture
-def storage_folder(tmp_path):
-    storage = LazyTensorStorage(8)
-    storage.set(range(3), Step(observation=torch.rand(3, 1), reward=torch.arange(3), batch_size=[3]))  # type: ignore[call-arg]
-    storage.dumps(tmp_path)
-    return tmp_path, json.loads((tmp_path / "storage_metadata.json").read_text())
-
-
 def test_trajectories_as_records():
     """One record may be a whole trajectory: what lies beyond the rows stays a batch dimension."""
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
@@ -182,20 +109,6 @@ def test_numpy_and_ranges():
     storage.set(range(10), rollout([10]))
     assert equal(storage.get(np.array([3, 4])), rollout([10])[3:5])
     assert equal(storage.get(range(2)), rollout([10])[:2])
-
-
-def test_leaves_that_are_missing_are_zero_in_all_rows_written():
-    writer = TensorDictRoundRobinWriter()
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
-    buffer.extend(TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3]))
-    with pytest.warns(UserWarning, match="without b"):
-        rows = buffer.extend(TensorDict({"a": torch.full((3,), 2.0)}, [3]))
-    assert rows.tolist() == [3, 0, 1]
-    assert buffer[:]["b"].tolist() == [0, 0, 1, 0]
-    assert (writer.cursor, buffer.storage.newest) == (2, 1)
-    writer.write_at(torch.tensor([2]), TensorDict({"a": torch.zeros(1)}, [1]))
-    assert buffer[:]["b"].tolist() == [0, 0, 0, 0]
-    assert (writer.cursor, buffer.storage.newest) == (2, 1)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
@@ -234,10 +147,6 @@ def test_rows_are_written_where_there_are_records(storage):
         with pytest.raises(SchemaError):
             made[index] = data
         assert made[:]["a"].tolist() == [0, 1, 2, 3], index
-    made = buffer()
-    with pytest.raises(SchemaError):
-        made.writer.write_at(torch.tensor([6]), counts(0, 1))
-    assert len(made) == 4
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
@@ -272,36 +181,10 @@ def test_what_requires_grad_is_stored_without():
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_the_first_record_is_written_in_inference_mode(storage):
     with torch.inference_mode():
-        writer = RoundRobinWriter(track_generations=True)
-        buffer = TensorDictReplayBuffer(storage=storage(8), batch_size=4, writer=writer)
+        buffer = TensorDictReplayBuffer(storage=storage(8), batch_size=4)
         buffer.extend(TensorDict({"x": torch.zeros(4)}, [4]))
     buffer.extend(TensorDict({"x": torch.ones(4)}, [4]))
     assert buffer["x"].tolist() == [0] * 4 + [1] * 4
-
-
-class Half(LazyTensorStorage):
-    """Records are decoded when they are read."""
-
-    def get(self, index):
-        data = super().get(index).copy()
-        return data.set("o", data["o"] / 2)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda buffer: buffer.__setitem__("a", torch.tensor([0, 7, 8, 3])),
-        lambda buffer: buffer.set_at_("a", torch.tensor([7, 8]), [1, 2]),
-        lambda buffer: buffer.set_at_("a", torch.tensor([8, 7]), torch.tensor([-2, 1])),
-        lambda buffer: buffer.update_({"a": torch.tensor([0, 7, 8, 3])}),
-    ],
-)
-def test_a_column_is_written_alone(write):
-    buffer = TensorDictReplayBuffer(storage=Half(4), batch_size=4)
-    buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
-    write(buffer)
-    assert buffer[:]["o"].tolist() == [0, 0.5, 1, 1.5]
-    assert buffer[:]["a"].tolist() == [0, 7, 8, 3]
 
 
 @pytest.mark.parametrize("value", [np.array([5.7, 1, 2, 3]), torch.tensor(0.5), torch.full((4,), float("nan"))])
@@ -317,31 +200,6 @@ def test_values_that_a_column_cannot_hold_are_refused(value):
     buffer["a"], buffer["o"] = np.array([5.0, 1, 2, 3]), np.array([0.1, 1, 2, 3])
     assert buffer["a"].tolist() == [5, 1, 2, 3]
     assert buffer["o"].tolist() == torch.tensor([0.1, 1, 2, 3]).tolist()
-
-
-def test_leaves_of_lists():
-    records = TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4])
-    buffer = TensorDictReplayBuffer(storage=LazyStackStorage(8), batch_size=4)
-    buffer.extend(records)
-    buffer["a"] = torch.tensor([5, 6, 7, 8])
-    buffer.set_at_("a", 0, [-1])
-    assert [buffer[row]["a"].item() for row in range(4)] == [5, 6, 7, 0]
-    buffer = TensorDictReplayBuffer(storage=ListStorage(8), batch_size=4)
-    buffer.extend(records)
-    with pytest.raises(UsageError, match="no columns"):
-        buffer.set_at_("a", 0, [1])
-    with pytest.raises(UsageError, match="no columns"):
-        buffer["a"] = 0
-
-    class Decoded(LazyStackStorage):
-        def get(self, index):
-            records = super().get(index)
-            return records.set("o", records["o"] / 2)
-
-    buffer = TensorDictReplayBuffer(storage=Decoded(8), batch_size=4)
-    buffer.extend(records)
-    with pytest.raises(UsageError, match="your own"):
-        buffer.set_at_("a", 0, [1])
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
