@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
-    from .datasets.sources.gymnasium.loop_recorder import Recorder
+    from .datasets.sources.gymnasium.recorder import Recorder
     from .datasets.torchrl_classes import *
     from .storage.dataset import Dataset
     from .storage.replay import *
@@ -59,7 +59,7 @@ _MODULES = {
     **dict.fromkeys(("DiscreteTensorSpec", "MultiDiscreteTensorSpec"), ".storage.tensor_specs"),
     **dict.fromkeys(("MultiOneHotDiscreteTensorSpec", "OneHotDiscreteTensorSpec"), ".storage.tensor_specs"),
     **dict.fromkeys(("UnboundedContinuousTensorSpec", "UnboundedDiscreteTensorSpec"), ".storage.tensor_specs"),
-    "Recorder": ".datasets.sources.gymnasium.loop_recorder",
+    "Recorder": ".datasets.sources.gymnasium.recorder",
     "record": ".datasets.record",
     **dict.fromkeys(("from_arrays", "from_episodes"), ".datasets.own_data"),
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),

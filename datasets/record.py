@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import ArgumentTypeError, UsageError, refusing_exits
+from ..errors import ArgumentTypeError, DatasetExistsError, UsageError
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import LazyModule, check_keywords
 from ..storage.lock import when_free
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import gymnasium.envs.registration
 
     from ..storage.manifest import Manifest
+    from .sources.gymnasium.environments import Made
 else:
     gymnasium = LazyModule("gymnasium")
 
@@ -44,6 +45,8 @@ def record(
     text: Literal["bytes", "omit"] = "bytes",
     codec: str = "auto",
     layout: Literal["auto", "ted"] = "auto",
+    version: str | None = None,
+    procs: int = 1,
     force: bool = False,
     wait: bool = True,
     root: str | os.PathLike[str] | None = None,
@@ -60,10 +63,15 @@ def record(
     stacked observations and returns stacked actions. Environment i is reset with ``seed + i``: seeds of several recordings are
     to be at least ``num_envs`` apart.
 
-    ``steps`` (20,000 by default) or ``episodes`` limit the recording; with both, the first limit reached counts. An existing
-    recording with the same options, policy and environment is not made again. If another process is making it, this one waits
-    (``wait=False`` raises DatasetBusyError). ``progress`` and ``listener`` are those of `download`. Raises DatasetExistsError
-    for a different recording (``force`` replaces it), FunctionError if the policy raises, and as `acquire.download`.
+    ``steps`` (20,000 by default) or ``episodes`` limit the recording; with both, the first limit reached counts. A policy and
+    an environment given as text act in a worker process (``procs=0``: in this one, for a debugger), and an existing recording
+    with the same options, and a policy whose files are the same, is not made again. Objects act in this process, whose global
+    generators (``random``, ``numpy.random``, torch) are seeded; an object does not say what it is, so that an existing
+    recording is an error, unless both were given the same ``version``, your own word for what the objects are.
+
+    If another process is making it, this one waits (``wait=False`` raises DatasetBusyError). ``progress`` and ``listener`` are
+    those of `download`. Raises DatasetExistsError for a different recording (``force`` replaces it), FunctionError if the
+    policy raises, and as `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
@@ -71,75 +79,67 @@ def record(
 
     def request(dataset_id: str, called: str) -> Request:
         options = ConvertOptions(codec, layout, extra={**extra, "policy": called})
-        return Request(dataset_id, root=where, options=options, force=force, wait=wait)
+        return Request(dataset_id, root=where, options=options, procs=procs, force=force, wait=wait)
 
     if isinstance(env, str) and isinstance(policy, str):
+        if version is not None:
+            raise UsageError("version is for objects: what is given as text is known by its files", hint="leave it out")
         asked = request(f"gymnasium/{env}", policy)
         with progress_listener("@".join(filter(None, (asked.id, name))), listener, progress) as events:
             return acquire.download(asked, events).path
 
-    from .sources.gymnasium.environments import Made
     from .sources.gymnasium.policy import name_policy
     from .sources.gymnasium.policy_recording import RecordingJob
-    from .sources.gymnasium.source import check_name, join_name, split_name
+    from .sources.gymnasium.source import check_name, join_name
 
-    environment, make = _environment(env, num_envs)
-    if make is not None and env_args:
-        raise UsageError("env_args are for an environment by id", hint="give them where the environment is made")
+    environment, made = _environment(env, env_args or {}, num_envs)
     if environment is None and name is None:
         raise UsageError("an environment without an id needs a name", hint='record(env, policy, name="...")')
     full = f"gymnasium/{join_name(environment, name)}" if environment else f"my/{check_name(str(name))}"
     asked = replace(request(full, name_policy(policy)), root=settings.root(root))
-    source = catalogue.load_source("gymnasium")
     place = DatasetPlace(settings.root(root), full)
-    label = split_name(environment)[0] if environment else str(name)
-    made = Made(label, env_args or {}, make=make, own=env if isinstance(env, gymnasium.Env) else None)
 
     def check(existing: Manifest) -> Path:
-        given = {**extra, "policy": policy, "made": made if make else None}
-        source.check_existing(existing, replace(asked.options, extra=given))
+        recorded = existing.source.get("version")
+        if version is None or version != recorded:
+            of_it = f", as version {recorded!r}" if recorded is not None else ""
+            message = f"{full} is there already{of_it}, and an object does not tell whether it is the same"
+            hint = 'replace it with force=True, or record under another name="..."; version="..." says what the objects are'
+            raise DatasetExistsError(message, hint=hint)
         return place.path
 
     existing = find_existing(place, asked)
     if existing is not None:
         return check(existing)
-    options = source.check(asked.options, "download")
-    job = RecordingJob(made, options, None if isinstance(policy, str) else policy)
-    with progress_listener(full, listener, progress) as events, refusing_exits(f"the recording of {full}"):
+    options = catalogue.load_source("gymnasium").check(asked.options, "download")
+    made = replace(made, id=environment.partition("@")[0] if environment else str(name))
+    job = RecordingJob(made, options, None if isinstance(policy, str) else policy, version)
+    with progress_listener(full, listener, progress) as events:
         action = partial(run, job, place, asked, events, job.location.url, check)
         return when_free(action, wait, events.on_note, events.on_stage).path
 
 
-def _environment(env: Any, num_envs: int) -> tuple[str | None, Callable[[], Any] | None]:
-    """The id of an environment, if it has one, and a function that makes it, unless its id is enough."""
+def _environment(env: Any, arguments: dict[str, Any], num_envs: int) -> tuple[str | None, Made]:
+    """The id of an environment, if it has one, and how to make it."""
+    from .sources.gymnasium.environments import Made
+
     if isinstance(env, str):
-        return env, None
+        return env, Made(env, arguments)
+    if arguments:
+        raise UsageError("env_args are for an environment by id", hint="give them where the environment is made")
     if isinstance(env, gymnasium.envs.registration.EnvSpec):
-        return env.id, lambda: gymnasium.make(env)
+        return env.id, Made(env.id, {}, make=lambda: gymnasium.make(env))
     if isinstance(env, gymnasium.Env):
         if num_envs > 1:
             hint = "give its id, or a function that makes one"
             raise UsageError("num_envs needs more than one environment", hint=hint)
-        return env.spec.id if env.spec else None, lambda: _kept_open(env)
+        return env.spec.id if env.spec else None, Made("", {}, own=env)
     if callable(env):
-        with refusing_exits("what makes the environment"):
-            made = env()
-            if not isinstance(made, gymnasium.Env):
-                raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
-            found = made.spec.id if made.spec else None
-            made.close()
-        return found, env
+        made = env()
+        if not isinstance(made, gymnasium.Env):
+            raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
+        found = made.spec.id if made.spec else None
+        made.close()
+        return found, Made("", {}, make=env)
     hint = "give an id, an EnvSpec, a factory or a gymnasium.Env"
     raise ArgumentTypeError(f"{type(env).__name__} is not an environment", hint=hint)
-
-
-def _kept_open(env: Any) -> Any:
-    class KeptOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
-        """Wraps the caller's environment; closing the wrapper leaves that open."""
-
-        spec = property(lambda self: self.env.spec)
-
-        def close(self) -> None:
-            pass
-
-    return KeptOpen(env)

@@ -111,7 +111,7 @@ def test_progress_is_shown_where_somebody_sees_it(tmp_path, monkeypatch):
             lambda **more: rbdata.preprocess(ID, "rbdata:to_float", dest="my/x", root=tmp_path, procs=1, **more),
         ),
         ("record", lambda **more: rbdata.record("CartPole-v1", name="bar", root=tmp_path, episodes=2, **more)),
-        ("factory", lambda **more: rbdata.record(env, name="other", root=tmp_path, episodes=2, **more)),
+        ("factory", lambda **more: rbdata.record(env, name="other", root=tmp_path, episodes=2, version="1", **more)),
     )
 
     def env():

@@ -260,6 +260,8 @@ class StagedJob(Job):
 
     #: A phrase for what happens before anything can be estimated.
     staging: str
+    #: Whether its tasks run in a worker process even where there is only one of them: user code.
+    in_worker = False
 
     def expect(self) -> Expectation:
         """An estimate before the work begins; fetches little."""

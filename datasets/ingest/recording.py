@@ -9,8 +9,7 @@ its own files, appended block by block; memory stays a few blocks, however long 
     <e>.<c>              rows of column c, raw: one more than steps for each episode of a per-state column
     <e>.<c>.lengths      int64 [states]   compressed lengths, where <e>.<c> holds rows compressed as the dataset has them
     dictionary           of the compressed rows; trained on the first rows recorded
-    about.json           {"states": [of each environment], "counts": {...}, "notes": [...], "opened": {...}}; the last are
-                         the files that policy and environment read (`user_code_old.opened_files`). And the "dictionary" of its
+    about.json           {"states": [of each environment], "counts": {...}, "notes": [...]}, and the "dictionary" of its
                          compressed rows (crc32c), wherever it was trained
 
 If the caller can continue after any episode, the recording is kept while it is written (`RecordingWriter.keep`):
@@ -224,7 +223,6 @@ class Recording:
         self.counts: dict[str, int] = about["counts"]
         self.notes: list[str] = about["notes"]
         self.states: list[int] = about["states"]
-        self.opened: dict[str, str] = about.get("opened", {})
         #: Records of the raw objects that it was made from.
         self.objects: list[dict[str, Any]] = about.get("objects", [])
 

@@ -295,11 +295,11 @@ def stage_all(
         check_space(place.path, certain_bytes(job, finished), place.id)
         remember_complete(writer)
         modules = modules_of(tasks[0]) if tasks else []
-        with closing(LocalEngine(procs(left), modules, in_flight=max(1, left))) as local:
+        with closing(LocalEngine(procs(left), modules, in_flight=max(1, left), separate=job.in_worker)) as local:
             if engine is None:
                 local.prepare()  # while this process does what all other work waits for
             while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
-                workers = local if engine is None and len(tasks) > 1 else engine
+                workers = local if engine is None and (len(tasks) > 1 or local.separate) else engine
                 for index, record in run_tasks(tasks, 1, listener.on_progress, workers):
                     remember_complete(writer)
                     if not record.get("unfinished"):
@@ -363,7 +363,9 @@ class _Run:
         return expected, _manifest(job, plan, self.place.id, url)
 
     def _procs(self, tasks: int) -> int:
-        return min(settings.procs(self.request.procs) or min(MAX_PROCS, usable_cpus()), max(1, tasks))
+        """How many worker processes for a number of tasks; 0: the work is to be done in this process."""
+        wanted = settings.procs(self.request.procs)
+        return min(min(MAX_PROCS, usable_cpus()) if wanted is None else wanted, max(1, tasks))
 
     def fetch(self) -> dict[str, Path]:
         """The paths of the job's whole files by url: in place where the source is a directory, else fetched."""

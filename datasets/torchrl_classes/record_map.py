@@ -32,7 +32,7 @@ from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.storages.trees import copy_of, expand_record, pair_leaves, partial_keys, shared_values
 from ...storage.replay.timeline import path_of
 from ...storage.tensordict_folder import check_writable
-from ..sources.gymnasium.policy import seeded
+from ..sources.gymnasium.policy import seed_generators
 from ..user_code_old.identity import check_attributes
 from ..user_code_old.loading import unpickled_copy
 from ..user_code_old.process_state import CallerSettings, as_caller, pickled_by_value
@@ -99,7 +99,8 @@ def _opened(payload: bytes) -> _Map:
 def _work(payload: bytes, chunk: bytes, first: int, seed: int) -> None:
     work = _opened(payload)
     torch.set_num_threads(work.threads or 1)
-    with seeded(seed), as_caller(work.settings):
+    seed_generators(seed)
+    with as_caller(work.settings):
         work.write(pickle.loads(chunk), first)
 
 
@@ -156,18 +157,18 @@ def map_records(
     seed = draw_seed(generator)
     if num_workers == 0 and pool is None:
         for first in _shown(places, pbar):
-            with seeded(seed + first):
-                chunk = source[first : first + size]
-                result = work.apply(chunk, first)
-                if work.target is None:
-                    work.target = _target(result[0], number, dest)
-                work.write(chunk, first, result)
+            seed_generators(seed + first)
+            chunk = source[first : first + size]
+            result = work.apply(chunk, first)
+            if work.target is None:
+                work.target = _target(result[0], number, dest)
+            work.write(chunk, first, result)
         return TensorStorage(work.target)
 
     CallerSettings.check_autocast()  # workers are outside it
-    with seeded(seed):
-        # By a copy: the function that makes the records has not been called before.
-        example = unpickled_copy(_pickled(work)).apply(source[:1], 0)[0]
+    seed_generators(seed)
+    # By a copy: the function that makes the records has not been called before.
+    example = unpickled_copy(_pickled(work)).apply(source[:1], 0)[0]
     work.target = target = _target(example, number, dest)
     payload = _pickled(work)
     # Chunks are sent by value: a slice would be sent with all the memory that it shares.

@@ -64,13 +64,19 @@ class LocalEngine:
 
     ``modules``, which the work needs, are imported before workers are forked. At most ``in_flight`` tasks are submitted at a
     time (None: AHEAD per process). ``patience``: seconds within which some task must make progress (None: no limit). With one
-    process the work is done in the calling process.
+    process the work is done in the calling process, unless it is to be ``separate``; with none it always is.
     """
 
     def __init__(
-        self, procs: int, modules: Sequence[str] = (), *, in_flight: int | None = None, patience: float | None = None
+        self,
+        procs: int,
+        modules: Sequence[str] = (),
+        *,
+        in_flight: int | None = None,
+        patience: float | None = None,
+        separate: bool = False,
     ) -> None:
-        self.parallel, self.separate = procs, procs > 1
+        self.parallel, self.separate = max(1, procs), procs > (0 if separate else 1)
         self.name = f"local, {procs} process{'' if procs == 1 else 'es'}"
         self.on_output: OnOutput = write_to_stderr
         self._modules, self._in_flight, self._patience = modules, in_flight or AHEAD * procs, patience
@@ -208,7 +214,7 @@ def run_tasks(
 
 def threads_of_task(procs: int, engine: Engine | None) -> int:
     """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
-    return 1 if engine is not None else max(1, usable_cpus() // procs)
+    return 1 if engine is not None else max(1, usable_cpus() // max(1, procs))
 
 
 class WorkerFaultError(WorkerLostError):

@@ -1,6 +1,6 @@
 """Turns what environments return into rows of a recording, and describes its dataset.
 
-What steps the environments (`policy_recording`, `loop_job`) writes the recording (`ingest.recording`).
+What steps the environments (`policy_recording`, `recorder`) writes the recording (`ingest.recording`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...ingest.job import ConvertOptions
 from ...ingest.recording import END_TERMINATED, END_TRUNCATED, RecordedJob, Recording
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
 from ...ingest.trajectories import Column
-from .environments import specification, wrappers_of_returns
+from .environments import classes_of, specification, wrappers_of_returns
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
 _OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
@@ -96,6 +96,59 @@ class LeafRows:
             raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
 
 
+class Lane:
+    """One environment, and the rows of it that are not written yet: up to ``room`` states.
+
+    An action is put into its row before the environment gets it, and an observation before the policy gets it: both may
+    change what they are given, and may use one array again and again.
+    """
+
+    def __init__(
+        self, number: int, values: LeafRows, observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf], room: int
+    ) -> None:
+        self.number, self._values, self._room = number, values, room
+        self._observation, self._action = observation, action
+        self._buffers = [np.zeros((room, *leaf.shape), leaf.dtype) for leaf in (*observation, *action)]
+        self._reward, self._end = np.zeros(room), np.zeros(room, np.uint8)
+        #: Rows in the buffers.
+        self.states = self.steps = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no room is left for a step that ends an episode, and the first state of the next."""
+        return self.states > self._room - 2
+
+    def put_state(self, observation: Any) -> None:
+        """Take an observation. Raises RbdataError if it is not of its space."""
+        self._values.check(observation)
+        self._put(self._observation, self._buffers, self.states, observation)
+        self.states += 1
+
+    def put_action(self, action: Any) -> None:
+        """Take the action of the step that follows."""
+        self._put(self._action, self._buffers[len(self._observation) :], self.steps, action)
+
+    def put_step(self, observation: Any, reward: float, end: int) -> None:
+        """Take the results of the step; ``end`` is 0 where the episode continues."""
+        self.put_state(observation)
+        self._reward[self.steps], self._end[self.steps] = reward, end
+        self.steps += 1
+
+    def take(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """The rows of each column, the rewards and the ends; valid until the next row is put."""
+        counts = [self.states] * len(self._observation) + [self.steps] * len(self._action)
+        rows = [buffer[:count] for buffer, count in zip(self._buffers, counts)]
+        taken = rows, self._reward[: self.steps], self._end[: self.steps]
+        self.states = self.steps = 0
+        return taken
+
+    def _put(self, leaves: Sequence[SpaceLeaf], buffers: Sequence[np.ndarray], row: int, value: Any) -> None:
+        for leaf, rows in zip(leaves, buffers):
+            one = self._values.pick(leaf, value) if leaf.path else value
+            same = type(one) is np.ndarray and one.dtype == rows.dtype and one.shape == leaf.shape
+            rows[row] = one if same else self._values.row(leaf, one)
+
+
 def first_observation(returned: Any) -> Any:
     """The observation of what ``reset`` returned. Raises RbdataError where that is not ``(observation, info)``."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2 and isinstance(returned[1], (Mapping, type(None))):
@@ -158,12 +211,6 @@ def _described(returned: Any) -> str:
     return f"{len(returned)} values" if several else f"{type(returned).__name__} {returned!r:.40}"
 
 
-def columns_of(observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf]) -> list[Column]:
-    """The columns of a recording: observations per state, actions per step."""
-    states = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in observation]
-    return states + [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in action]
-
-
 def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
     """How many rows of an action lie outside its Box."""
     if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
@@ -171,9 +218,6 @@ def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
     low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
     beyond = (rows < low) | (rows > high)
     return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0
-
-
-# -- the dataset of a recording ------------------------------------------------------------------------------------------
 
 
 class EnvironmentJob(RecordedJob):
@@ -186,32 +230,31 @@ class EnvironmentJob(RecordedJob):
     )
 
     def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
-        self._notes: list[str] = []
-        several = hasattr(env, "single_action_space")
-        pair = ("single_observation_space", "single_action_space") if several else ("observation_space", "action_space")
-        spaces = dict(zip(("observation", "action"), (getattr(env, one) for one in pair)))
-        self.spaces = {key: space_json(space) for key, space in spaces.items()}
-        self.spec = specification(env)
-        self._wrappers = wrappers_of_returns(env)
+        self.more_notes: list[str] = []
+        several = "single_" if hasattr(env, "single_action_space") else ""
+        self.spaces = {key: space_json(getattr(env, f"{several}{key}_space")) for key in ("observation", "action")}
+        self.spec, self._classes, self._wrappers = specification(env), classes_of(env), wrappers_of_returns(env)
         text = options.extra["text"]
         self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
         self.action, also_out = space_leaves(self.spaces["action"], "action", text)
         self.left_out = {**left_out, **also_out}
         if not self.observation or not self.action:
             raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
-        super().__init__(name, columns_of(self.observation, self.action), environments, options)
+        columns = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in self.observation]
+        columns += [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in self.action]
+        super().__init__(name, columns, environments, options)
 
     def identity(self) -> dict[str, Any]:
         leaves = [leaf.to_json() for leaf in self.schema]
-        return {"converter": self.converter, "environment": self.spec, "leaves": leaves}
-
-    # -- what the manifest says ----------------------------------------------------------------------------------------
+        environment = {"environment": self.spec, "environment_classes": self._classes}
+        return {"converter": self.converter, **environment, "leaves": leaves}
 
     def describe(self) -> dict[str, Any]:
         import gymnasium
 
         about = {
             "environment": self.spec,
+            "environment_classes": self._classes,
             "gymnasium_version": gymnasium.__version__,
             "keys": renamed([*self.observation, *self.action]),
             "left_out": self.left_out,
@@ -219,7 +262,7 @@ class EnvironmentJob(RecordedJob):
         return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
 
     def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
-        notes = list(dict.fromkeys([*self._notes, *recording.notes]))
+        notes = list(dict.fromkeys([*self.more_notes, *recording.notes]))
         cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
         if cut:
             is_cut = "episode was" if cut == 1 else "episodes were"

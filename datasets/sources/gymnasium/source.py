@@ -123,20 +123,28 @@ class GymnasiumSource(Source):
         return join_name(name, options.extra.get("name"))
 
     def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
-        """Raises DatasetExistsError for a recording with a different number of episodes, policy or environment.
-
-        ``options.extra`` may hold the policy as an object, and ``made``, the environment that is asked for if it is not the one
-        of the id (`environments.Made`).
-        """
+        """Raises DatasetExistsError for a recording with a different number of episodes, by another policy, or by an object,
+        which cannot be compared with a name."""
+        from ... import user_code
         from .environments import importable
-        from .policy_recording import changes_of_recording
+        from .policy import RANDOM, reference
 
-        recorded, asked = manifest.source.get("options", {}), options.extra
-        differs = [name for name in ("episodes",) if asked.get(name) not in (None, recorded.get(name))]
-        with importable():
-            differs += changes_of_recording(manifest.source, asked.get("policy"), asked.get("made"))
+        recorded, asked = manifest.source, options.extra
+        episodes, policy = asked.get("episodes"), asked.get("policy")
+        differs = []
+        if episodes not in (None, recorded.get("options", {}).get("episodes")):
+            differs.append("another number of episodes")
+        if any(value is not None for name, value in asked.items() if name != "name"):
+            differs += [f"the {name} as an object" for name in recorded.get("given_as_objects", ())]
+        before = recorded.get("policy_files")
+        if policy not in (None, RANDOM) and before:
+            with importable():
+                now = user_code.identity(reference(policy))
+            changed = [label for label in {**before, **now} if before.get(label) != now.get(label)]
+            names = {next(iter(before)): "the policy's file"}
+            differs += [f"another contents of {names.get(label, label)}" for label in changed]
         if differs:
-            message = f"{manifest.id} is there already, recorded with another {' and '.join(differs)}"
+            message = f"{manifest.id} is there already, recorded with {' and '.join(differs)}"
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:

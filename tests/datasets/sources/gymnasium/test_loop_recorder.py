@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import os
 import pickle
@@ -11,19 +10,17 @@ import signal
 import struct
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
 import rbdata
-import torch
 from gymnasium.vector import AutoresetMode
 from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
 from paths import SUPPORT
-from rbdata.datasets.sources.gymnasium import loop_recorder
+from rbdata.datasets.sources.gymnasium import recorder
 from rbdata.errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
@@ -59,7 +56,7 @@ def play(env, steps: int, seed: int = 3) -> None:
     ],
 )
 def test_equals_what_download_records(name, piece, monkeypatch, tmp_path):
-    monkeypatch.setattr(loop_recorder, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(recorder, "_PIECE_BYTES", piece)
     wanted = rbdata.open_dataset(rbdata.record(name, steps=120, seed=3, root=tmp_path / "downloaded")).manifest
     with rbdata.Recorder(gymnasium.make(name)) as env:
         play(env, 120)
@@ -181,20 +178,16 @@ def test_a_killed_loop_keeps_its_finished_episodes(root):
             truth.step(1)
 
 
-@pytest.mark.parametrize("stored", [1 << 40, 1 << 63, "folder"])
+@pytest.mark.parametrize("stored", [1 << 40, 1 << 63])
 def test_a_damaged_log_keeps_the_episodes_before_the_damage(root, stored):
     with pytest.raises(ZeroDivisionError), rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x") as env:
         play(env, 5)
         raise ZeroDivisionError
     (log,) = root.rglob("episodes.log")
-    if stored == "folder":
-        log.unlink()
-        log.mkdir()
-    else:
-        with log.open("ab") as file:
-            file.write(struct.pack("<8sIQQIBB", b"00000000", 0, stored, 1 << 40, 5, 1, 1) + bytes(100))
+    with log.open("ab") as file:
+        file.write(struct.pack("<8sIIQBB", b"00000000", 0, 5, stored, 1, 1) + bytes(100))
     env = rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x")
-    assert env.counts == ((0, 0) if stored == "folder" else (4, 2))
+    assert env.counts == (4, 2)
     env.close()
 
 
@@ -208,7 +201,14 @@ def test_an_exception_keeps_the_episodes_for_the_next_loop():
     assert rbdata.open_dataset(env.path).episodes.length.tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_vector_environment_that_resets_in_the_same_step_is_refused():
+    made = gymnasium.make_vec("CartPole-v1", 2, "sync", {"autoreset_mode": AutoresetMode.SAME_STEP})
+    with pytest.raises(UsageError, match="hides or overwrites final observations") as caught:
+        rbdata.Recorder(made, name="several")
+    assert "NEXT_STEP" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 def test_several_environments_in_every_autoreset_mode(mode, tmp_path):
     """Each environment alone, with the same actions, gives its rows: no reset is a step, no final observation is lost."""
     made = gymnasium.make_vec("CartPole-v1", 3, "sync", {"autoreset_mode": mode})
@@ -284,108 +284,6 @@ def test_an_error_of_the_environment_cuts_the_episode(fails, vectors):
     episodes = rbdata.open_dataset(env.path).episodes
     assert episodes.length.tolist() == ([2, 1] if fails == "step" else [3, 1])
     assert episodes.outcome.tolist() == [CUT, CUT]
-
-
-class OwnVector(gymnasium.vector.VectorEnv):
-    """Two environments that count, reset in the same step after the third one; ``infos`` makes what it says of the end."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-    num_envs = 2
-    single_observation_space = gymnasium.spaces.Box(-1e9, 1e9, (1,), np.float32)
-    single_action_space = gymnasium.spaces.Discrete(2)
-    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2, 1), np.float32)
-    action_space = gymnasium.spaces.MultiDiscrete([2, 2])
-
-    def __init__(self, infos):
-        self.infos, self.state = infos, np.zeros((2, 1), np.float32)
-
-    def reset(self, **options):
-        self.state[:] = 0
-        return self.state, {}
-
-    def step(self, actions):
-        self.state += 1
-        over, infos = self.state[:, 0] == 3, {}
-        if over.any():
-            infos = self.infos(self.state)
-            self.state[over] = 0
-        return self.state, np.ones(2), over, np.zeros(2, bool), infos
-
-
-def play_vector(made) -> list:
-    env = rbdata.Recorder(made, name="vector")
-    env.reset(seed=0)
-    for _ in range(5):
-        env.step(np.array([1, 1]))
-    env.close()
-    dataset = rbdata.open_dataset(env.path)
-    return dataset["next", "observation"][:3].flatten().tolist()
-
-
-def test_the_final_observation_of_an_own_vector_environment():
-    assert play_vector(OwnVector(lambda state: {"final_obs": state.copy()})) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("infos", "told"),
-    [
-        (lambda state: {"final_obs": state}, "reuses its observation"),
-        (lambda state: {"final_obs": [*state]}, "reuses its observation"),
-        (lambda state: {}, "no final_obs"),
-        (lambda state: {"final_observation": state.copy()}, "no final_obs"),
-        (lambda state: {"final_obs": None}, "no final_obs"),
-        (lambda state: [{}, {}], "no final_obs"),
-    ],
-)
-def test_a_final_observation_that_is_not_there(infos, told):
-    with pytest.raises(RbdataError, match=told):
-        play_vector(OwnVector(infos))
-
-
-class Copies(OwnVector):
-    """It returns copies of its state, which the simulator holds."""
-
-    def __init__(self, infos, state):
-        self.infos, self.simulator, self.kept = infos, SimpleNamespace(parts=[state]), None
-
-    @property
-    def state(self):
-        return self.simulator.parts[0]
-
-    @state.setter
-    def state(self, _):  # `state += 1`, in place
-        pass
-
-    def reset(self, **options):
-        return super().reset()[0].copy(), {}
-
-    def step(self, actions):
-        observations, *others = super().step(actions)
-        return (observations.copy(), *others)
-
-
-@pytest.mark.parametrize("state", [np.zeros((2, 1), np.float32), torch.zeros(2, 1).numpy()])
-def test_a_final_observation_in_the_memory_of_the_environment(state):
-    with pytest.raises(RbdataError, match="reuses its observation"):
-        play_vector(Copies(lambda state: {"final_obs": state}, state))
-    own = np.zeros((2, 1), np.float32)  # which no reset overwrites
-    made = Copies(lambda state: {"final_obs": np.add(state, 0, out=own)}, state)
-    made.kept = own
-    with rbdata.Recorder(made, name="other") as env:
-        env.reset()
-        for _ in range(6):
-            env.step(np.array([1, 1]))
-    assert rbdata.open_dataset(env.path)["next", "observation"].flatten().tolist() == [1, 2, 3] * 4
-
-
-def test_infos_as_lists(monkeypatch, tmp_path):
-    one = functools.partial(gymnasium.make, "CartPole-v1", max_episode_steps=3)
-    found = []
-    for wrap in (lambda env: env, gymnasium.wrappers.vector.DictInfoToList):
-        monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / f"root{len(found)}"))
-        made = gymnasium.vector.SyncVectorEnv([one] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-        found.append(play_vector(wrap(made)))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("vectors", [False, True])

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
-import torch
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.gymnasium.policy import seeded
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.errors import (
     DatasetExistsError,
+    FunctionError,
     MissingExtraError,
     RbdataError,
     UnknownDatasetError,
@@ -80,9 +77,11 @@ def here(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def record(root: Path, name: str = "CartPole-v1", *, codec="auto", layout="auto", parts=None, force=False, **extra):
+def record(
+    root: Path, name: str = "CartPole-v1", *, codec="auto", layout="auto", parts=None, force=False, procs=0, **extra
+):
     options = ConvertOptions(codec=codec, layout=layout, parts=parts, extra=extra)
-    outcome = download(Request(f"gymnasium/{name}", root=root, options=options, force=force))
+    outcome = download(Request(f"gymnasium/{name}", root=root, options=options, procs=procs, force=force))
     assert verify(outcome.path).ok
     return Dataset(outcome.path)
 
@@ -135,7 +134,7 @@ def test_epsilon(tmp_path, here, count, policy):
 
 def test_a_policy_that_draws_is_repeatable(tmp_path, here):
     state = np.random.get_state()[1].tolist()
-    one = record(tmp_path / "one", steps=100, policy="acting:dice")["action"]
+    one = record(tmp_path / "one", steps=100, policy="acting:dice", procs=1)["action"]
     assert np.random.get_state()[1].tolist() == state
     np.random.seed(99)
     assert record(tmp_path / "two", steps=100, policy="acting:dice")["action"].equal(one)
@@ -188,20 +187,26 @@ def test_a_policy_that_raises(tmp_path, here):
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ("acting", "names no function"),
-        ("acting:", "names no function"),
-        ("acting:missing", "has no 'missing'"),
+        ("acting", "names no"),
+        ("acting:", "names no"),
+        ("acting:missing", "there is no 'missing'"),
         ("acting:number", "is not a function but int"),
         ("nowhere:act", "there is no module 'nowhere'"),
-        ("broken:act", "no_such_thing"),
-        ("broken.py:act", "no_such_thing"),
         ("nowhere.py:act", "there is no file .*nowhere.py"),
         (7, "policy is 7"),
     ],
 )
-def test_policies_that_cannot_be_loaded(tmp_path, here, policy, said):
+def test_policies_that_cannot_be_found(tmp_path, here, policy, said):
     with pytest.raises(UsageError, match=said):
         record(tmp_path / "root", steps=50, policy=policy)
+    assert_clean(tmp_path / "root")
+
+
+@pytest.mark.parametrize("policy", ["broken:act", "broken.py:act"])
+@pytest.mark.parametrize("procs", [0, 1])
+def test_policies_that_cannot_be_imported(tmp_path, here, policy, procs):
+    with pytest.raises(FunctionError, match="no_such_thing"):
+        record(tmp_path / "root", steps=50, policy=policy, procs=procs)
     assert_clean(tmp_path / "root")
 
 
@@ -345,15 +350,3 @@ def test_a_mirror_in_the_environment_is_no_matter(tmp_path, monkeypatch):
     monkeypatch.setenv("RBDATA_MIRROR", str(tmp_path / "mirror"))
     (tmp_path / "mirror").mkdir()
     assert len(record(tmp_path / "root", steps=10)) == 10
-
-
-def test_threads_take_turns_with_the_global_generators():
-    def draw(seed):
-        with seeded(seed):
-            first = np.random.rand()
-            time.sleep(0.02)
-            return first, np.random.rand(), torch.rand(1).item()
-
-    expected = [draw(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(draw, range(4))] == expected

@@ -33,9 +33,9 @@ from text_rows import text_of
 gymnasium_envs.register()
 
 
-def record(root: Path, name: str, *, codec="auto", layout="auto", force=False, **extra) -> Dataset:
+def record(root: Path, name: str, *, codec="auto", layout="auto", force=False, procs=0, **extra) -> Dataset:
     options = ConvertOptions(codec=codec, layout=layout, extra=extra)
-    outcome = download(Request(f"gymnasium/{name}", root=root, options=options, force=force))
+    outcome = download(Request(f"gymnasium/{name}", root=root, options=options, procs=procs, force=force))
     report = verify(outcome.path)
     assert report.ok, report.problems
     return Dataset(outcome.path)
@@ -215,10 +215,10 @@ def test_doubles_are_stored_as_the_space_says_and_that_is_said(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_seed_repeats_everything(tmp_path, count):
-    def made(name, seed):
-        return content(record(tmp_path / name, "CartPole-v1", steps=300, num_envs=count, seed=seed).path)
+    def made(name, seed, procs=0):
+        return content(record(tmp_path / name, "CartPole-v1", steps=300, num_envs=count, seed=seed, procs=procs).path)
 
-    assert made("a", 7) == made("b", 7)
+    assert made("a", 7) == made("b", 7, procs=None)
     assert made("c", 8)["observation.memmap"] != made("a", 7)["observation.memmap"]
 
 
@@ -234,7 +234,7 @@ from rbdata.datasets.ingest.job import ConvertOptions
 gymnasium_envs.register()
 def go(name, steps):
     options = ConvertOptions(extra={"steps": steps})
-    download(Request("gymnasium/tests/Frames-v0", root=Path(sys.argv[1]) / name, options=options))
+    download(Request("gymnasium/tests/Frames-v0", root=Path(sys.argv[1]) / name, options=options, procs=0))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 few = go("few", 12_000)
 print(go("many", 40_000) - few)
@@ -255,7 +255,8 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
     def stop(index):
         raise KeyboardInterrupt
 
-    request = Request(f"gymnasium/{name}", root=tmp_path / "root", options=ConvertOptions(extra=extra))
+    options = ConvertOptions(extra=extra)
+    request = Request(f"gymnasium/{name}", root=tmp_path / "root", options=options, procs=0)
     with pytest.raises(KeyboardInterrupt):
         download(request, Listener(on_part_done=stop))
     again = record(tmp_path / "root", name, **extra)

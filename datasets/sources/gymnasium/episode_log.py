@@ -1,0 +1,131 @@
+"""The log of a loop that is recorded: its episodes on disk, as they end, until a dataset is made of them.
+
+The log is one file that grows; its records survive the death of the process. A record is a run of steps of one environment,
+from the beginning of an episode or from the end of the record before:
+
+    head      crc32c of the rest (8 hex digits), uint32 environment, uint32 steps, uint64 bytes of rows, uint8 whether an
+              episode begins, uint8 how it ends (`ingest.recording`), 0 if it continues
+    rows      of each column, one more row of a per-state column where an episode begins; then rewards, float64; compressed
+
+A record without steps says how the record before it ends. Only the last record can be cut short by a kill; it is dropped, and
+so are the records of an episode without an end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from ....storage.checksums import crc32c
+from ...ingest.trajectories import Column
+
+_HEAD = struct.Struct("<8sIIQBB")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of steps: ``rows`` of each column, and rewards float64 ``[steps]``. ``end`` is 0 if the episode continues."""
+
+    env: int
+    begins: bool
+    end: int
+    rows: Sequence[np.ndarray]
+    rewards: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Where the rows of a record lie, and its head."""
+
+    offset: int
+    env: int
+    steps: int
+    stored: int
+    begins: bool
+    end: int
+
+
+class EpisodeLog:
+    """The log at ``path``; ``columns`` are those of the recording. Opening it drops an incomplete record."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._open_records = defaultdict[int, list[_Record]](list)
+        self._kept: list[_Record] = []
+        #: Steps and episodes of whole episodes.
+        self.counts = (0, 0)
+        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        sound = self._scan()
+        self._file.seek(sound)
+        self._file.truncate()
+
+    def append(self, piece: Piece) -> None:
+        """Add a record; it is with the operating system when this returns."""
+        import zstandard
+
+        data = b"".join(np.ascontiguousarray(rows).tobytes() for rows in (*piece.rows, piece.rewards))
+        stored = zstandard.ZstdCompressor(level=1).compress(data)
+        facts = (piece.env, len(piece.rewards), len(stored), piece.begins, piece.end)
+        head = _HEAD.pack(b"", *facts)[8:]
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(crc32c(head + stored).encode() + head + stored)
+            self._file.flush()
+        except BaseException:  # a full disk, Ctrl-C: the next record must not follow half a record
+            self._file.truncate(start)
+            raise
+        self._add(_Record(start + _HEAD.size, *facts))
+
+    def close(self) -> None:
+        """Close the file; the records stay."""
+        self._file.close()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The records of whole episodes, in the order in which these ended."""
+        import zstandard
+
+        for record in self._kept:
+            self._file.seek(record.offset)
+            data = zstandard.ZstdDecompressor().decompress(self._file.read(record.stored))
+            rows, at = [], 0
+            for column in self._columns:
+                count = record.steps + (record.begins and column.per == "state")
+                some = np.frombuffer(data, column.dtype, count * int(np.prod(column.shape, dtype=int)), at)
+                rows.append(some.reshape(count, *column.shape))
+                at += some.nbytes
+            rewards = np.frombuffer(data, "<f8", record.steps, at)
+            yield Piece(record.env, bool(record.begins), record.end, rows, rewards)
+
+    def _add(self, record: _Record) -> None:
+        if record.begins:
+            self._open_records[record.env].clear()
+        episode = self._open_records[record.env]
+        if record.steps:
+            episode.append(record)
+        elif episode:
+            episode[-1] = replace(episode[-1], end=record.end)
+        if record.end and episode:
+            self._kept += episode
+            self.counts = self.counts[0] + sum(one.steps for one in episode), self.counts[1] + 1
+            episode.clear()
+
+    def _scan(self) -> int:
+        """Take the records that are whole; returns where the last of them ends."""
+        sound, size = 0, os.fstat(self._file.fileno()).st_size
+        while len(head := self._file.read(_HEAD.size)) == _HEAD.size:
+            crc, *facts = _HEAD.unpack(head)
+            record = _Record(self._file.tell(), *facts)
+            if record.stored > size - record.offset:
+                break
+            if crc32c(head[8:] + self._file.read(record.stored)).encode() != crc:
+                break
+            self._add(record)
+            sound = self._file.tell()
+        return sound

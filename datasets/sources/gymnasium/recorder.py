@@ -1,0 +1,427 @@
+"""Record an ordinary loop of reset and step into a dataset.
+
+    with rbdata.Recorder(gymnasium.make("CartPole-v1"), name="mine") as env:
+        observation, _ = env.reset(seed=0)
+        for _ in range(1000):
+            observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                observation, _ = env.reset()
+
+Every episode that ends is in a log at once (`episode_log`); closing makes the dataset of it, which has the same files as a
+recording by a policy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, overload
+from weakref import finalize
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+from typing_extensions import TypedDict, Unpack
+
+from .... import settings
+from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError, reason
+from ....storage.folder import DatasetPlace, make_writable
+from ....storage.keywords import with_options
+from ....storage.writer import DatasetWriter, fingerprint
+from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.recording import END_CUT, END_TRUNCATED, RecordingWriter, block_rows
+from ...ingest.request import Listener, Request
+from ...ingest.run import run
+from ...workers.task import OnBlock
+from .episode_log import EpisodeLog, Piece
+from .policy import check_action
+from .recording import EnvironmentJob, Lane, LeafRows, count_outside, first_observation, to_end, to_reward
+from .source import check_name, join_name
+
+#: The log, in the working folder of the dataset.
+LOG = "episodes.log"
+_NOT_RECORDED = "this action cannot be recorded:"
+#: The datasets of the recorders that are open in this process.
+_open: set[Path] = set()
+#: Bytes of rows of an episode that are kept in memory.
+_PIECE_BYTES = 16 << 20
+
+
+class RecorderOptions(TypedDict, total=False):
+    """The keyword arguments of `Recorder`, of one environment and of several."""
+
+    name: str | None
+    root: str | os.PathLike[str] | None
+    text: str
+    codec: str
+    layout: str
+    force: bool
+    listener: Listener | None
+
+
+class LoopJob(EnvironmentJob):
+    """The dataset of a loop. ``log`` may be larger when it is run than when the job is made."""
+
+    converter = "gymnasium loop 2"
+    log: EpisodeLog | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "environments": self.environments, "text": self.options.extra["text"]}
+
+    def describe(self) -> dict[str, Any]:
+        options = {"text": self.options.extra["text"], "unknown_next": self.options.unknown_next}
+        return {**super().describe(), "recorded_by": "rbdata.Recorder", "options": options}
+
+    def expect(self) -> Expectation:
+        return self.expect_rows(*self.log.counts) if self.log else self.expect_rows(0)
+
+    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
+        """Write the recording of the log: in this process, since a log is an open file."""
+        assert self.log is not None
+        count, done, outside = self.environments, 0, 0
+        writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)
+        room, states = block_rows(self.columns, count), [0] * count
+        waiting: list[list[Piece]] = [[] for _ in range(count)]  # blocks are larger than short episodes
+
+        def flush(env: int) -> None:
+            for number, parts in enumerate(zip(*(piece.rows for piece in waiting[env]))):
+                writer.column(env, number, np.concatenate(parts))
+            waiting[env].clear()
+
+        for env in range(count):
+            writer.begin(env)
+        for piece in self.log.pieces():
+            end = np.zeros(len(piece.rewards), np.uint8)
+            end[-1:] = piece.end
+            writer.steps(piece.env, piece.rewards, end)
+            outside += sum(map(count_outside, self.action, piece.rows[len(self.observation) :]))
+            waiting[piece.env].append(piece)
+            states[piece.env] += len(end) + piece.begins
+            if sum(len(one.rewards) + one.begins for one in waiting[piece.env]) >= room:
+                flush(piece.env)
+            done += len(end)
+            on_block(done, 0, 0)
+        for env in range(count):
+            flush(env)
+        counts = {"actions_out_of_bounds": outside}
+        writer.finish({"states": states, "counts": counts, "notes": list(self.more_notes)})
+
+
+class _Episode(Lane):
+    """The episode of one environment that is being recorded."""
+
+    log: EpisodeLog
+    #: Whether there is an episode to step in, and how many steps it has.
+    is_open, length = False, 0
+    _begins = False
+
+    def begin(self, observation: Any) -> None:
+        """Begin an episode; an episode that did not end is truncated, or dropped if it has no steps."""
+        self.end(END_TRUNCATED)
+        self.take()
+        self.put_state(observation)
+        self.is_open, self._begins, self.length = True, True, 0
+
+    def step(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Record a step, whose action has been put, and the end of the episode if it is the last.
+
+        Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
+        """
+        try:
+            number, end = to_reward(reward), to_end(terminated, truncated)
+            self.put_step(observation, number, end)
+        except RbdataError:
+            self.end(END_CUT)
+            raise
+        self.length += 1
+        if end:
+            self.end(end)
+        elif self.is_full:
+            self._write(0)
+
+    def end(self, how: int) -> None:
+        """End the episode, if it is open."""
+        is_open, self.is_open = self.is_open, False
+        if is_open and self.length:
+            self._write(how)
+
+    def _write(self, end: int) -> None:
+        """Write the steps in memory to the log."""
+        rows, rewards, _ = self.take()
+        self.log.append(Piece(self.number, self._begins, end, rows, rewards))
+        self._begins = False
+
+
+class Tape:
+    """The recording of a loop: an episode for each environment, the log they write to, the lock of the dataset."""
+
+    def __init__(
+        self,
+        env: Any,
+        count: int,
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        text: str = "bytes",
+        codec: str = "auto",
+        layout: Any = "auto",
+        force: bool = False,
+        listener: Listener | None = None,
+    ) -> None:
+        spec = env.spec
+        if spec is None and name is None:
+            raise UsageError("an environment without an id needs a name", hint='rbdata.Recorder(env, name="...")')
+        full = f"gymnasium/{join_name(spec.id, name)}" if spec else f"my/{check_name(str(name))}"
+        options = ConvertOptions(codec, layout, extra={"text": text})
+        where = settings.root(root)
+        self._request, self._listener = Request(full, root=where, options=options, force=force), listener or Listener()
+        self._job = job = LoopJob(spec.id if spec else str(name), env, count, options)
+        self.place = DatasetPlace(where, full)
+        make_writable(where)
+        if self.place.path in _open:
+            message = f"a Recorder of {full} is still open in this program"
+            raise DatasetBusyError(
+                message, hint="close() it first, which makes its dataset, or record under another name"
+            )
+        self._lock = self.place.lock()
+        self._lock.__enter__()
+        try:
+            self.place.recover()
+            if self.place.exists() and not force:
+                raise DatasetExistsError(
+                    f"{full} is there already", hint="record under another name, or use force=True"
+                )
+            mark = fingerprint({"id": full, **job.identity()})
+            writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
+            writer.remember("log", {})  # what it holds is worth keeping
+            self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
+        except BaseException:
+            self._lock.__exit__()
+            raise
+        _open.add(self.place.path)
+        self._is_released = False
+        self._values = LeafRows(job.title, job.spaces["observation"])
+        row = sum(column.row_bytes for column in job.columns)
+        room = max(4, min(block_rows(job.columns, count), _PIECE_BYTES // max(1, row)))
+        self.lanes = [_Episode(number, self._values, job.observation, job.action, room) for number in range(count)]
+        for lane in self.lanes:
+            lane.log = self.log
+
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """An error of an environment cuts all episodes: environments may have been stepped or reset without a record of it."""
+        try:
+            yield
+        except BaseException as error:
+            for lane in self.lanes:
+                lane.end(END_CUT)
+            if isinstance(error, RbdataError) and self._job.title not in reason(error):
+                raise RbdataError(f"{self._job.title}: {reason(error)}", hint=error.hint) from error
+            raise
+
+    def finish(self) -> Path | None:
+        """Make the dataset; None where nothing was recorded."""
+        for lane in self.lanes:
+            lane.end(END_CUT)
+        self._job.more_notes = self._values.notes()
+        if not self.log.counts[0]:
+            self.abandon()
+            with self.place.lock():
+                self.place.discard_working()
+            self.place.prune_parents()
+            return None
+        self._release()  # the run takes it
+        try:
+            return run(self._job, self.place, self._request, self._listener, self._job.location.url).path
+        finally:
+            self.log.close()
+
+    def abandon(self) -> None:
+        """Stop, unless it is stopped, and leave the episodes that ended to the next recorder of this name."""
+        if not self._is_released:
+            self.log.close()
+            self._release()
+
+    def _release(self) -> None:
+        self._is_released = True
+        _open.discard(self.place.path)
+        self._lock.__exit__()
+
+
+class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
+
+    For an environment without an id, the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
+    an episode that has not ended is cut there, and also if ``step`` or ``reset`` of the environment raises. ``reset`` before
+    the end of an episode truncates it. Infos are not recorded.
+
+    If the process dies, or an exception leaves the ``with`` block, no dataset is made, but every episode that had ended is
+    kept: the next recorder of the same name adds to them (close it at once to have a dataset of just those). ``force`` replaces
+    an existing dataset. A vector environment is recorded as well, unless it resets environments in the same step: the rows of
+    environment 0 come first, then those of 1.
+
+    ``path`` is None until the dataset exists. Raises DatasetExistsError, DatasetBusyError while another process records under
+    the same name, UsageError for spaces that cannot be stored.
+    """
+
+    # Gymnasium annotates attributes with names that it imports for type checkers alone: `get_type_hints` would fail.
+    __no_type_check__ = True
+
+    @overload
+    def __new__(cls, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> Recorder: ...
+    @overload
+    def __new__(  # type: ignore[misc]  # not a Recorder
+        cls, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
+    ) -> VectorRecorder: ...
+    def __new__(cls, env: Any, **options: Any) -> Any:
+        return VectorRecorder(env, **options) if hasattr(env, "single_action_space") else super().__new__(cls)
+
+    @with_options(RecorderOptions, Tape.__init__)
+    def __init__(
+        self, env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
+    ) -> None:
+        super().__init__(env)  # type: ignore[arg-type]  # of several environments `__new__` has made the other class
+        self._tape: Tape | None = Tape(env, 1, **options)
+        finalize(self, self._tape.abandon).atexit = False
+        self.dataset_id = self._tape.place.id
+        self.path: Path | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The recorded (steps, episodes); only whole episodes count, including those of earlier loops."""
+        return self._tape.log.counts if self._tape else (0, 0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; an episode begins."""
+        if self._tape is None:
+            return self.env.reset(seed=seed, options=options)
+        with self._tape.cutting():
+            returned = self.env.reset(seed=seed, options=options)
+            self._tape.lanes[0].begin(first_observation(returned))
+        return returned
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment, and record the step. Raises UsageError for an action that is not of the space."""
+        if self._tape is None:
+            return self.env.step(action)
+        lane = self._tape.lanes[0]
+        if not lane.is_open:
+            raise UsageError("there is no episode to step in", hint="call reset() first")
+        lane.put_action(check_action(action, self.env.action_space, None, _NOT_RECORDED))
+        with self._tape.cutting():
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            lane.step(observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, info
+
+    def close(self, **options: Any) -> None:
+        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own ``close``."""
+        try:
+            tape, self._tape = self._tape, None
+            if tape:
+                self.path = tape.finish()
+        finally:
+            self.env.close(**options)
+
+    def __exit__(self, *error: Any) -> Literal[False]:
+        if error and error[0] is not None and self._tape:
+            tape, self._tape = self._tape, None
+            tape.abandon()
+        self.close()
+        return False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        message = f"the recorder of {self.dataset_id} cannot be copied or pickled: both would write to one log"
+        raise UsageError(message, hint="copy the environment in it: copy.deepcopy(recorder.env)")
+
+
+Recorder.__new__.__signature__ = signature(Recorder.__init__)  # type: ignore[attr-defined]
+
+
+class VectorRecorder(gymnasium.vector.VectorWrapper):
+    """`Recorder` of a vector environment."""
+
+    counts = Recorder.counts
+    close = Recorder.close
+    __exit__ = Recorder.__exit__
+    __reduce_ex__ = Recorder.__reduce_ex__
+
+    def __enter__(self) -> VectorRecorder:
+        return self
+
+    @with_options(RecorderOptions, Tape.__init__)
+    def __init__(self, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]) -> None:
+        super().__init__(env)
+        self._mode = _autoreset_mode(env)
+        self._tape: Tape | None = Tape(env, env.num_envs, **options)
+        finalize(self, self._tape.abandon).atexit = False
+        self.dataset_id = self._tape.place.id
+        self.path: Path | None = None
+        #: After an error, of which no lane knows whether its environment was stepped.
+        self._must_reset = False
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options["reset_mask"]``; their episodes begin."""
+        mask = (options or {}).get("reset_mask")
+        which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool).copy()
+        if self._tape is None:
+            return self.env.reset(seed=seed, options=options)
+        with self._cutting(self._tape):
+            observations, info = self.env.reset(seed=seed, options=options)
+            for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
+                if begins:
+                    lane.begin(observation)
+        self._must_reset = self._must_reset and not which.all()
+        return observations, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments, and record the steps; one that only resets an environment is not recorded."""
+        if self._tape is None:
+            return self.env.step(actions)
+        if self._must_reset:
+            raise UsageError("there are no episodes to step in", hint="call reset() first, for all environments")
+        stacked = check_action(actions, self.env.single_action_space, self.num_envs, _NOT_RECORDED)
+        for lane, action in zip(self._tape.lanes, iterate(self.env.action_space, stacked)):
+            if lane.is_open:
+                lane.put_action(action)
+        with self._cutting(self._tape):
+            observations, rewards, terminated, truncated, info = self.env.step(actions)
+            for i, (lane, observation) in enumerate(zip(self._tape.lanes, self._each(observations))):
+                if lane.is_open:
+                    lane.step(observation, rewards[i], terminated[i], truncated[i])
+                elif self._mode == AutoresetMode.NEXT_STEP:
+                    lane.begin(observation)
+        return observations, rewards, terminated, truncated, info
+
+    def _each(self, observations: Any) -> Sequence[Any]:
+        return list(iterate(self.env.observation_space, observations))
+
+    @contextmanager
+    def _cutting(self, tape: Tape) -> Iterator[None]:
+        try:
+            with tape.cutting():
+                yield
+        except BaseException:
+            self._must_reset = True
+            raise
+
+
+def _autoreset_mode(env: Any) -> AutoresetMode:
+    """When a vector environment resets its environments. Raises UsageError if it does not state that, or does so in the step
+    that ends an episode."""
+    try:
+        mode = AutoresetMode(env.metadata.get("autoreset_mode"))
+    except ValueError as error:
+        message = "the vector environment does not say when it resets its environments"
+        hint = 'state it: env.metadata["autoreset_mode"] = gymnasium.vector.AutoresetMode.NEXT_STEP (or as it is)'
+        raise UsageError(message, hint=hint) from error
+    if mode == AutoresetMode.SAME_STEP:
+        message = (
+            "a vector environment that resets in the step that ends an episode hides or overwrites final observations"
+        )
+        hint = "make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP (or DISABLED)"
+        raise UsageError(message, hint=hint)
+    return mode
