@@ -26,6 +26,7 @@ _FOOTER_BYTES = 16 << 20
 #: Marks of `datasets.export`: for an export (in the metadata of a table, as the comment of a .npz, as the name of a file in a
 #: folder), and for a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
+_OF_STEPS = ((b"action", b"actions", b"act"), (b"reward", b"rewards", b"rew", b"next.reward"))
 
 
 def require_pyarrow(message: str, instead: str = "") -> None:
@@ -34,8 +35,9 @@ def require_pyarrow(message: str, instead: str = "") -> None:
         raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'" + instead)
 
 
-def is_exported(path: Path) -> bool:
-    """Whether a Parquet file is one that `datasets.export` wrote: its last bytes, the footer, say so."""
+def holds_steps(path: Path) -> bool:
+    """Whether a Parquet file is one of steps: by its footer, its last bytes, `datasets.export` wrote it, or it has columns
+    called action (or so) and reward."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
@@ -43,7 +45,10 @@ def is_exported(path: Path) -> bool:
         if not tail.endswith(b"PAR1"):
             return False
         file.seek(max(0, size - 8 - min(int.from_bytes(tail[:4], "little"), _FOOTER_BYTES)))
-        return EXPORTED in file.read()
+        footer = file.read()
+    # A name follows its length there.
+    named = [any(bytes([len(name)]) + name in footer for name in names) for names in _OF_STEPS]
+    return EXPORTED in footer or all(named)
 
 
 @contextmanager

@@ -42,12 +42,30 @@ _LARGEST_RATIO = 1200
 DEEPEST = 16
 
 
-def root_names(path: Path) -> set[str]:
-    """Names of the members and attributes of a file's root group. Raises CorruptSourceError for other files."""
+def head_names(path: Path) -> dict[str, str]:
+    """Members and attributes of a file's root group, and below its first group, by name: of an array with dtype and shape
+    ("float32 100 3"), else "". Raises CorruptSourceError for other files.
+    """
     import h5py
 
+    found: dict[str, str] = {}
+
+    def look(group: Any, prefix: str) -> None:
+        inner = ""
+        for name in group:
+            link = group.get(name, getlink=True)
+            item = group[name] if isinstance(link, h5py.HardLink) else None
+            kind = (item.dtype, *(item.shape or ())) if isinstance(item, h5py.Dataset) else ()
+            found[prefix + name] = " ".join(map(str, kind))
+            if isinstance(item, h5py.Group) and (prefix or not inner):
+                inner = inner or name
+                if prefix.count("/") < 2:
+                    look(item, f"{prefix}{name}/")
+        found.update((prefix + name, "") for name in attributes(group))
+
     with damage_reported(path.name), h5py.File(path, "r", locking=False) as file:
-        return {*file, *file.attrs}
+        look(file["/"], "")
+    return found
 
 
 @contextmanager

@@ -281,20 +281,20 @@ def _raw_files(job: Job, paths: Mapping[str, Path]) -> RawFiles:
     return RawFiles(name, size)
 
 
-def hdf5_names(path: Path) -> set[str]:
-    """Names of the members and attributes of an HDF5 file's root group; empty for other files."""
+def hdf5_names(path: Path) -> dict[str, str]:
+    """What an HDF5 file holds, as `formats.hdf5.head_names` has it; empty for other files."""
     try:
         with Sandbox(path, RawFiles(path.name, path.stat().st_size), ["h5py"]) as sandbox:
-            names: set[str] = sandbox.call(_root_names)
+            names: dict[str, str] = sandbox.call(_head_names)
             return names
     except (CorruptSourceError, OSError):
-        return set()
+        return {}
 
 
-def _root_names(path: Path, _: Any) -> set[str]:
-    from ..formats.hdf5 import root_names  # imports numpy, which listings do not need
+def _head_names(path: Path, _: Any) -> dict[str, str]:
+    from ..formats.hdf5 import head_names  # imports numpy, which listings do not need
 
-    return root_names(path)
+    return head_names(path)
 
 
 # -- jobs with one raw file ----------------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class AtariSource(Source):
         raise ObjectNotFoundError(message, hint="; ".join(str(error.hint) for error in errors)) from errors[0]
 
     def recognises(self, path: Path) -> bool:
-        patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", "run_*-*-of-*")
+        digits = "[0-9]" * 5
+        patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", f"run_*-{digits}-of-{digits}")
         return path.is_dir() and any(any(path.glob(pattern)) for pattern in patterns)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:

@@ -22,6 +22,7 @@ from ..options import ACCEPT_CHANGED, SourceOption
 from ..source import Source, first_found, only_file
 from .registry import FLAT_COPY, HOME, registry
 
+_NEEDED, _MORE = ("observations", "actions", "rewards", "terminals"), ("timeouts", "next_observations")
 ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
 
 
@@ -117,9 +118,13 @@ class D4rlSource(Source):
         from ...ingest.raw_files import hdf5_names
 
         file = only_file(path, ".hdf5", ".h5")
-        names = hdf5_names(file) if file is not None else set()
-        # d3rlpy 1 has the four names too, and the ends of episodes under another one.
-        return {"observations", "actions", "rewards", "terminals"} <= names and "episode_terminals" not in names
+        names = hdf5_names(file) if file is not None else {}
+        arrays = {name: kind.split()[1:] for name, kind in names.items() if kind and "/" not in name}
+        if not {*_NEEDED} <= arrays.keys() or [len(arrays[name]) for name in ("observations", "rewards")] != [2, 1]:
+            return False
+        # Files of others have these four names, too: one more row for each episode, or other arrays that state the episodes.
+        rows = {arrays[name][0] for name in _NEEDED}
+        return len(rows) == 1 and (bool({"infos", "metadata"} & names.keys()) or arrays.keys() <= {*_NEEDED, *_MORE})
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one HDF5 file, or with that of ``dataset``."""

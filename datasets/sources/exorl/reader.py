@@ -106,6 +106,20 @@ class ExorlReader(EpisodeReader):
         return dm_env_episode(states, action, rewards, discount, raw.counts, archive.name, steps=steps)
 
 
+class ExorlFileReader(ExorlReader):
+    """The same for the files of an archive that was unpacked: one is an episode."""
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        with NpzArchive(raw.file, raw.name) as episode:
+            yield self._episode(episode, raw)
+
+
+def episode_number(path: str) -> int | None:
+    """The number of an episode by the path of its file; None for other files."""
+    match = _EPISODE.fullmatch(path)
+    return int(match[1]) if match else None
+
+
 # -- rewards of tasks ----------------------------------------------------------------------------------------------------
 
 

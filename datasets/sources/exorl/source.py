@@ -12,7 +12,11 @@ from ....errors import UsageError
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
-from ..source import Source, only_file, only_object
+from ..source import Source, files_below, only_file, only_object
+
+
+def _episode_files(path: Path) -> list[Path]:
+    return [one for top in (path, path / "buffer") for one in sorted(top.glob("episode_[0-9]*_[0-9]*.npz"))]
 
 
 class ExorlSource(Source):
@@ -42,12 +46,16 @@ class ExorlSource(Source):
         return self._job(name, location, domain, options)
 
     def recognises(self, path: Path) -> bool:
+        from ...formats.npy import array_names
         from ...formats.packed import member_names
 
+        if path.is_dir() and (episodes := _episode_files(path)):
+            return {"observation", "action", "reward", "discount", "physics"} <= array_names(episodes[0])
         file = only_file(path, ".zip")
         return file is not None and any(name.startswith("buffer/episode_") for name in member_names(file))
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+        """An archive, a folder with one, or the folder of episodes that was in it."""
         from .reader import domain_of
 
         task = options.extra["task"]
@@ -55,11 +63,15 @@ class ExorlSource(Source):
 
     def _job(self, name: str | None, location: Location, domain: str | None, options: ConvertOptions) -> Job:
         from ...ingest.episode_files import units_of_files
-        from .reader import ExorlJob, ExorlReader, check_task
+        from .reader import ExorlFileReader, ExorlJob, ExorlReader, check_task, episode_number
 
         task = options.extra["task"]
         if task is not None:
             check_task(task)  # before anything is fetched
+        found = [] if name else [(episode_number(path), path, item) for path, item in files_below(location, "", ".npz")]
+        if episodes := sorted((one[0], *one[1:]) for one in found if one[0] is not None):
+            units = units_of_files(location, [(path, item) for _, path, item in episodes])
+            return ExorlJob(name, location, units, ExorlFileReader(domain, task), options)
         item = location.stat(f"{name}.zip") if name else only_object(location, "zip", ".zip")
         units = units_of_files(location, [(f"{name}.zip" if name else item.name, item)])
         return ExorlJob(name, location, units, ExorlReader(domain, task), options)

@@ -100,11 +100,17 @@ class GenDgrlReader(EpisodeReader):
             elif game not in (None, self.game):
                 continue
             where = f"{raw.name}: {member.name}"
-            arrays = _check(_arrays(archive.extractfile(member), member.size, where), where)
-            missed = abs(float(arrays["rewards"].sum()) - float(match["total"]))
-            if len(arrays["actions"]) != int(match["steps"]) or missed > _ROUNDING:
-                raw.counts["other_names"] += 1
-            yield self._episode(arrays, match, self.limits[self.game or game or ""], raw)
+            file = archive.extractfile(member)
+            yield self._read(file, member.size, match, self.limits[self.game or game or ""], raw, where)
+
+    def _read(
+        self, file: IO[bytes] | None, size: int, match: re.Match[str], limit: int, raw: RawInput, where: str
+    ) -> Episode:
+        arrays = _check(_arrays(file, size, where), where)
+        missed = abs(float(arrays["rewards"].sum()) - float(match["total"]))
+        if len(arrays["actions"]) != int(match["steps"]) or missed > _ROUNDING:
+            raw.counts["other_names"] += 1
+        return self._episode(arrays, match, limit, raw)
 
     def _game_of(self, path: str) -> str | None:
         """The innermost folder that has the name of a game."""
@@ -132,6 +138,30 @@ class GenDgrlReader(EpisodeReader):
             truncated=by_clock,
             is_blank=is_blank,
         )
+
+
+class GenDgrlFileReader(GenDgrlReader):
+    """The same for the files of an archive that was unpacked: one is an episode of ``game``."""
+
+    whole: ClassVar[bool] = True
+
+    def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        match = is_episode(raw.name)
+        assert match is not None
+        assert self.game is not None
+        with raw.file.open("rb") as file:
+            yield self._read(file, raw.file.stat().st_size, match, self.limits[self.game], raw, raw.name)
+
+
+def is_episode(path: str) -> re.Match[str] | None:
+    """Whether the path of a file is one of an episode: what its name states."""
+    return _NAME.fullmatch(path)
+
+
+def when(path: str) -> tuple[str, int]:
+    """When the episode of a file was written: the time in its name, and its number."""
+    time, number, *_ = path.rpartition("/")[2].split("_")
+    return time, int(number)
 
 
 class _Pieces:

@@ -10,12 +10,14 @@ class name the same sets and two layouts, both below https://dl.fbaipublicfiles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from ....errors import UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job
 from ..options import SourceOption
-from ..source import Source, first_found, only_file, only_object
+from ..source import FoundFile, Source, files_below, first_found, only_file, only_object
 
 HOME = "https://dl.fbaipublicfiles.com/DGRL"
 GAMES = (
@@ -52,15 +54,46 @@ class GenDgrlSource(Source):
         return _job(name, name.partition("-")[0], location, path, item, options)
 
     def recognises(self, path: Path) -> bool:
+        from .reader import is_episode
+
         file = only_file(path, ".xz", ".tar")
+        if file is None and path.is_dir():
+            return any(is_episode(one.name) for pattern in ("*.np[yz]", "*/*.np[yz]") for one in path.glob(pattern))
         return file is not None and file.name.partition(".")[0] in GAMES
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
-        """An archive, or a folder with one."""
+        """An archive, a folder with one, or the folder of a game, unpacked."""
+        from .reader import is_episode
+
         wanted = self.asked_dataset(options) or ""
+        files = [(path, item) for path, item in files_below(location, "", ".npy", ".npz") if is_episode(path)]
+        if files:
+            return _job_of_files(location, files, wanted.partition("-")[0], options)
         item = only_object(location, "tar", ".tar.xz", ".tar")
         game = wanted.partition("-")[0] or item.name.partition(".")[0]
         return _job(None, game if game in GAMES else None, location, item.name, item, options)
+
+
+def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, options: ConvertOptions) -> Job:
+    """The episodes of a game, in the order in which they were played: their names begin with the time."""
+    from ...ingest.episode_files import units_of_files
+    from .reader import GenDgrlFileReader, GenDgrlJob, when
+
+    top = location.url.rstrip("/").split("/")
+    by_game: dict[str, list[FoundFile]] = {}
+    for path, item in files:
+        of = next((folder for folder in reversed([*top, *path.split("/")[:-1]]) if folder in GAMES), game)
+        by_game.setdefault(of, []).append((path, item))
+    if len(by_game) > 1 and not game:
+        message = f"{location.url} holds files of {', '.join(sorted(by_game))}"
+        raise UsageError(message, hint="give the folder of one game, or name the dataset with --dataset")
+    game = game or next(iter(by_game))
+    if game not in by_game or not game:
+        message = f"{location.url} holds no files of {game}" if game else f"{location.url} is not named after a game"
+        raise UsageError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
+    reader = GenDgrlFileReader(LIMITS, game, options.unknown_next == "zero")
+    ordered = sorted(by_game[game], key=lambda one: when(one[0]))
+    return GenDgrlJob(None, location, units_of_files(location, ordered), reader, options)
 
 
 def archives(name: str) -> list[str]:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,8 @@ from ..source import Source, files_below, only_file
 HOME = "hf://farama-minari"
 _ID = re.compile(r"(?:[-\w]+/)*[-\w]+?-v\d+")
 METADATA = "metadata.json"
+#: What the group of an episode has in an HDF5 file.
+_WRITTEN = ("id", "total_steps", "observations", "actions", "rewards", "terminations", "truncations")
 #: Atari's is 1 MB: the bounds of its frames are written in full.
 _LARGEST_METADATA = 64 << 20
 #: Metadata larger than this (Atari's bounds, written in full) are neither parsed nor fetched for two numbers.
@@ -198,10 +200,17 @@ class MinariSource(Source):
         from ...ingest.raw_files import hdf5_names
         from .hdf5 import FILE
 
-        if any((path / folder / name).is_file() for folder in ("", "data") for name in (METADATA, FILE)):
-            return True
+        for folder in (path, path / "data"):
+            if (folder / FILE).is_file():
+                return True
+            with suppress(OSError):  # a metadata.json may be anyone's
+                about = (folder / METADATA).read_bytes()
+                if b'"total_episodes"' in about and b'"total_steps"' in about:
+                    return True
         file = only_file(path, ".hdf5", ".h5")
-        return file is not None and not {"episode_0", "minari_version", "total_episodes"}.isdisjoint(hdf5_names(file))
+        names = hdf5_names(file) if file is not None else {}
+        first = next(iter(names), "")  # groups of a user's own may be called episode_0
+        return {f"{first}/{name}" for name in _WRITTEN} <= names.keys() and first.startswith("episode_")
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""

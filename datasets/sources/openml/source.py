@@ -69,10 +69,10 @@ class OpenmlSource(Source):
         return OpenmlJob(about, file, table, notes, mirrored, options, is_parquet=is_parquet)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.arrow import is_exported  # imports numpy
+        from ...formats.arrow import holds_steps  # imports numpy
 
         file = only_file(path, ".arff", *_PARQUET)
-        return file is not None and not (file.suffix.lower() in _PARQUET and is_exported(file))
+        return file is not None and not (file.suffix.lower() in _PARQUET and holds_steps(file))
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one ARFF or Parquet file; its label has to be named."""

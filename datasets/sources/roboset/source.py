@@ -67,8 +67,11 @@ class RobosetSource(Source):
         from ...ingest.raw_files import hdf5_names
 
         files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path] if path.suffix == _SUFFIX else []
-        names = hdf5_names(files[0]) if files else set()
-        return bool(names) and all(re.fullmatch(r"Trial\d+", name) for name in names)
+        names = hdf5_names(files[0]) if files else {}
+        first = next(iter(names), "")
+        written = {f"{first}/{name}" for name in ("observations", "actions", "rewards", "done")}
+        known = f"{first}/data/ctrl_arm" in names or written <= names.keys()
+        return known and all(re.fullmatch(r"Trial\d+", name) for name in names if "/" not in name)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A log, or a folder of logs."""

@@ -82,7 +82,9 @@ class VD4RLSource(Source):
         if file is None:
             return False
         if file.suffix == ".hdf5":
-            return {"observation", "action", "reward", "step_type"} <= hdf5_names(file)
+            arrays = hdf5_names(file)
+            frames = arrays.get("observation", "").split()  # dtype and shape
+            return frames[:1] == ["uint8"] and len(frames) == 5 and {"action", "reward", "step_type"} <= arrays.keys()
         names = array_names(file)
         named = _EPISODE_FILE.match(file.name) is not None  # a user's own file may have these keys
         return {"image", "action", "reward"} <= names and (named or "is_first" in names)

@@ -129,10 +129,10 @@ def test_files_that_end_in_their_superblock(tmp_path, length):
 
 def test_names_in_a_file(tmp_path):
     path = written(tmp_path / "x.hdf5")
-    assert {"observations", "rewards", "text", "list"} <= hdf5_names(path)
+    assert {"observations", "rewards", "text", "list"} <= hdf5_names(path).keys()
     data = path.read_bytes()
     path.write_bytes(data[:500])
-    assert hdf5_names(path) == set() == hdf5_names(tmp_path / "nothing")
+    assert hdf5_names(path) == {} == hdf5_names(tmp_path / "nothing")
 
 
 def test_names_of_attributes_that_are_not_unicode(tmp_path):

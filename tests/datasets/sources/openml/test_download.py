@@ -505,6 +505,6 @@ def test_a_table_of_steps_is_sent_to_the_source_of_arrays(tmp_path):
     table = pa.table({"obs": [[1.0, 2.0]] * 4, "action": [0, 1, 0, 1], "reward": [1.0] * 4, "done": [False, True] * 2})
     parquet.write_table(table, tmp_path / "own.parquet")
     with pytest.raises(UsageError, match="no label of its own") as caught:
-        rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path)
+        rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path, source="openml")
     assert "--source arrays" in caught.value.hint
-    rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path, source="arrays")
+    rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path)
