@@ -12,13 +12,11 @@ __all__ = [
     "GenDGRLExperienceReplay",
     "LeRobotExperienceReplay",
     "MinariExperienceReplay",
-    "OfflineToOnlineReplayBuffer",
     "OpenMLExperienceReplay",
     "OpenXExperienceReplay",
     "RobosetExperienceReplay",
     "VD4RLExperienceReplay",
     "load_dataset",
-    "prefill_replay_buffer",
     "register_dataset",
 ]
 

@@ -4,9 +4,8 @@
 
     buffer = MinariExperienceReplay("D4RL/door/human-v2", batch_size=32)
 
-`dataset_classes` has the classes and the prefixes of `load_dataset`, `record_map` their ``preprocess``, `offline_to_online` the
-buffers that mix a dataset with new records. (Not ``torchrl``: with this folder's parent on Python's path, ``import torchrl``
-would find it.)
+`dataset_classes` has the classes and the prefixes of `load_dataset`, `record_map` their ``preprocess``. (Not ``torchrl``: with
+this folder's parent on Python's path, ``import torchrl`` would find it.)
 """
 
 from __future__ import annotations
@@ -23,5 +22,3 @@ from .dataset_classes import RobosetExperienceReplay as RobosetExperienceReplay
 from .dataset_classes import VD4RLExperienceReplay as VD4RLExperienceReplay
 from .dataset_classes import load_dataset as load_dataset
 from .dataset_classes import register_dataset as register_dataset
-from .offline_to_online import OfflineToOnlineReplayBuffer as OfflineToOnlineReplayBuffer
-from .offline_to_online import prefill_replay_buffer as prefill_replay_buffer

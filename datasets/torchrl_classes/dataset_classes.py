@@ -134,21 +134,6 @@ class OpenXReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOptio
     pass
 
 
-class MapOptions(TypedDict, total=False):
-    """The options of `record_map.map_records`."""
-
-    num_frames: int | None
-    chunksize: int | None
-    num_chunks: int | None
-    generator: torch.Generator | None
-    max_tasks_per_child: int | None
-    worker_threads: int
-    index_with_generator: bool
-    pbar: bool
-    mp_start_method: str | None
-    pool: Any
-
-
 #: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
 Value = TypeVar("Value")
@@ -209,7 +194,6 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         """The folder of the dataset as well: variants of it (split trajectories) are not stored."""
         return self.data_path
 
-    @with_options(MapOptions, map_records)
     def preprocess(
         self,
         fn: Callable[[Any], Any],
@@ -217,15 +201,39 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         num_workers: int | None = None,
         *,
         dest: str | os.PathLike[str],
-        **options: Unpack[MapOptions],
+        num_frames: int | None = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+        pool: Any = None,
     ) -> TensorStorage:
         """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
 
-        ``options`` are those of `map_records`: ``num_frames``, ``chunksize``, ``num_chunks``, ``generator``, ``pool``,
-        ``max_tasks_per_child``, ``worker_threads``, ``index_with_generator``, ``pbar``, ``mp_start_method``.
-        ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records` does.
+        ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records`; arguments not named
+        there are those of ``TensorDict.map``.
         """
-        return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
+        return map_records(
+            self._storage,
+            fn,
+            dest,
+            dim=dim,
+            num_workers=num_workers,
+            num_frames=num_frames,
+            chunksize=chunksize,
+            num_chunks=num_chunks,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            index_with_generator=index_with_generator,
+            pbar=pbar,
+            mp_start_method=mp_start_method,
+            pool=pool,
+        )
 
     def delete(self) -> None:
         """Delete the dataset from the disk. For a source's dataset, raises DatasetBusyError while another process writes it."""
