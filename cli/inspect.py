@@ -164,19 +164,14 @@ def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
     from ..storage.remote.remote_dataset import RemoteDataset
 
     cached = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
-    unverified = dataset.unverified if isinstance(dataset, RemoteDataset) else []
-    return {"url": without_login(url), "cached_bytes": cached, "unverified": unverified}
+    return {"url": without_login(url), "cached_bytes": cached}
 
 
 def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
     record = _cache_record(url, dataset)
     if not record:
         return []
-    facts = [Fact("url", record["url"]), Fact("cached", amounts.size(record["cached_bytes"]), record["cached_bytes"])]
-    if record["unverified"]:
-        what = f"{', '.join(record['unverified'])}: no block checksums, checked once the whole file is cached"
-        facts.append(Fact("unverified", what))
-    return facts
+    return [Fact("url", record["url"]), Fact("cached", amounts.size(record["cached_bytes"]), record["cached_bytes"])]
 
 
 def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:

@@ -36,7 +36,7 @@ CACHE = ".remote"
 
 @dataclass(frozen=True)
 class LocatedFiles:
-    """The files of one version of a dataset at a location; see `storage.remote.block_cache.RemoteFiles`."""
+    """The files of one version of a dataset at a location; see `storage.remote.cache.RemoteFiles`."""
 
     location: Location
     manifest: RemoteObject

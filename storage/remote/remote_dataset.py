@@ -6,14 +6,13 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...errors import CacheError, DamagedDatasetError
 from ..amounts import plural
 from ..amounts import size as amount
 from ..codecs import codec_of
@@ -25,17 +24,15 @@ from ..integrity import BlockChecksums
 from ..leaf import Leaf
 from ..manifest import Manifest
 from ..memory_map import keep_freed_memory
-from .block_cache import BlockCache, RemoteFiles
-from .cache_folder import check_room, layout_of, open_session
+from .cache import BlockCache, RemoteFiles
 
 
 class _RemoteRows(WrappedRows):
-    """``rows`` that a codec opened on the folder of a cache. Reads raise as `BlockCache.hold`."""
+    """``rows`` that a codec opened on the folder of a cache. Reads raise as `BlockCache.read`."""
 
     def __init__(self, rows: StoredRows, cache: BlockCache) -> None:
         super().__init__(rows)
         self._cache = cache
-        self._file = codec_of(rows.leaf).path("blob")
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         # A copy, because the blocks below a view may be evicted.
@@ -43,53 +40,23 @@ class _RemoteRows(WrappedRows):
 
     def blocks(self, start: int, stop: int) -> np.ndarray:
         """The blocks of rows ``start..stop-1``, int64, ascending; fetches only the index that locates the rows."""
-        found = np.empty(0, np.int64)
-        extents = self._rows.extents(np.array([start]), stop - start)
-        while True:
-            with self._cache.hold(found):
-                path, low, high = next(extents)
-            found = self._with(found, path, low, high)
-            if path == self._file:
-                return found
+        extents = partial(self._rows.extents, np.array([start]), stop - start)
+        before_rows = len(codec_of(self.leaf).appended) - 1
+        *_, rows = self._cache.read(lambda: islice(extents(), before_rows), lambda: list(extents()))
+        return self._cache.layout.of_bytes(*rows)
 
-    def _read(
-        self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor], *, again: bool = True
-    ) -> torch.Tensor:
-        if self._cache.finished or not len(first) or length < 1:
+    def _read(self, first: np.ndarray, length: int, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if not len(first) or length < 1:
             return read()
-        found = np.empty(0, np.int64)
-        extents = self._rows.extents(first, length)
-        try:
-            while True:
-                with self._cache.hold(found):
-                    extent = next(extents, None)
-                    if extent is None:
-                        return read()
-                found = self._with(found, *extent)
-        except DamagedDatasetError:
-            # Blocks without checksums may have arrived damaged.
-            if not (again and self._cache.forget(found)):
-                raise
-        return self._read(first, length, read, again=False)
-
-    def _with(self, found: np.ndarray, path: str, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        layout = self._cache.layout
-        if path not in layout.in_blocks:
-            return found
-        return np.concatenate([found, layout.of_bytes(path, low, high)])
-
-
-#: Bytes of a block if the dataset has no block checksums. A random read waits for the latency of a request and the transfer of
-#: a block, so the transfer should not take longer than the latency: 20 ms at 50 MB/s.
-BLOCK_BYTES = 1 << 20
+        return self._cache.read(partial(self._rows.extents, first, length), read)
 
 
 class RemoteDataset(Dataset):
     """A remote dataset, read through the cache in ``path``. For the rest see `Dataset`.
 
     ``files`` are those of the version that ``manifest`` describes (``text``: its bytes), ``table`` the bytes of its block
-    table, if it has one. ``limit`` bounds the bytes of the cache. Raises DamagedDatasetError for a damaged table, CacheError
-    for a folder that cannot be the cache and for a limit that is too small for any read, DiskSpaceError if the disk is full.
+    table, if it has one. ``limit`` bounds the bytes of the cache. Raises DamagedDatasetError for a damaged table, and as
+    `BlockCache`.
     """
 
     #: Empty, because the cache holds only the bytes that were read.
@@ -107,20 +74,8 @@ class RemoteDataset(Dataset):
     ) -> None:
         self.path, self.manifest, self.files = Path(path), manifest, files
         self._text, self._block_table, self._limit = text, table, limit
-        checksums = BlockChecksums(manifest, table)
-        self._sums = checksums.tabled
-        block_bytes = checksums.size if self._sums else BLOCK_BYTES
-        layout = layout_of(manifest, block_bytes)
-        least = layout.whole_bytes + block_bytes * bool(layout.in_blocks)
-        if limit is not None and limit < least:
-            message = f"{files.url}: a cache_limit of {amount(limit)} is too small, reads need at least {amount(least)}"
-            raise CacheError(message, hint="give a larger cache_limit")
-        session = open_session(self.path, text, layout, files.url)
-        self.cache = BlockCache(self.path, text, manifest, layout, files, self._sums, limit)
-        weakref.finalize(self, _close, self.cache, session)
-        if not self.cache.finished:
-            most = manifest.bytes if limit is None else min(limit, manifest.bytes)
-            check_room(self.path, layout, self.cache.resident_bytes, most)
+        self.cache = BlockCache(self.path, manifest, text, BlockChecksums(manifest, table), files, limit)
+        weakref.finalize(self, self.cache.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
         reopen = partial(RemoteDataset, table=self._block_table, limit=self._limit)
@@ -135,14 +90,9 @@ class RemoteDataset(Dataset):
         """The share of the dataset's bytes that are in the cache, 0 to 1."""
         return self.cache.resident_bytes / max(1, self.manifest.bytes)
 
-    @property
-    def unverified(self) -> list[str]:
-        """The files without block checksums, which are checked only when they are complete."""
-        return sorted(self.cache.layout.in_blocks - set(self._sums))
-
     @cached_property
     def episodes(self) -> EpisodeTable:
-        self.cache.fetch_files(path for path in self.cache.layout.paths if path.startswith(EPISODES + "/"))
+        self.cache.fetch_files(path for path in self.cache.layout.sizes if path.startswith(EPISODES + "/"))
         return open_episodes(self.path, self.manifest.episodes, len(self))
 
     @cached_property
@@ -157,10 +107,15 @@ class RemoteDataset(Dataset):
             return open_leaf(self.path, leaf, count)
         codec, layout = codec_of(leaf), self.cache.layout
         split = [path for path in codec.files if path in layout.in_blocks]
-        # The last entry of an index gives the length of the file that it indexes.
-        ends = [layout.of_file(path)[-1:] for path in split if path != codec.path("blob")]
-        with self.cache.hold(np.concatenate(ends) if ends else np.empty(0, np.int64)):
-            rows = codec.open_rows(self.path, count)
+
+        def ends() -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
+            """The last bytes of each index, which give the length of the file that it indexes."""
+            for path in split:
+                if path != codec.path("blob"):
+                    size = np.array([layout.sizes[path]])
+                    yield path, size - 1, size
+
+        rows = self.cache.read(ends, lambda: codec.open_rows(self.path, count))
         return _RemoteRows(rows, self.cache) if split else rows
 
     def fetch(self) -> Path:
@@ -179,12 +134,17 @@ class RemoteDataset(Dataset):
         """
         if self.cache.finished:
             return
+        layout = self.cache.layout
         first = [block for start, stop in ranges for block in self.blocks_of(start, stop, keys).tolist()]
-        rest: Iterable[int] = range(self.cache.layout.count)
-        if keys is not None:
-            layout = self.cache.layout
-            paths = [path for name in keys for path in codec_of(self.rows[name].leaf).files if path in layout.in_blocks]
-            rest = [block for path in paths for block in layout.of_file(path).tolist()]
+        files = (
+            layout.sizes if keys is None else [path for name in keys for path in codec_of(self.rows[name].leaf).files]
+        )
+        # Of a file that is fetched whole, the first block stands for it.
+        rest = [
+            block
+            for path in files
+            for block in layout.of_file(path)[: None if path in layout.in_blocks else 1].tolist()
+        ]
         self.cache.plan(chain(first, rest) if self.cache.holds_all else first)
 
     def blocks_of(self, start: int, stop: int, keys: Collection[str] | None = None) -> np.ndarray:
@@ -196,8 +156,3 @@ class RemoteDataset(Dataset):
                 state = rows.leaf.kind == "state"
                 found.append(rows.blocks(start + before * state, stop + (last + 1) * state))
         return np.concatenate(found)
-
-
-def _close(cache: BlockCache, session: int) -> None:
-    cache.close()
-    os.close(session)

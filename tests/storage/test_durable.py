@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rbdata.datasets.sources import catalogue_entry
 from rbdata.storage.durable import open_plain, read_plain
-from rbdata.storage.remote.cache_folder import BlockStates, read_header
 
 
 def test_reads_whole_files_up_to_a_size(tmp_path: Path) -> None:
@@ -37,7 +36,4 @@ def test_waits_for_nothing_that_is_no_file(tmp_path: Path, kind: str) -> None:
     {"pipe": os.mkfifo, "folder": Path.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
     with pytest.raises(OSError, match="not a file"):
         read_plain(path, 5)
-    for use in (lambda: read_header(path), lambda: BlockStates(path, 1)):
-        with pytest.raises(OSError, match=path.name):
-            use()
     assert catalogue_entry.read_listing("minari", "hf://x", tmp_path) is None

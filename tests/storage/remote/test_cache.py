@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import random
-import shutil
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rbdata.errors import CacheError, ChecksumError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
+from rbdata.errors import CacheError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest
-from rbdata.storage.remote import block_cache, cache_folder, remote_dataset
-from rbdata.storage.remote.block_cache import _BlockFetcher
+from rbdata.storage.remote import cache as block_cache
 from rbdata.storage.remote.remote_dataset import RemoteDataset
 from storage_tools import add_block_table, make_episodes, write_dataset
 
@@ -61,26 +56,16 @@ class Folder:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory) -> Path:
+    """A dataset with a table of checksums by block."""
     episodes = make_episodes([60, 3, 80], shape=(2048,), dtype="uint8")
-    return write_dataset(tmp_path_factory.mktemp("store"), episodes, "zstd", dictionary=False)
+    folder = write_dataset(tmp_path_factory.mktemp("store"), episodes, "zstd", dictionary=False)
+    add_block_table(folder, BLOCK)
+    return folder
 
 
 @pytest.fixture
 def files(stored, tmp_path) -> Folder:
     return Folder(stored, tmp_path / "log")
-
-
-@pytest.fixture
-def tabled(stored, tmp_path) -> Folder:
-    """The same with a table of checksums by block."""
-    folder = Path(shutil.copytree(stored, tmp_path / "store"))
-    add_block_table(folder, BLOCK)
-    return Folder(folder, tmp_path / "log")
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(remote_dataset, "BLOCK_BYTES", BLOCK)
 
 
 def opened(files: Folder, cache: Path, *, limit: int | None = None) -> RemoteDataset:
@@ -138,91 +123,17 @@ def test_processes_with_a_limit_read_what_is_right(files, tmp_path):
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
 
 
-def test_a_damaged_block_is_fetched_again_and_then_named(tabled, tmp_path):
-    files = tabled
+def test_a_damaged_block_is_fetched_again_and_then_named(files, tmp_path):
     files.flip, files.times = "observation/blob", 1
     dataset = opened(files, tmp_path / "cache")
     steps = torch.tensor([5, 6])
-    assert dataset.unverified == [] and (dataset.read(steps) == Dataset(files.path).read(steps)).all()
+    assert (dataset.read(steps) == Dataset(files.path).read(steps)).all()
     files.times = 99
-    with pytest.raises(DamagedDatasetError, match=r"observation/blob: block \d+ \(bytes \d+-\d+\) is damaged, twice"):
+    with pytest.raises(DamagedDatasetError, match=r"observation/blob: block \d+, bytes \d+-\d+ arrived damaged, twice"):
         dataset.read(torch.tensor([100]))
     files.replaced = True
     with pytest.raises(ObjectChangedError):
         dataset.read(torch.tensor([100]))
-
-
-def test_what_arrived_damaged_needs_no_more_room_to_be_fetched_again(files, tmp_path, monkeypatch):
-    files.flip, files.times = "observation/blob", 1
-    dataset = opened(files, tmp_path / "cache")
-    with pytest.raises(ChecksumError, match="arrived damaged"):
-        dataset.fetch()
-    del dataset
-    monkeypatch.setattr(cache_folder, "free_bytes", lambda path: 1 << 12)
-    again = opened(files, tmp_path / "cache")
-    assert again.resident < 0.5
-    again.fetch()
-    assert verify(again.path).ok
-
-
-def test_damage_without_checksums_of_blocks_is_found_at_the_end(files, tmp_path):
-    files.flip, files.times = "observation/blob", 1
-    dataset = opened(files, tmp_path / "cache")
-    assert dataset.unverified == ["observation/blob"]
-    with pytest.raises(ChecksumError, match="arrived damaged"):
-        dataset.fetch()
-    assert not (tmp_path / "cache/rbdata.json").exists()
-    assert opened(files, tmp_path / "cache").fetch() == tmp_path / "cache"
-
-
-def test_all_damage_is_found_at_once(tmp_path):
-    """Only the first damaged file was fetched again, and rows of the others stayed wrong."""
-    episodes = make_episodes([60, 80], a=((2048,), "uint8"), b=((2048,), "uint8"))
-    files = Folder(write_dataset(tmp_path / "store", episodes, "raw"), tmp_path / "log")
-    dataset = opened(files, tmp_path / "cache")
-    for name in ("a.memmap", "b.memmap"):
-        files.flip, files.times = name, 1
-        dataset.read(torch.tensor([0]), keys=[name.partition(".")[0]])
-    with pytest.raises(ChecksumError, match=r"a\.memmap: bytes"):
-        dataset.fetch()
-    again = opened(files, tmp_path / "cache")
-    assert (again.read(torch.arange(140)) == Dataset(files.path).read(torch.arange(140))).all()
-
-
-def test_rows_that_cannot_be_decoded_are_fetched_again(files, tmp_path):
-    files.flip, files.times = "observation/blob", 1
-    dataset, steps = opened(files, tmp_path / "cache"), torch.tensor([0])  # of the block that arrives damaged
-    assert (dataset.read(steps) == Dataset(files.path).read(steps)).all()
-    assert files.reads.count("observation/blob 0") == 2
-    files.times = 99
-    with pytest.raises(DamagedDatasetError):
-        opened(files, tmp_path / "another").read(steps)
-
-
-def test_reads_go_on_after_ctrl_c():
-    """Wherever it interrupts a read: the lock stayed taken, and the next read waited forever."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    fetcher, rng, before = (
-        _BlockFetcher(lambda number: None, 4),
-        random.Random(0),
-        signal.signal(signal.SIGALRM, interrupt),
-    )
-    try:
-        for _ in range(300):
-            with suppress(KeyboardInterrupt, RuntimeError):  # the latter is Python's, of an interrupted Condition
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-5, 6e-4))
-                fetcher.fetch(range(6))
-                time.sleep(0.01)
-            again = threading.Thread(target=fetcher.fetch, args=([7, 8],), daemon=True)
-            again.start()
-            again.join(20)
-            assert not again.is_alive()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_threads_of_a_forked_process_begin_at_once(files, tmp_path):
@@ -239,8 +150,7 @@ def test_threads_of_a_forked_process_begin_at_once(files, tmp_path):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_is_planned_arrives_and_completes_the_dataset(tabled, tmp_path):
-    files = tabled
+def test_what_is_planned_arrives_and_completes_the_dataset(files, tmp_path):
     dataset = opened(files, tmp_path / "cache")
     dataset.plan_steps([(100, 120)])
     deadline = time.monotonic() + 60
@@ -253,7 +163,7 @@ def test_what_is_planned_arrives_and_completes_the_dataset(tabled, tmp_path):
 
 
 def test_a_full_disk(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_folder, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(block_cache, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskSpaceError, match="more on") as failure:
         opened(files, tmp_path / "cache")
     assert "cache_limit" in str(failure.value.hint)
@@ -273,22 +183,22 @@ def test_a_disk_that_is_full_before(files, tmp_path, monkeypatch):
     def write(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_folder, "write_atomically", write)
+    monkeypatch.setattr(block_cache, "write_atomically", write)
     with pytest.raises(DiskSpaceError, match="No space left") as failure:
         opened(files, tmp_path / "cache")
     assert "free some space" in str(failure.value.hint)
 
 
-def test_the_states_of_blocks_have_no_holes(tmp_path):
+def test_the_states_of_blocks_have_no_holes(files, tmp_path):
     """Which would be filled through a map: without room on the disk that ends the process."""
-    cache_folder.write_states(tmp_path / "states", 20_000, {})
-    with (tmp_path / "states").open("rb") as file:
-        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == os.fstat(file.fileno()).st_size > 100_000
+    opened(files, tmp_path / "cache")
+    with (tmp_path / "cache/.rbdata-blocks").open("rb") as file:
+        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == os.fstat(file.fileno()).st_size > 4096
 
 
 def test_a_cache_that_another_machine_uses(files, tmp_path, monkeypatch):
     dataset = opened(files, tmp_path / "cache")
-    monkeypatch.setattr(cache_folder, "_boot", lambda: "another start of another machine")
+    monkeypatch.setattr(block_cache, "_boot", lambda: "another start of another machine")
     with pytest.raises(CacheError, match="another machine"):
         opened(files, tmp_path / "cache")
     assert len(dataset) == 143
@@ -303,7 +213,7 @@ def test_files_that_a_loss_of_power_has_cut(files, tmp_path, monkeypatch, left):
     gc.collect()
     for path in (*cache.rglob("*.memmap"), *cache.rglob("blob")):
         os.truncate(path, left)
-    monkeypatch.setattr(cache_folder, "_boot", lambda: "the next start of the machine")
+    monkeypatch.setattr(block_cache, "_boot", lambda: "the next start of the machine")
     assert (opened(files, cache).read(rows) == expected).all()
 
 
@@ -322,7 +232,7 @@ def test_nothing_is_written_through_a_linked_folder(files, tmp_path, planted):
     )
 
 
-@pytest.mark.parametrize("name", ["setup", "session", "lock", "gate", "claims", "blocks.tmp"])
+@pytest.mark.parametrize("name", ["session", "claims", "blocks.tmp"])
 def test_no_file_of_the_cache_is_made_behind_a_link(files, tmp_path, name):
     cache, outside = tmp_path / "cache", tmp_path / "outside"
     cache.mkdir()

@@ -1,0 +1,561 @@
+"""The cache of a remote dataset: a folder that becomes the dataset, block by block.
+
+    rbdata.json         only when everything is there: until then the folder is not a dataset
+    .rbdata-blocks      4096 bytes of JSON, and a byte for each block; all processes map it
+    .rbdata-session, .rbdata-claims     locks; these files are empty
+    all other files     those of the dataset, at full length, with holes
+
+The blocks of a dataset are numbered through its files in the order of their paths. Files of the rows of large leaves are read
+in blocks (those of the table of checksums, 4 MiB each); all others are needed by nearly every batch, and are fetched whole.
+Every block is compared with its checksum when it arrives.
+
+The byte of a block is odd while the block is resident, and changes with every eviction and every arrival. So a read needs no
+lock: what was copied out of a block is right if its byte was odd before, and is the same after. Data and bytes are in the page
+cache and survive the end of any process; a crash of the machine may lose either. After a start of the machine, blocks are
+therefore `UNPROVEN`: compared with their checksums before they are used. One machine uses a cache at a time.
+
+Each block is fetched by one thread of one process, which holds a lock on its byte of the claims; the system releases it when
+the process ends. Eviction takes random blocks that no batch waits for: over several passes the least recently used block is the
+one that is needed next, so that LRU would never hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ...errors import CacheError, DamagedDatasetError, DiskSpaceError, RbdataError
+from ..amounts import size as amount
+from ..checksums import crc32c
+from ..codecs import codec_of
+from ..durable import is_full, open_plain, sync_folder, write_at, write_atomically
+from ..folder import free_bytes
+from ..integrity import BlockChecksums, CheckedBlock
+from ..manifest import FILENAME, Manifest
+from ..schema import LARGE_ROW
+from ..untrusted_json import parse_json
+
+T = TypeVar("T")
+
+#: Files of at most this many bytes are fetched whole, unless they hold the rows of a large leaf.
+WHOLE = 64 << 20
+#: Maximum number of concurrent requests, and of those that fetch what is planned.
+CONNECTIONS, PLANNED = 16, 12
+#: How often a read fetches its blocks if other processes evict them meanwhile.
+ATTEMPTS = 100
+#: One in this many blocks of the limit is evicted at once.
+EVICTED_SHARE = 64
+#: The byte of a block that was stored before a start of the machine; others are below.
+UNPROVEN, CYCLE = 254, 252
+BLOCKS_FILE, FORMAT, VERSION = ".rbdata-blocks", "rbdata block cache", 2
+_HEADER = 4096
+_ANOTHER = "choose another cache_dir, or delete the folder"
+
+
+class RemoteFiles(Protocol):
+    """The files of one version of a dataset, by their paths in its folder. Picklable; used by several threads."""
+
+    @property
+    def url(self) -> str:
+        """The location of the dataset, without credentials."""
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes ``start..stop-1`` of a file, with retries.
+
+        Raises ObjectChangedError if the file is no longer that of this version, and the other fetch errors.
+        """
+
+    def check(self) -> None:
+        """Raise ObjectChangedError if the dataset was replaced since this version was opened."""
+
+
+class BlockLayout:
+    """The blocks of a dataset's files; the last one of a file may be shorter than ``block_bytes``."""
+
+    def __init__(self, manifest: Manifest, checksums: BlockChecksums) -> None:
+        self.block_bytes = size = checksums.size
+        self.sizes = {path: manifest.size_of(path) for path in sorted(manifest.files)}
+        large = {codec_of(leaf).path("blob") for leaf in manifest.schema if leaf.row_bytes >= LARGE_ROW}
+        #: The files that are read in blocks.
+        self.in_blocks = {
+            path
+            for path in checksums.tabled
+            if not path.startswith("episodes/") and (self.sizes[path] > WHOLE or path in large)
+        }
+        counts = [-(-length // size) for length in self.sizes.values()]
+        self._edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._paths, self.count = [*self.sizes], int(self._edges[-1])
+        self._first = dict(zip(self._paths, self._edges.tolist()))
+        #: Bytes of every block, int64 ``[count]``.
+        self.lengths = np.full(self.count, size, np.int64)
+        for path, length in self.sizes.items():
+            if length % size:
+                self.lengths[self.of_file(path)[-1]] = length % size
+        #: Which blocks may be evicted, bool ``[count]``: those of files in blocks.
+        self.evictable = np.repeat([path in self.in_blocks for path in self._paths], counts).astype(bool)
+        self.whole_bytes = int(self.lengths[~self.evictable].sum())
+
+    def of_file(self, path: str) -> np.ndarray:
+        """All blocks of a file, int64."""
+        first = self._first[path]
+        return np.arange(first, first + -(-self.sizes[path] // self.block_bytes))
+
+    def of_bytes(self, path: str, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """The blocks that hold bytes ``start..stop-1`` (int64 ``[n]`` each, not empty) of a file, ascending; none if it is
+        fetched whole."""
+        if path not in self.in_blocks or not len(start):
+            return np.empty(0, np.int64)
+        low, high = start // self.block_bytes, (stop - 1) // self.block_bytes
+        touched = [np.minimum(low + step, high) for step in range(int((high - low).max()) + 1)]
+        found: np.ndarray = np.unique(np.concatenate(touched)) + self._first[path]
+        return found
+
+    def place(self, block: int) -> tuple[str, int]:
+        """The file of a block, and the number of the block in it."""
+        file = int(np.searchsorted(self._edges, block, "right")) - 1
+        return self._paths[file], block - int(self._edges[file])
+
+
+class BlockCache:
+    """The blocks of a dataset in ``folder``, fetched from ``files``; ``limit`` bounds the bytes of all files.
+
+    Raises CacheError for a folder that cannot be the cache and for a limit that is too small for any read, DiskSpaceError if
+    the disk is full.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        text: bytes,
+        checksums: BlockChecksums,
+        files: RemoteFiles,
+        limit: int | None,
+    ) -> None:
+        self.folder, self.files = folder, files
+        self.layout = layout = BlockLayout(manifest, checksums)
+        self._text, self._checksums = text, checksums
+        least = layout.whole_bytes + layout.block_bytes * bool(layout.in_blocks)
+        if limit is not None and limit < least:
+            message = f"{files.url}: a cache_limit of {amount(limit)} is too small, reads need at least {amount(least)}"
+            raise CacheError(message, hint="give a larger cache_limit")
+        #: How many blocks may be stored at a time, besides the files that are whole.
+        self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
+        self._planned = np.empty(0, np.int64)
+        self._session = _open_session(folder, text, layout, files.url)
+        with open_plain(folder / BLOCKS_FILE, "r+b") as file:
+            whole = np.frombuffer(mmap.mmap(file.fileno(), _HEADER + layout.count), np.uint8)
+        #: The bytes of the blocks, uint8 ``[count]``, and of the whole dataset, shared by all processes.
+        self.states, self._finished = whole[_HEADER:], whole[_HEADER - 1 : _HEADER]
+        self._claims = -1
+        self._begin()
+        _caches.add(self)
+        if not self.finished:
+            needed = manifest.bytes if limit is None else min(limit, manifest.bytes)
+            there = max(self.resident_bytes, sum((folder / path).stat().st_blocks * 512 for path in layout.sizes))
+            if needed - there > (free := free_bytes(folder)):
+                message = f"the cache needs {amount(needed - there)} more on {folder}, where {amount(free)} are free"
+                raise DiskSpaceError(message, hint="give a cache_limit, or a cache_dir on another disk")
+
+    def _begin(self) -> None:
+        """The state of this process; a forked one starts again, without its parent's threads, locks and claims."""
+        if self._claims >= 0:
+            os.close(self._claims)
+        self._lock, self._room = threading.Lock(), threading.Lock()
+        self._claims = os.open(
+            self.folder / ".rbdata-claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
+        self._pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-blocks")
+        self._running: dict[int, Future[None]] = {}
+        self._plan: Iterator[int] = iter(())
+        self._planners = 0
+        #: Blocks that reads of this process need, which it does not evict.
+        self._wanted: Counter[int] = Counter()
+
+    def close(self) -> None:
+        """Drop the plan, and let other machines use the folder."""
+        self._plan = iter(())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for descriptor in (self._session, self._claims):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether every block is resident, and none will be evicted."""
+        return bool(self._finished[0])
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the blocks on disk."""
+        return int(self.layout.lengths[self._stored()].sum())
+
+    def _stored(self) -> np.ndarray:
+        return (self.states & 1).astype(bool) | (self.states == UNPROVEN)
+
+    def are_resident(self, blocks: np.ndarray) -> bool:
+        return bool((self.states[blocks] & 1).all())
+
+    def _mark(self, blocks: np.ndarray, resident: bool) -> None:
+        before = self.states[blocks]
+        before[before == UNPROVEN] = int(not resident)
+        self.states[blocks] = (before + 1) % CYCLE
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the limit leaves room for everything."""
+        return self._most is None or self._most >= int(self.layout.evictable.sum())
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, extents: Callable[[], Iterable[tuple[str, np.ndarray, np.ndarray]]], read: Callable[[], T]) -> T:
+        """What ``read()`` returns, with the bytes of ``extents()`` resident: ``(path, starts, stops)`` a file.
+
+        Both may be called again: other processes evict blocks at any time. Raises CacheError if the limit has no room for the
+        blocks, DamagedDatasetError for one that arrives damaged twice, and the fetch errors.
+        """
+        for _ in range(ATTEMPTS):
+            if self.finished:
+                return read()
+            before: list[tuple[np.ndarray, np.ndarray]] = []
+            wanted = Counter[int]()
+            try:
+                for path, starts, stops in extents():
+                    blocks = self.layout.of_bytes(path, starts, stops)
+                    wanted.update(blocks.tolist())
+                    with self._lock:
+                        self._wanted.update(blocks.tolist())
+                    self.ensure(blocks)
+                    before.append((blocks, self.states[blocks]))
+                value = read()
+            except DamagedDatasetError:
+                if self._unchanged(before):
+                    raise
+                continue  # holes were read
+            finally:
+                with self._lock:
+                    self._wanted -= wanted
+            if self._unchanged(before):
+                return value
+        message = f"{self.folder}: blocks of a batch are evicted before all of them are fetched"
+        raise CacheError(message, hint=self._hint)
+
+    def _unchanged(self, before: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+        return all((states & 1).all() and (self.states[blocks] == states).all() for blocks, states in before)
+
+    @property
+    def _hint(self) -> str:
+        """What to do about a limit that is too small; ``shuffle='blocks'`` has planned what it reads."""
+        others = "or smaller batches" if len(self._planned) else "smaller batches, or shuffle='blocks'"
+        return f"give a larger cache_limit, {others}"
+
+    def ensure(self, blocks: np.ndarray) -> None:
+        """Fetch the missing ones of these blocks (int64, each once); they may be evicted at any time. Raises as `read`."""
+        missing = blocks[self.states[blocks] & 1 == 0]
+        if not len(missing):
+            return
+        if self._most is not None and int(self.layout.evictable[blocks].sum()) > self._most:
+            needed = self.layout.whole_bytes + len(blocks) * self.layout.block_bytes
+            limit = self.layout.whole_bytes + self._most * self.layout.block_bytes
+            message = f"{self.files.url}: a read needs {amount(needed)} at once, cache_limit is {amount(limit)}"
+            raise CacheError(message, hint=self._hint)
+        self._fetch(missing.tolist())
+
+    def fetch_files(self, paths: Iterable[str]) -> None:
+        """Fetch those of these files that are not read in blocks. Raises as `read`."""
+        blocks = (self.layout.of_file(path) for path in paths if path not in self.layout.in_blocks)
+        # The first block represents the file, which is fetched in one piece.
+        self._fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
+
+    def fetch_all(self) -> None:
+        """Fetch everything and make the folder the dataset. Raises as `read`, and CacheError if the limit is too small."""
+        if not self.finished:
+            self.fetch_files(self.layout.sizes)
+            self.ensure(np.flatnonzero(self.layout.evictable))
+            self._finish()
+
+    def plan(self, blocks: Iterable[int]) -> None:
+        """Fetch these in this order while no reader waits, instead of what was planned; they may take three quarters of a
+        limit. An error ends a plan: the read that needs the block raises it."""
+        first = list(dict.fromkeys(blocks))
+        if self._most is not None:
+            first = first[: self._most * 3 // 4]
+        with self._lock:
+            self._planned, self._plan = np.array(first, np.int64), iter(first)
+            more = min(PLANNED, len(first)) - self._planners
+            self._planners += max(0, more)
+        for _ in range(more):
+            threading.Thread(target=self._work_on_plan, name="rbdata-plan", daemon=True).start()
+
+    def _work_on_plan(self) -> None:
+        pool = self._pool
+        while True:
+            with self._lock:
+                block = next(self._plan, None)
+                if block is None or pool is not self._pool:
+                    self._planners -= 1
+                    return
+            try:
+                if not self.states[block] & 1:
+                    self._fetch([block])
+            except Exception:
+                with self._lock:
+                    self._plan = iter(())
+
+    # -- one block -----------------------------------------------------------------------------------------------------
+
+    def _fetch(self, blocks: Iterable[int]) -> None:
+        """Load these and wait for them. Raises the first error once all loads have ended."""
+        futures = []
+        for block in blocks:
+            with self._lock:
+                future = self._running.get(block)
+                if future is None:
+                    future = self._running[block] = self._pool.submit(self._load, block)
+                    future.add_done_callback(partial(_forget, self._running, block))
+            futures.append(future)
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _load(self, block: int) -> None:
+        """Fetch a block, or the whole file of a block that represents it."""
+        path, number = self.layout.place(block)
+        is_whole = path not in self.layout.in_blocks
+        blocks = self.layout.of_file(path) if is_whole else np.array([block])
+        parts = list(self._checksums.all(path)) if is_whole else [self._checksums.block(path, number)]
+        with self._claim(int(blocks[0])):
+            if self.are_resident(blocks):
+                return
+            if not ((self.states[blocks] == UNPROVEN).all() and all(part.is_in(self.folder) for part in parts)):
+                data = self._receive(path, parts)
+                with self._room_for_one() if self._most is not None and not is_whole else contextlib.nullcontext():
+                    with _writing(self.folder), open_plain(self.folder / path, "r+b") as file:
+                        write_at(file.fileno(), data, parts[0].begin)
+                    self._mark(blocks, True)
+            else:
+                self._mark(blocks, True)
+        if (self.states & 1).all():
+            self._finish()
+
+    @contextmanager
+    def _claim(self, number: int) -> Iterator[None]:
+        """Wait until no other process has this number. Where the system lacks such locks, two may store the same bytes."""
+        kind = getattr(fcntl, "F_OFD_SETLKW", None)
+        if kind is not None:
+            fcntl.fcntl(self._claims, kind, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        try:
+            yield
+        finally:
+            if kind is not None:
+                fcntl.fcntl(self._claims, kind, struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0))
+
+    def _receive(self, path: str, parts: list[CheckedBlock]) -> bytes:
+        """The bytes of consecutive parts of a file, compared with their checksums; asked for again where they differ."""
+        begin, problem = parts[0].begin, ""
+        for _ in range(2):
+            data = self.files.read(path, begin, parts[-1].end)
+            wrong = next(
+                (part for part in parts if not part.is_sound([data[part.begin - begin : part.end - begin]])), None
+            )
+            if wrong is None:
+                return data
+            problem = self._checksums.where(wrong).removeprefix(" in ").removeprefix(", ")
+            self.files.check()  # of a replaced dataset, no block matches
+        hint = "the copy in the store is damaged: push it again, or use another mirror"
+        raise DamagedDatasetError(f"{self.files.url}/{path}: {problem} arrived damaged, twice", hint=hint)
+
+    # -- eviction --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _room_for_one(self) -> Iterator[None]:
+        """Evict until another block fits; while the body stores it, no other thread or process does this."""
+        with self._room, self._claim(self.layout.count):
+            assert self._most is not None
+            there = np.flatnonzero(self._stored() & self.layout.evictable)
+            surplus = len(there) + 1 - self._most
+            if surplus > 0 and not self.finished:
+                with self._lock:
+                    kept = np.concatenate([np.fromiter(self._wanted, np.int64), self._planned])
+                free = np.setdiff1d(there, kept)
+                if len(free) < surplus:  # other processes hold the rest of the limit
+                    free = there
+                surplus = min(len(free), max(surplus, self._most // EVICTED_SHARE))
+                for block in np.random.default_rng().choice(free, surplus, replace=False).tolist():
+                    self._mark(np.array([block]), False)
+                    path, number = self.layout.place(block)
+                    _punch(self.folder / path, number * self.layout.block_bytes, int(self.layout.lengths[block]))
+            yield
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Make the folder the dataset if every block is resident."""
+        with self._room, self._claim(self.layout.count), _writing(self.folder):
+            if self.finished or not (self.states & 1).all():
+                return
+            for path in self.layout.sizes:
+                with open_plain(self.folder / path, "r+b") as file:
+                    os.fsync(file.fileno())
+            write_atomically(self.folder / FILENAME, self._text)
+            sync_folder(self.folder)
+            self._finished[0] = 1
+
+
+def _forget(running: dict[int, Future[None]], block: int, _: Future[None]) -> None:
+    running.pop(block, None)
+
+
+_caches: weakref.WeakSet[BlockCache] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        cache._begin()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _punch(path: Path, start: int, length: int) -> None:
+    """Free the disk space of a range of a file. Raises CacheError if the file system does not support that."""
+    keep_size_punch_hole = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    with open_plain(path, "r+b") as file, contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(file.fileno(), keep_size_punch_hole, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
+            return
+    message = f"the file system of {path} cannot free parts of files, which a cache_limit needs"
+    raise CacheError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")
+
+
+# -- the folder ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise DiskSpaceError if the disk or the quota is full, CacheError if the folder cannot be written for other reasons."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except OSError as error:
+        message = f"the cache folder {folder} cannot be written: {error.strerror}"
+        if is_full(error):
+            hint = "free some space, give a cache_limit, or choose another cache_dir"
+            raise DiskSpaceError(message, hint=hint) from error
+        raise CacheError(message, hint=_ANOTHER) from error
+
+
+def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
+    """Make the folder the cache of the dataset whose manifest is ``text``, or go on with it; returns a descriptor to close.
+
+    Who is alone may set the folder up; all share the lock afterwards.
+    """
+    wanted = {"manifest": crc32c(text), "block_bytes": layout.block_bytes, "blocks": layout.count}
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        session = os.open(folder / ".rbdata-session", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            while True:
+                try:
+                    fcntl.flock(session, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _set_up(folder, wanted, layout, url)
+                except BlockingIOError:
+                    pass
+                fcntl.flock(session, fcntl.LOCK_SH)
+                facts = _read_header(folder, layout)
+                if facts is None:
+                    continue  # who set it up has failed
+                _check_same(folder, facts, wanted, url)
+                if facts["boot"] != _boot():
+                    hint = "choose a cache_dir on a disk of this machine"
+                    raise CacheError(f"{folder} is used by another machine", hint=hint)
+                return session
+        except BaseException:
+            os.close(session)
+            raise
+
+
+def _set_up(folder: Path, wanted: dict[str, Any], layout: BlockLayout, url: str) -> None:
+    facts, before = _read_header(folder, layout), None
+    if facts is not None:
+        _check_same(folder, facts, wanted, url)
+        if facts["boot"] == _boot():
+            return
+        before = np.frombuffer((folder / BLOCKS_FILE).read_bytes(), np.uint8)[_HEADER:]
+    _make_files(folder, layout, keep=before is not None)
+    header = json.dumps({"format": FORMAT, "version": VERSION, **wanted, "url": url[:300], "boot": _boot()}).encode()
+    states = np.zeros(layout.count, np.uint8)
+    if before is not None:
+        states[(before & 1 == 1) | (before == UNPROVEN)] = UNPROVEN
+    # Written in full: on a full disk, writing to the map of a hole kills the process.
+    write_atomically(folder / BLOCKS_FILE, header.ljust(_HEADER, b"\0") + states.tobytes())
+
+
+def _read_header(folder: Path, layout: BlockLayout) -> dict[str, Any] | None:
+    """The facts of a cache; None if there are none, or they were cut by a crash."""
+    path = folder / BLOCKS_FILE
+    try:
+        with open_plain(path, "rb") as file:
+            facts = parse_json(file.read(_HEADER - 1).rstrip(b"\0"))
+            if not isinstance(facts, dict) or facts.get("format") != FORMAT or "boot" not in facts:
+                return None
+            if facts.get("version") != VERSION:
+                message = f"{folder} is a cache of version {facts.get('version')}, this rbdata reads {VERSION}"
+                raise CacheError(message, hint=_ANOTHER)
+            return facts if os.fstat(file.fileno()).st_size == _HEADER + int(facts["blocks"]) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _check_same(folder: Path, facts: dict[str, Any], wanted: dict[str, Any], url: str) -> None:
+    if any(facts.get(name) != value for name, value in wanted.items()):
+        what = (
+            f"an earlier version of {url}" if facts.get("url") == url[:300] else f"another dataset, {facts.get('url')}"
+        )
+        raise CacheError(f"{folder} is the cache of {what}", hint=_ANOTHER)
+
+
+def _make_files(folder: Path, layout: BlockLayout, *, keep: bool) -> None:
+    """Make the files of the dataset as holes; with ``keep`` only give them their size, which a power cut may have changed."""
+    ours = {folder / path for path in layout.sizes}
+    for inner in sorted({parent for path in ours for parent in path.parents if folder in parent.parents}):
+        if inner.is_symlink():
+            raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
+    foreign = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".rbdata-")]
+    if foreign and not ours.issuperset(foreign):
+        message = f"{folder} holds other files, such as {min(foreign).relative_to(folder)}"
+        raise CacheError(message, hint="choose another cache_dir")
+    for path, size in layout.sizes.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not keep:
+            target.unlink(missing_ok=True)
+        with open_plain(target, "ab") as file:
+            file.truncate(size)
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
