@@ -263,7 +263,6 @@ def load(
     beta: float | None = None,
     priority_key: str | tuple[str, ...] = "td_error",
     sampler: replay.Sampler | None = None,
-    sample_unit: replay.SampleUnit | None = None,
     transform: Any = None,
     transform_factory: Callable[[], Any] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
@@ -326,11 +325,10 @@ def load(
       "random" (counts are multinomial) or "exact", see `MixtureSampler`.
     - ``dtype``: "float32" rounds float64 leaves (MuJoCo's) to it, after ``normalize``; other leaves keep their types.
     - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
-      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, sample_unit, windows.
+      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, windows.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
-    - ``sampler``: your own sampler instead of these options. ``sample_unit``: which records are read for each step drawn
-      (``rbdata.Sequence(80, burn_in=40)``).
+    - ``sampler``: your own sampler instead of these options.
     - ``transform``: a function or module that changes batches (``transform_factory``: returns it); ``collate_fn``.
     - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
     - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.

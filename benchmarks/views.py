@@ -90,9 +90,6 @@ def main() -> None:
     compare("a mixture of two, one of the same size", repeats, mixture=mixture, one=one)
     best = dataset.select(episodes=dataset.episodes.where(top=0.5))
     compare("half of the episodes, all", repeats, view=load(best, batch_size=BATCH, seed=0), all=one)
-    unit = load(dataset, batch_size=4, sample_unit=rbdata.Sequence(64), seed=0)
-    slices = load(dataset, batch_size=BATCH, slice_len=64, seed=0)
-    compare("Sequence(64), slices of 64", repeats, sequence=unit, slices=slices)
     parts = [load(half, batch_size=BATCH, seed=number) for number in range(64)]
     ensemble = rbdata.ReplayBufferEnsemble(*parts, batch_size=BATCH, seed=0)
     compare("an ensemble of 64 buffers, one", repeats, ensemble=ensemble, one=one)

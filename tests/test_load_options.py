@@ -118,7 +118,7 @@ TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
 #: What says where a dataset is, how batches are made ahead, or where they lie: tested by themselves below.
 ELSEWHERE = {"root", "cache_dir", "cache_limit", "download", "prefetch", "pin_memory", "generator", "weights", "shares"}
 #: Not of this table: what is tested with the room that it belongs to.
-OTHERS = {"sample_unit", "transform_factory", "shared", "delayed_init", "checkpointer"}
+OTHERS = {"transform_factory", "shared", "delayed_init", "checkpointer"}
 OTHERS |= {"end_key", "traj_key"}
 
 

@@ -23,7 +23,7 @@ from rbdata.storage.replay.loading import load_buffer, make_sampler
 
 #: Arguments of buffers that `rbdata.load` has not: a dataset is read-only, and the others have no effect here.
 NOT_OF_LOAD = {
-    *("storage", "writer", "dim_extend", "consume_after_n_samples", "compilable"),
+    *("storage", "writer", "dim_extend", "compilable"),
     *("service_backend", "service_backend_options", "transport", "transport_options"),
 }
 
@@ -124,7 +124,7 @@ def test_functions_have_explicit_arguments():
             assert not named(value, "VAR_KEYWORD"), name
 
 
-BUFFERS = ["TensorDict", "Prioritized", "TensorDictPrioritized", "HER"]
+BUFFERS = ["TensorDict", "Prioritized", "TensorDictPrioritized"]
 DATASETS = {
     "AtariDQN": "atari",
     "D4RL": "d4rl",
@@ -192,7 +192,6 @@ def test_samplers_show_their_arguments():
         ("normalized_score", ["Pong/5", 1], {"Root": 5}, "score.* 'Root'", "did you mean root?"),
         ("list_datasets", [], {"quick": True}, "list_datasets.* 'quick'", "it takes root"),
         ("TensorDictReplayBuffer", [], {"batchsize": 8}, "Buffer.* 'batchsize'", "did you mean batch_size?"),
-        ("HERReplayBuffer", [abs], {"her_ration": 1}, "HER.* 'her_ration'", "did you mean her_ratio?"),
         ("TensorDictPrioritizedReplayBuffer", [], {"priority": 8}, "Prioritized.* 'priority'", "priority_key"),
         ("ReplayBufferEnsemble", [], {"batchsize": 8}, "Ensemble.* 'batchsize'", "did you mean batch_size?"),
         ("SliceSamplerWithoutReplacement", [], {"slicelen": 8}, "Slice.* 'slicelen'", "did you mean slice_len"),

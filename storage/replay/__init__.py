@@ -6,10 +6,9 @@ Reading order:
 2. `draw` (the steps of a batch) by `samplers`, `batches` (how they are read), `timeline` (where episodes end),
    `prefetch` (batches made ahead of time in threads), `transforms`.
 3. `storages`: where records are kept; `writers`: which row a new record goes to.
-4. `tensordict_buffer`, `hindsight` (goals) and `ensemble` (several buffers as one).
+4. `tensordict_buffer` and `ensemble` (several buffers as one).
 5. `checkpoint` and `saving`: buffers and their parts in files; `loading`: from options to a buffer over a dataset;
    `iterable`: data loaders; `overrides`: methods of users' subclasses; `locks`: between processes, and when one forks.
-6. `online`: additions for online training.
 """
 
 from __future__ import annotations
@@ -18,29 +17,8 @@ from .batches import BatchReader as BatchReader
 from .buffer import ReplayBuffer as ReplayBuffer
 from .draw import Draw as Draw
 from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
-from .ensemble import SamplerEnsemble as SamplerEnsemble
-from .ensemble import StorageEnsemble as StorageEnsemble
-from .ensemble import WriterEnsemble as WriterEnsemble
 from .goals import Goals as Goals
-from .hindsight import HERReplayBuffer as HERReplayBuffer
-from .hindsight import HindsightStrategy as HindsightStrategy
 from .iterable import ReplayIterable as ReplayIterable
-from .online.conditional_update import ConditionalUpdateResult as ConditionalUpdateResult
-from .online.consuming import ConsumingSampler as ConsumingSampler
-from .online.sample_units import SampleUnit as SampleUnit
-from .online.sample_units import Sequence as Sequence
-from .online.sample_units import Transition as Transition
-from .online.schedulers import LambdaScheduler as LambdaScheduler
-from .online.schedulers import LinearScheduler as LinearScheduler
-from .online.schedulers import ParameterScheduler as ParameterScheduler
-from .online.schedulers import SchedulerList as SchedulerList
-from .online.schedulers import StepScheduler as StepScheduler
-from .online.staleness import StalenessAwareSampler as StalenessAwareSampler
-from .online.trajectories import Trajectory as Trajectory
-from .online.trajectories import TrajectoryPredicate as TrajectoryPredicate
-from .online.trajectories import filter_trajectories as filter_trajectories
-from .online.trajectories import iter_trajectories as iter_trajectories
-from .online.trajectories import traj as traj
 from .samplers.mixture import MixtureSampler as MixtureSampler
 from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
 from .samplers.prioritized import PrioritizedSliceSampler as PrioritizedSliceSampler
@@ -49,9 +27,7 @@ from .samplers.slices import SliceSampler as SliceSampler
 from .samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 from .samplers.uniform import RandomSampler as RandomSampler
 from .samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
-from .storages.compressed_list_storage import CompressedListStorage as CompressedListStorage
 from .storages.dataset_storage import DatasetStorage as DatasetStorage
-from .storages.list_storage import LazyStackStorage as LazyStackStorage
 from .storages.list_storage import ListStorage as ListStorage
 from .storages.memmap_storage import LazyMemmapStorage as LazyMemmapStorage
 from .storages.storage import Storage as Storage

@@ -127,12 +127,10 @@ class EnsembleOptions(ServiceOptions, total=False):
 class CommonOptions(ServiceOptions, total=False):
     """Options that every class passes on."""
 
-    sample_unit: Any
     transform_factory: Callable[[], Any] | None
     dim_extend: int | None
     checkpointer: Any
     generator: torch.Generator | None
-    consume_after_n_samples: int | None
     shared: bool
     delayed_init: bool | None
     device: Any

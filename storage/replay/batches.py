@@ -241,7 +241,7 @@ class BatchReader:
         if fields is None:
             kind = type(storage).__name__
             message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
-            hint = "tensor storages have leaves (contiguous, of one batch size), CompressedListStorage with its own codec too"
+            hint = "tensor storages have leaves (contiguous, of one batch size)"
             raise UsageError(message, hint=hint)
         self.storage, self.stack, self.n_step, self._with_info = storage, spec.frame_stack, spec.n_step, with_info
         self._edges, self._windowed, self._key_windows = spec.edges, spec.has_windows, spec.key_windows

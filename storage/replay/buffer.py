@@ -47,10 +47,6 @@ from .devices import check_device
 from .draw import check_generator, draw_seed
 from .iterable import LoaderPlace, ReplayIterable, ReplayMap
 from .locks import watch_forks
-from .online.conditional_update import ConditionalUpdateResult, update_records
-from .online.consuming import consuming_sampler
-from .online.sample_units import check_unit, expand_draws
-from .online.trajectories import query_trajectories
 from .overrides import check_part, is_overridden, is_own_code, reads_by_get
 from .pipeline import BatchSpec, Info, OrderState, Pipeline, RowsChangedError
 from .prefetch import wait_for
@@ -92,8 +88,6 @@ class ReplayBuffer:
     - ``generator`` or ``seed``: same seed, same batches. With neither, the seed comes from torch's global generator.
     - ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``: windows, see `batches` and `n_step`; they never cross an episode.
     - ``checkpointer``: its hooks, if it has any, are registered as by `register_save_hook` and `register_load_hook`.
-    - ``consume_after_n_samples``: records are removed after this number of batches, see `ConsumingSampler`.
-    - ``sample_unit``: the records to read for each record drawn, see `SampleUnit`.
     - ``delayed_init``: make the parts at the first use, perhaps in another process; True by default with ``transform_factory``.
     - ``compilable``, ``service_backend_options``, ``transport_options``: no effect, because nothing is compiled or served here.
       ``service_backend`` and ``transport`` may be "direct" (or "auto").
@@ -122,7 +116,6 @@ class ReplayBuffer:
         *,
         storage: Part = None,
         sampler: Part = None,
-        sample_unit: Any = None,
         writer: Part = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -133,7 +126,6 @@ class ReplayBuffer:
         dim_extend: int | None = None,
         checkpointer: Any = None,
         generator: torch.Generator | None = None,
-        consume_after_n_samples: int | None = None,
         shared: bool = False,
         compilable: bool | None = None,
         delayed_init: bool | None = None,
@@ -179,7 +171,6 @@ class ReplayBuffer:
         self._rank, self._world = rank, world_size
         self._loader_epochs = 0
         self._loader_place: LoaderPlace | None = None
-        unit = self._sample_unit = check_unit(sample_unit)
         self._spec = BatchSpec(
             frame_stack=frame_stack,
             stack_keys=None if stack_keys is None else _paths(stack_keys),
@@ -192,8 +183,6 @@ class ReplayBuffer:
             prefetch=check_prefetch(prefetch, self.batch_size),
             device=None if device is None else check_device(device),
             pin_memory=pin_memory,
-            expand=None if unit is None else partial(expand_draws, unit),
-            expands_ahead=unit is None or not is_own_code(unit),
         )
         self._pass_ended = self._warned = False
         #: By thread: whether the batch that it sampled last ended a pass.
@@ -211,7 +200,6 @@ class ReplayBuffer:
             "generator": generator,
             "seed": None if seed is None else check_seed(seed),
             "one_ahead": prefetch is None and on_gpu,
-            "consume_after": consume_after_n_samples,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._make_parts(self._unmade)
@@ -221,8 +209,6 @@ class ReplayBuffer:
         self._unmade = None
         self._storage = resolve_storage(given["storage"])
         self._sampler = resolve(given["sampler"], Sampler, RandomSampler, "SliceSampler(slice_len=32)")
-        if given["consume_after"] is not None:
-            self._sampler = consuming_sampler(self._sampler, given["consume_after"])
         if self._sampler.drop_last and self.batch_size is None:
             raise UsageError("drop_last needs the batch_size given to the buffer")
         self._writer = resolve(given["writer"], Writer, self._default_writer, "RoundRobinWriter()")
@@ -260,8 +246,8 @@ class ReplayBuffer:
         for part in (sampler, storage, writer):
             check_part(part)
         spec = self._spec
-        if spec.key_windows is not None and (spec.frame_stack or spec.n_step or spec.expand is not None):
-            message = "windows are read instead of frame_stack, n_step and sample_unit"
+        if spec.key_windows is not None and (spec.frame_stack or spec.n_step):
+            message = "windows are read instead of frame_stack and n_step"
             raise UsageError(message, hint="give windows alone")
         check_parts(sampler, storage, writer, Use(spec.prefetch, spec.has_windows, world_size=self._world))
 
@@ -499,7 +485,7 @@ class ReplayBuffer:
 
         ``index``: a number, numbers in a sequence or a tensor ``[n]`` (for storages of several dimensions ``[n, ndim]`` or a
         tuple of tensors), or a slice or a mask of all records. Nothing is drawn: the order of batches does not change, and
-        there are neither weights nor goals in hindsight. Raises SamplingError (an IndexError) for rows that do not exist.
+        there are no weights. Raises SamplingError (an IndexError) for rows that do not exist.
         """
         with self._lock:
             if self._storage.ndim == 1 and is_part_of_all(index):
@@ -587,17 +573,6 @@ class ReplayBuffer:
 
     # -- looking at it -----------------------------------------------------------------------------------------------
 
-    def query(self, predicate: Callable[[Any], Any] | None = None, *, trajectory_key: Any = None) -> Any:
-        """The stored trajectories for which a predicate holds, as `Trajectory`, oldest first: ``query(traj.length > 9)``.
-
-        ``predicate`` is made with `traj`, or is any function of a `Trajectory`. Trajectories are identified by
-        ``trajectory_key``, the usual ids, end-of-episode flags, or a dataset's episode table. Trajectories in memory are views
-        unless transforms apply; trajectories of a dataset are read when they are taken from the returned sequence. Raises
-        UnknownKeyError if edges or keys are missing, ArgumentTypeError for records that are not TensorDicts.
-        """
-        with self._lock:
-            return query_trajectories(self._storage, self._transforms, predicate, trajectory_key)
-
     def __len__(self) -> int:
         with self._lock:
             return self._sampler.live(self._storage)
@@ -622,7 +597,7 @@ class ReplayBuffer:
     def __getitem__(self, index: Any) -> Any:
         """Records by number or slice (several through the ``collate_fn``, all through the transforms), or one column by key.
 
-        Records are single: ``n_step``, ``frame_stack`` and ``sample_unit`` apply only to `sample` and `sample_at`.
+        Records are single: ``n_step`` and ``frame_stack`` apply only to `sample` and `sample_at`.
         """
         if is_key(index):
             plain = not len(self._transforms) and self._spec.collate is None and not reads_by_get(self._storage)
@@ -777,30 +752,6 @@ class ReplayBuffer:
             if wanted is None or any(path[: len(key)] == key for key in wanted):
                 self.set_(key, value)
         return self
-
-    def update_if_present(
-        self,
-        *,
-        index: Any,
-        generation: Any,
-        patch: Mapping[Any, Any] | TensorDictBase,
-        version_key: Any = None,
-        version: Any = None,
-        require_newer: bool = False,
-    ) -> ConditionalUpdateResult:
-        """Write the leaves of ``patch`` (each ``[n, ...]``) to those records that are still in their rows.
-
-        ``index`` (``[n]``, or ``[n, ndim]``) and ``generation`` (``[n]``) are what `extend` and ``generations_of``, or a
-        batch's ``index`` and ``index_generation`` gave. With ``version_key`` (a stored number a record) and ``version`` (one
-        number, or ``[n]``) a record is written only if its stored version is not newer (with ``require_newer``: is older),
-        and gets the new version; of several writes to one row the newest version wins, of equal ones the last.
-
-        Before anything is written raises UnsupportedError without ``track_generations=True``, UnknownKeyError for a key that is
-        not stored, SchemaError for other shapes or dtypes, UsageError for arguments that contradict each other.
-        """
-        with self._writing():
-            parts = self._storage, self._writer
-            return update_records(*parts, index, generation, patch, version_key, version, require_newer)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -615,16 +615,9 @@ class ReplayBufferEnsemble:
             self.buffers[member].update_priority(rows[chosen], values[chosen])
 
     def update_tensordict_priority(self, data: TensorDictBase, priority_key: Any = "td_error") -> None:
-        """Set the priorities of a batch's rows from ``priority_key``, one value per row; for windows, those of the anchors."""
+        """Set the priorities of a batch's rows from ``priority_key``, one value per row."""
         index, values = data["index"], data[priority_key]
-        if data.get("anchor_index", None) is None:
-            self.update_priority(index, values)
-            return
-        for member in index["buffer_ids"].unique().tolist():
-            chosen = index["buffer_ids"] == member
-            to_anchors = getattr(self.buffers[member], "_anchor_reduced_priority", lambda *_: None)
-            reduced = to_anchors(data[chosen], values[chosen])
-            self.buffers[member].update_priority(*(reduced or (index["index"][chosen], values[chosen])))
+        self.update_priority(index, values)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

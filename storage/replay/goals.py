@@ -9,7 +9,7 @@ what is stored under ``goal_key`` at step
                    without: round(d min(t + 1, T - 1) + (1 - d) (T - 1)), with d uniform in [0, 1)
     random         any step of the dataset, uniformly
 
-with these probabilities. Goals are chosen as in `hindsight`, so a seed repeats them. The relabelled leaves are
+with these probabilities. A seed repeats them. The relabelled leaves are
 
     goal, actor_goal       added, shaped as what ``goal_key`` names
     next/reward            success - 1, or success; success is whether the goal is the step's own state
@@ -183,7 +183,7 @@ def make_relabeling(dataset: Dataset, goals: Any, edges: Edges, extra: tuple[str
     made = GoalRelabeling(goals, edges, "discount" in extra)
     for name, mixture in made._mixtures.items():
         if any(each.partition("/")[0] == name for each in dataset.rows):
-            raise UsageError(f"{dataset.id} has a {name} of its own", hint="HERReplayBuffer relabels stored goals")
+            raise UsageError(f"{dataset.id} has a {name} of its own", hint="leave it out with keys")
         if not goal_leaves(dataset, mixture):
             message = f"{dataset.id} has no {mixture.goal_key!r} that goals could be taken from"
             raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")

@@ -154,7 +154,7 @@ class ReplayLoader(DataLoader):
 class ReplayMap(Dataset):
     """The records of a buffer by number, through its transforms; a batch of a loader is read at once.
 
-    Frame stacks, n-step returns, windows and sample units apply as in batches of the buffer (`ReplayBuffer.sample_at`).
+    Frame stacks, n-step returns and windows apply as in batches of the buffer (`ReplayBuffer.sample_at`).
 
     Raises UsageError for storages of several dimensions, whose records have no single number, and for buffers that draw goals
     with their batches.
@@ -181,7 +181,7 @@ class ReplayMap(Dataset):
         is_one = isinstance(number, Integral)
         # `sample_at` takes no negative numbers.
         batch = self.buffer.sample_at(row_index(int(number), len(self), "record") if is_one else number)
-        is_record = is_one and self.buffer._spec.expand is None  # a unit expands one record to several
+        is_record = is_one
         return self._own(batch[0] if is_record else batch)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:

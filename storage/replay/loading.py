@@ -47,7 +47,7 @@ def load_buffer(
     - ``keys``: see `DatasetStorage`.
     - ``extra``, ``normalize``, ``reward_scale``, ``dtype``: leaves computed when they are read, see `derived_leaves`.
     - ``goals``: goals for data that store none, see `goals`.
-    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``sample_unit``, ``frame_stack``, ``n_step``,
+    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``,
       ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
 
     Raises UsageError for options that make no sense together, or of which one has no effect (`load_options`).
@@ -92,7 +92,7 @@ def _mixture(dataset: Dataset, weights: Sequence[float], shares: Shares) -> Mixt
 
 def _check_goals(options: Mapping[str, Any], reward_scale: float | str | None) -> None:
     """Raise UsageError for options that do not go with goals."""
-    for name in ("n_step", "frame_stack", "sample_unit", "windows"):
+    for name in ("n_step", "frame_stack", "windows"):
         if options.get(name) is not None:
             raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
     if reward_scale is not None:

@@ -69,7 +69,7 @@ def check_count(batches: Any) -> int:
 
 
 class Relabeling(Protocol):
-    """Replaces goals and rewards of records in a batch, see `hindsight` and `goals`."""
+    """Replaces goals and rewards of records in a batch, see `goals`."""
 
     @property
     def is_own_code(self) -> bool:
@@ -90,10 +90,8 @@ class BatchSpec(WindowSpec):
     """The specification of batches: the rows to read around each step, and how they are processed.
 
     ``info_in_batch`` puts the sampler's information into the batch; ``prefetch`` batches are made ahead, by request or
-    (``prefetch_is_default``) without; ``relabeling`` replaces goals; ``expand`` maps the drawn records to the records to read
-    (see `online.sample_units`), ``expands_ahead`` says whether a second call returns the same records. ``in_ensemble``:
-    functions of the user make batches in the caller's thread alone, because the members of an ensemble may share them, or what
-    they write to.
+    (``prefetch_is_default``) without; ``relabeling`` replaces goals. ``in_ensemble``: functions of the user make batches in
+    the caller's thread alone, because the members of an ensemble may share them, or what they write to.
     """
 
     info_in_batch: bool = False
@@ -103,14 +101,12 @@ class BatchSpec(WindowSpec):
     device: torch.device | None = None
     pin_memory: bool = False
     relabeling: Relabeling | None = None
-    expand: Callable[[Sequence[Draw], Storage], list[Draw]] | None = None
-    expands_ahead: bool = True
     in_ensemble: bool = False
 
     @property
     def reads_windows(self) -> bool:
         """Whether other records around each drawn record are read."""
-        return any(one is not None for one in (self.frame_stack, self.n_step, self.key_windows, self.expand))
+        return any(one is not None for one in (self.frame_stack, self.n_step, self.key_windows))
 
 
 class BatchOrder:
@@ -137,7 +133,7 @@ class BatchOrder:
         if not self._drawn:
             # A method set on the sampler may return something else when called again.
             has_own_method = not {"draw", "sample"}.isdisjoint(self.sampler.__dict__)
-            may_look_ahead = self.sampler.ahead and self.spec.expands_ahead and not has_own_method
+            may_look_ahead = self.sampler.ahead and not has_own_method
             self._draw(batch_size, prepare, min(limit, self._ahead) if may_look_ahead else 1)
             self._ahead = min(2 * self._ahead, limit)
         return self._drawn.popleft()
@@ -183,10 +179,9 @@ class BatchOrder:
                 self.batches += 1
                 ends.append(self.sampler.ran_out)
                 if self.spec.relabeling is not None:  # uses the generator, so it comes before the next draw
-                    draw = self._expanded([draw])[0]
                     self.spec.relabeling.choose(draw, self.storage, self.generator)
                 draws.append(draw)
-            prepared = prepare(draws if self.spec.relabeling is not None else self._expanded(draws))
+            prepared = prepare(draws)
         except BaseException:
             if states[0] is not None:
                 self.go_to(states[0])
@@ -197,9 +192,6 @@ class BatchOrder:
         self._drawn.extend(prepared)
         if self._watched:
             self._left_at = self.generator.get_state()
-
-    def _expanded(self, draws: list[Draw]) -> list[Draw]:
-        return draws if self.spec.expand is None else self.spec.expand(draws, self.storage)
 
     def _current(self) -> OrderState:
         """The state after all draws."""
@@ -314,7 +306,7 @@ class Pipeline:
     def gives_columns(self) -> bool:
         """Whether batches consist only of rows that are read leaf by leaf, as `sample_columns` requires."""
         spec, storage = self.spec, self.storage
-        own = (spec.collate, spec.relabeling, spec.expand, spec.device)
+        own = (spec.collate, spec.relabeling, spec.device)
         if any(one is not None for one in own) or spec.pin_memory or spec.prefetch or len(self.transforms):
             return False
         plain = storage.ndim == 1 and not (storage.batch_tail or storage.nested_sizes) and not storage.is_shared
@@ -353,8 +345,7 @@ class Pipeline:
         count = len(self.storage)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
             raise NoRecordError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
-        draw, reader, expand = Draw(rows.clone()), self._reader(), self.spec.expand
-        draw = draw if expand is None else expand([draw], self.storage)[0]
+        draw, reader = Draw(rows.clone()), self._reader()
 
         def read() -> tuple[Prepared, Any]:
             prepared = self._stamped(reader.prepare([draw])[0])

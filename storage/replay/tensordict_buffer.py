@@ -129,8 +129,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
-        For `Sequence` windows the priorities of the anchors are set. If the batch lacks the key, its rows get the priority of
-        new records, with a warning. Raises UsageError if it has no ``index``.
+        If the batch lacks the key, its rows get the priority of new records, with a warning. Raises UsageError if it has no
+        ``index``.
         """
         if not isinstance(self._sampler, PrioritizedSampler):
             return
@@ -143,23 +143,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             message = f"the batch has no {'/'.join(key)}: its rows get the priority of new records"
             warnings.warn(message, stacklevel=2)
             values = torch.full(data.batch_size, self._sampler.default_priority, dtype=torch.float64, device="cpu")
-        anchors = self._anchor_reduced_priority(data, values)
-        if anchors is not None:
-            self.update_priority(*anchors)
-            return
         rows = index.reshape(len(index), -1)  # the same for all steps of a record
         rows = rows[:, -self._storage.ndim :] if self._storage.ndim > 1 else rows[:, 0]
         if values.numel() % len(rows):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))
-
-    def _anchor_reduced_priority(
-        self, data: TensorDictBase, priority: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`SampleUnit._anchor_priorities` of the buffer's unit; None without one."""
-        unit = self._sample_unit
-        reduction = getattr(self._sampler, "reduction", "max")
-        return None if unit is None else unit._anchor_priorities(data, priority, self._storage, reduction)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -152,10 +152,7 @@ class SliceSampler(Sampler):
         span = _both_sides(self.span)
         if any(span) and (self.uniform_over == "transitions" or self.stride > 1):
             message = "span goes with uniform_over='trajectories' and a stride of 1"
-            hint = (
-                "windows that begin at every step alike and may reach over the end of an episode: "
-                f"sample_unit=rbdata.Sequence({self.slice_len or 32}), no slices"
-            )
+            hint = "load(windows=...) reads windows that begin at every step alike, padded beyond the ends of episodes"
             raise UsageError(message, hint=hint)
         for name in ("ends", "trajectories"):  # copied: edges are computed again after a write
             value = getattr(self, name)

@@ -13,22 +13,9 @@ tree has twenty steps).
 Sums are kept in float64: a row is summed again, from left to right, when one of its children changes, so errors do not
 build up and the sums do not depend on the order of the changes. The smallest positive value is remembered with its place; it
 is searched for again only if that place gets a larger value.
-
-Where numba is installed (the extra ``fast``), a process that draws often compiles these steps: a draw and an update of a
-million priorities are then about 0.1 ms faster. The loops do the same operations on the same numbers in the same order as the
-NumPy code: all results are equal to the last bit, so that a tree may switch between any two calls. (Powers stay with NumPy,
-whose last bit depends on the processor.) Importing numba and compiling take 2 s, once in a process, in the draw after which it
-pays off. numba's cache of compiled code in files is not used: these are pickles in a folder that environment variables choose,
-and of two kinds of processors that compile at the same time one might load the code of the other.
 """
 
 from __future__ import annotations
-
-import logging
-import os
-import threading
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,14 +26,8 @@ FANOUT_BITS = 4
 FANOUT = 1 << FANOUT_BITS
 #: A level of at most this many rows is the top: its running sum is computed at the first draw after a change.
 TOP = 256
-#: Trees with fewer values gain too little from compiled loops.
-LARGE = 10_000
-#: After this many draws by NumPy in this process the loops are compiled: they would have saved the time of compiling.
-OFTEN = 20_000
 _AT_ONCE = 1 << 12  # rows that are added up in the processor's cache
 _EVERY_BYTE, _TOP_BYTE = np.uint64(0x0101010101010101), np.uint64(56)
-_BLOCK = 64  # the running sum of the top level is searched by blocks of this many, then within one
-_U = np.uint64  # an unsigned index needs no test for being negative
 
 
 class SumTree:
@@ -59,7 +40,6 @@ class SumTree:
             counts.append(max(1, -(-(counts[-1] if counts else size) // FANOUT)))
         ends = np.cumsum(counts) * FANOUT
         self._nodes = full(int(ends[-1]), 0.0).numpy()
-        self._begins = np.append(0, ends[:-1])
         # NumPy reads and writes few elements several times faster than torch does.
         self._arrays = np.split(self._nodes, ends[:-1])
         self._rows = [level.reshape(-1, FANOUT) for level in self._arrays]
@@ -70,7 +50,6 @@ class SumTree:
         self._top_sums = torch.from_numpy(self._running[1 : self._top + 1])
         self._current = True
         self._smallest: tuple[float, int] | None = (np.inf, -1)  # and its place; None if unknown
-        self._loops: Loops | None = None
 
     @property
     def values(self) -> torch.Tensor:
@@ -98,11 +77,6 @@ class SumTree:
     def update(self, index: np.ndarray, values: np.ndarray) -> None:
         """Set values (float64 ``[n]``) at ``index`` (int64 ``[n]``); for a repeated index, the last value stays."""
         self._current = False
-        if self._loops is not None and len(index) <= len(self._rows[0]) // 4:
-            arrays = np.ascontiguousarray(index), np.ascontiguousarray(values)
-            least, where = self._loops.update(self._nodes, self._begins, *arrays, *(self._smallest or (0.0, -1)))
-            self._smallest = (least, where) if least else None
-            return
         self._arrays[0][index] = values
         self._follow_smallest(index, values)
         rows = index
@@ -150,8 +124,6 @@ class SumTree:
 
         ``total`` must not be zero. Raises SamplingError where it is infinite.
         """
-        if self._loops is None and self.size >= LARGE:
-            self._loops = _count_draw()
         total = self.total
         if total == np.inf:
             raise SamplingError("the sum of all priorities is larger than a float64 can be")
@@ -170,10 +142,6 @@ class SumTree:
     def _find(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
         """The indices as `find` returns them, their values, and the smallest of these values."""
         running = self._sums()
-        if self._loops is not None:
-            found, values = np.empty(len(mass), np.int64), np.empty(len(mass))
-            least = self._loops.find(self._nodes, self._begins, running, mass, found, values)
-            return found, values, least
         # In ascending order: a search that begins where the last one ended costs half.
         order = mass.argsort()
         rest = mass[order]
@@ -200,7 +168,7 @@ class SumTree:
 
 
 def _add_up(rows: np.ndarray) -> np.ndarray:
-    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` and the compiled loops do."""
+    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` does."""
     columns = np.ascontiguousarray(rows.T)
     # Column by column, except for a single row, in which NumPy would first add every eighth element.
     sums: np.ndarray = np.add.reduce(columns, 0) if len(rows) > 1 else columns.cumsum(0)[-1]
@@ -221,142 +189,3 @@ def full(size: int, value: float) -> torch.Tensor:
     array = np.empty(size)
     array.fill(value)
     return torch.from_numpy(array)
-
-
-# -- compiled loops ----------------------------------------------------------------------------------------------------
-
-
-class Loops(NamedTuple):
-    """The compiled functions."""
-
-    find: Callable[..., float]
-    update: Callable[..., tuple[float, int]]
-
-
-def _find_loop(
-    nodes: np.ndarray, begins: np.ndarray, running: np.ndarray, mass: np.ndarray, found: np.ndarray, values: np.ndarray
-) -> float:
-    """For each ``mass``, find the leaf whose interval of the running sum contains it, and its value; returns the least value.
-
-    ``running``: float64 ``[4097]``, the running sum of the top level, preceded by zero and followed by infinity.
-    """
-    blocks = np.empty(_BLOCK)
-    for place in range(_BLOCK):
-        blocks[place] = running[(place + 1) * _BLOCK]
-    inner = np.zeros(FANOUT)
-    last = len(begins) - 1
-    top = len(nodes) - begins[last]
-    for number in range(len(mass)):
-        rest = mass[number]
-        block = 0
-        for place in range(_BLOCK - 1):
-            block += blocks[_U(place)] <= rest
-        child = block * _BLOCK
-        first = child + 1
-        for place in range(_BLOCK):
-            child += running[_U(first + place)] <= rest
-        child = min(child, top - 1)
-        found[number] = child
-        values[number] = rest - running[_U(child)]
-    # Level by level, not mass by mass: the processor then waits for many memory reads at once.
-    for level in range(last - 1, -1, -1):
-        begin = begins[level]
-        highest = (begins[level + 1] - begin) // FANOUT - 1
-        for number in range(len(mass)):
-            rest = values[number]
-            row = min(found[number], highest)
-            first = begin + row * FANOUT
-            total = 0.0
-            for place in range(FANOUT - 1):
-                total += nodes[_U(first + place)]
-                inner[_U(place + 1)] = total
-            inside = 0
-            for place in range(1, FANOUT):
-                inside += inner[_U(place)] <= rest
-            found[number] = row * FANOUT + inside
-            values[number] = rest - inner[_U(inside)]
-    least = np.inf
-    for number in range(len(mass)):
-        value = nodes[_U(found[number])]
-        values[number] = value
-        least = min(least, value)
-    return least
-
-
-def _update_loop(
-    nodes: np.ndarray, begins: np.ndarray, index: np.ndarray, values: np.ndarray, least: float, where: int
-) -> tuple[float, int]:
-    """Set leaves and the sums above them; returns the smallest positive leaf and its place, 0 and -1 if unknown.
-
-    ``least`` and ``where`` are these values before the change. Raises IndexError, before anything is set.
-    """
-    leaves = begins[1] if len(begins) > 1 else len(nodes)
-    for place in range(len(index)):
-        if not 0 <= index[place] < leaves:
-            raise IndexError("no such leaf")
-    for place in range(len(index)):
-        nodes[_U(index[place])] = values[place]
-    bits = 0
-    for level in range(len(begins) - 1):
-        begin, above = begins[level], begins[level + 1]
-        bits += FANOUT_BITS
-        for place in range(len(index)):
-            row = index[place] >> bits
-            first = begin + row * FANOUT
-            total = 0.0
-            for child in range(FANOUT):
-                total += nodes[_U(first + child)]
-            nodes[_U(above + row)] = total
-    if least == 0:
-        return least, where
-    for place in range(len(index)):
-        value = values[place]
-        if value > 0 and value <= least:
-            if nodes[_U(index[place])] != value:  # the same index came again with another value
-                return 0.0, -1
-            least, where = value, index[place]
-        elif index[place] == where and value != least:
-            return 0.0, -1
-    return least, where
-
-
-_draws = 0
-_loaded: list[Loops | None] = []  # one entry, once it is known
-_loading = threading.RLock()
-
-# A fork waits for the compiler: in the child its locks, including numba's, would never be released.
-os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
-
-
-def _count_draw() -> Loops | None:
-    """The loops, once this process has drawn often enough; None before, and without a working numba."""
-    global _draws
-    _draws += 1
-    return load_loops() if _draws >= OFTEN else None
-
-
-def load_loops() -> Loops | None:
-    """The loops; None without a working numba, or while another thread compiles."""
-    if not _loaded and _loading.acquire(blocking=False):
-        try:
-            if not _loaded:
-                _loaded.append(_compile())
-        finally:
-            _loading.release()
-    return _loaded[0] if _loaded else None
-
-
-def _compile() -> Loops | None:
-    try:
-        import numba
-
-        if numba.config.DISABLE_JIT:
-            return None
-        tree, floats, rows = "float64[::1], int64[::1]", "float64[::1]", "int64[::1]"
-        return Loops(
-            numba.njit(f"float64({tree}, {floats}, {floats}, {rows}, {floats})")(_find_loop),
-            numba.njit(f"Tuple((float64, int64))({tree}, {rows}, {floats}, float64, int64)")(_update_loop),
-        )
-    except Exception as error:  # not installed, not for this NumPy or processor: NumPy does the same
-        logging.getLogger(__name__).debug("priorities are drawn without numba: %s: %s", type(error).__name__, error)
-        return None

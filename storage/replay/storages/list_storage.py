@@ -4,7 +4,6 @@ Tensors and arrays are copied when they are written, as in the other storages, b
 memory for the next record. (TorchRL keeps references: all records then hold the values of the last one.) Tensors that are
 mapped from files are not copied.
 
-`LazyStackStorage` reads TensorDicts, whose layouts may differ, as a lazy stack.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ..saving import read_state, reading, write_state
 from ..timeline import Key, entry_at
 from .rows import is_number, written_rows
 from .storage import Storage
-from .trees import copy_of, dense_leaves, from_state, lazy_stack_of, records_of_columns, with_values_copied
+from .trees import copy_of, dense_leaves, from_state, records_of_columns, with_values_copied
 
 
 class ListStorage(Storage):
@@ -208,28 +207,3 @@ def _record(number: int, kind: Any, state: dict[str, Any]) -> Any:
     for name in kind["keys"]:
         record.set(tuple(name.split("/")), state[f"{number}/{name}"])
     return record
-
-
-class LazyStackStorage(ListStorage):
-    """Records in a list; several of them are read as a ``LazyStackedTensorDict`` along ``stack_dim`` of their batch.
-
-    Leaves may differ in shape from record to record; ``batch.densify(layout=torch.jagged)`` makes nested tensors of them.
-    Records that are neither tensors nor TensorDicts nor tensorclasses are read as from a `ListStorage`.
-    """
-
-    def __init__(
-        self, max_size: int | None = None, *, compilable: bool = False, stack_dim: int = 0, device: Any = None
-    ) -> None:
-        super().__init__(max_size, compilable=compilable, device=device)
-        self.stack_dim = stack_dim
-
-    def get(self, index: Any) -> Any:
-        records = super().get(index)
-        if not isinstance(records, list) or not records or not all(map(_can_stack, records)):
-            return records
-        dim = self.stack_dim if self.stack_dim >= 0 else records[0].ndim + 1 + self.stack_dim
-        return lazy_stack_of(records, dim)
-
-
-def _can_stack(record: Any) -> bool:
-    return isinstance(record, torch.Tensor) or is_tensor_collection(record)

@@ -65,7 +65,7 @@ def _dense(data: LazyStackedTensorDict) -> TensorDictBase:
         return data.contiguous()
     except RuntimeError as error:
         message = "the records are not alike: leaves of the lazy stack have other shapes, or dtypes, in some of them"
-        raise SchemaError(message, hint="a ListStorage or LazyStackStorage keeps records of unlike shapes") from error
+        raise SchemaError(message, hint="a ListStorage keeps records of unlike shapes") from error
 
 
 # Counters, shared with other processes where the storage is: rows filled along the first dimension, the row written

@@ -413,10 +413,7 @@ def _describe(leaf: torch.Tensor, ndim: int) -> str:
 # -- values that are not tensors ---------------------------------------------------------------------------------------
 
 
-VALUES_HINT = (
-    "a ListStorage, LazyStackStorage or CompressedListStorage keeps such values for each record; "
-    "data.exclude(key) leaves them out"
-)
+VALUES_HINT = "a ListStorage keeps such values for each record; data.exclude(key) leaves them out"
 
 
 def shared_values(data: Any) -> dict[Any, Any]:

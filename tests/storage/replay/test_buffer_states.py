@@ -45,7 +45,7 @@ def test_a_state_is_a_place_in_the_order(folder, options, prefetch):
 
 
 def test_what_a_state_is_made_of():
-    """As torchrl.md says: the records as a TensorDict or a list of those, all else numbers, text and tensors."""
+    """The records as a TensorDict or a list of those, all else numbers, text and tensors."""
     for storage in (LazyTensorStorage(20), ListStorage(20)):
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=4)
         buffer.extend(rollout([5]))
