@@ -92,16 +92,11 @@ def ours(folder: Path, seconds: float, **options: Any) -> float:
     return microseconds(buffer.sample, seconds)
 
 
-def ours_prioritized(folder: Path, seconds: float, part: str, compiled: bool = False) -> float:
-    """``compiled``: with the loops that rbdata compiles later, where numba is installed."""
+def ours_prioritized(folder: Path, seconds: float, part: str) -> float:
     import rbdata
     import torch
-    from rbdata.storage.replay.samplers import sum_tree
 
     torch.set_num_threads(1)
-    sum_tree.OFTEN = 1 if compiled else 1 << 40
-    if compiled and sum_tree.load_loops() is None:
-        raise RuntimeError("numba does not work here")
     buffer = rbdata.load(folder, batch_size=BATCH, seed=0, alpha=0.6, beta=0.4)
     size = len(buffer)
     buffer.sample()
@@ -283,9 +278,6 @@ def main() -> None:
         priorities["TorchRL (torch of another Python)"] = elsewhere
     elif works(torchrl_prioritized, folder, 0.01):
         priorities["TorchRL"] = partial(measure, torchrl_prioritized, folder, seconds)
-    if importlib.util.find_spec("numba"):
-        for part, name in (("batch", ""), ("draw", ", draw indices only"), ("update", ", update only")):
-            priorities[f"rbdata[fast]{name}"] = partial(measure, ours_prioritized, folder, seconds, part, True)
     if importlib.util.find_spec("cpprb"):
         priorities["cpprb (plain arrays)"] = partial(measure, cpprb, folder, seconds)
     try:

@@ -35,7 +35,7 @@ def _storage_class() -> type:
 
     import torch
 
-    class DatasetStorage(TensorStorage):  # type: ignore[misc]  # untyped
+    class DatasetStorage(TensorStorage):
         """TorchRL's samplers ask for ``storage[:][key]``, which is one leaf of the dataset, and for rows."""
 
         _is_full = True

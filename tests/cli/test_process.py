@@ -96,7 +96,7 @@ class TestStart:
         script = (
             "import sys; from rbdata.cli import run; code = run(sys.argv[1:]); "
             "heavy = {'torch', 'tensordict', 'requests', 'google', 'zstandard', 'isal', 'h5py', 'rich', 'pyarrow', 'ray'}; "
-            "heavy |= {'pandas', 'matplotlib', 'PIL', 'gymnasium', 'tomlkit', 'loky', 'pydantic', 'numba'}; "
+            "heavy |= {'pandas', 'matplotlib', 'PIL', 'gymnasium', 'tomlkit', 'loky', 'pydantic'}; "
             "heavy |= set() if sys.argv[1] in ('inspect', 'verify') else {'numpy'}; "  # which reads the episode table
             "print(code, sorted(heavy & set(sys.modules)), file=sys.stderr)"
         )
