@@ -132,7 +132,8 @@ def convert(
     Without ``source``, it is recognised from the files, or UsageError is raised. ``wait`` as in `download`.
 
     Options of one source as in `download`; ``dataset`` is the D4RL id of the file, if its name does not state it. For arrays of
-    your own, ``map`` assigns them to keys, as in `from_arrays`, and ``environment`` is the Gymnasium id that they come from.
+    your own, ``map`` assigns them to keys, as in `from_arrays`, and ``environment`` is their Gymnasium id. Of
+    several splits (train, test), ``split`` is read.
     """
     extra = given_options(source_options)
     from .datasets.acquire import convert as run

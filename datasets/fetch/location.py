@@ -333,7 +333,9 @@ class Location:
 
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
         url = self._url_of(check_path(folder))
-        return self._with_retries(lambda: self._listing(url), url)
+        objects, names = self._with_retries(lambda: self._listing(url), url)
+        # Hidden files are no data: notebooks, macOS and version control leave copies beside them.
+        return [item for item in objects if item.name[:1] != "."], [name for name in names if name[:1] != "."]
 
     def _with_retries(self, call: Callable[[], T], url: str) -> T:
         return call_with_retries(call, url=url, options=self.options)

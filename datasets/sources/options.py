@@ -165,13 +165,19 @@ class LeaveOutOption(TypedDict, total=False):
     leave_out: str | None
 
 
-class RldsOptions(LeaveOutOption, total=False):
-    last_row: Literal["auto", "observation", "step"] | None
+class SplitOption(TypedDict, total=False):
     split: str | None
+
+
+class LastRowOption(TypedDict, total=False):
+    last_row: Literal["auto", "observation", "step"] | None
+
+
+class RldsOptions(LeaveOutOption, LastRowOption, SplitOption, total=False):
     max_length: int | None
 
 
-class ArraysOptions(EpisodesOption, LeaveOutOption, total=False):
+class ArraysOptions(EpisodesOption, LeaveOutOption, SplitOption, total=False):
     map: Mapping[str, str | Sequence[str] | float] | None
     environment: str | None
 

@@ -231,7 +231,7 @@ class Source:
 def only_file(path: Path, *suffixes: str) -> Path | None:
     """The file itself, or the only one in a folder, with one of these suffixes; None for no such file or several."""
     files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
-    found = [file for file in files if file.suffix.lower() in suffixes and file.is_file()]
+    found = [file for file in files if file.suffix.lower() in suffixes and file.is_file() and file.name[:1] != "."]
     return found[0] if len(found) == 1 else None
 
 

@@ -31,6 +31,7 @@ from ...ingest.row_source import unfinished
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import Column, TransitionRows, column_difference
 from ...workers.task import OnBlock
+from .files import data_files, visible
 from .roles import Given, Roles, find_roles, listed
 from .rows import EpisodeNumbers, blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
 from .tables import Table, join_columns, leave_out, open_tables
@@ -136,7 +137,9 @@ class ArraysJob(RecordedJob):
             found.append("another map")
         if self._environment is not None and manifest.source.get("environment") != self._environment:
             found.append("another environment")
-        if manifest.provenance.get("files_state", self.files_state) != self.files_state:
+        if manifest.source.get("split") != self._made_from.get("split"):
+            found.append("another split")
+        elif manifest.provenance.get("files_state", self.files_state) != self.files_state:
             found.append("files that were changed since")
         return found
 
@@ -267,16 +270,21 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     path = Path(location.url, location.only)
     files = ExitStack()
     scratch = files.enter_context(ScratchFolder(options.scratch, ".unpacked-"))
-    tables = files.enter_context(open_tables(path, scratch))
+    split: str | None = options.extra["split"]
+    tables = files.enter_context(open_tables(path, scratch, split))
     left_out = leave_out(tables, options.extra["leave_out"] or "")
-    parts = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-    content = [[one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts]
+    by_split = {} if path.is_file() else data_files(path)
+    parts = [path] if path.is_file() else by_split.get(split or "".join(by_split)) or visible(path)
+    content: list[Any] = [
+        [one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts
+    ]
+    content += [split] if split else []
     job = ArraysJob(
         path.name,
         tables,
         options.extra["map"],
         options,
-        made_from={"files": [path.name] if path.is_file() else len(parts)},
+        made_from={"files": [path.name] if path.is_file() else len(parts), **({"split": split} if split else {})},
         content=content,
         environment=options.extra["environment"],
         left_out=left_out,

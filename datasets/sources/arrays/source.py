@@ -37,17 +37,24 @@ class ArraysSource(Source):
             metavar="NAMES",
             commands=("convert",),
         ),
+        SourceOption(
+            "split",
+            "the split to read, where folders, files or groups are named after several (train, test)",
+            metavar="SPLIT",
+            commands=("convert",),
+        ),
     )
     reads_any = True
 
     def recognises(self, path: Path) -> bool:
+        from .files import visible
         from .roles import PICKLES, SUFFIXES, suffix_of
 
         if path.is_file():
             return suffix_of(path) in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
         if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json")):
             return True
-        return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in path.rglob("*"))
+        return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in visible(path))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")

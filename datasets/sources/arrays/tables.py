@@ -33,6 +33,7 @@ from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, requ
 from ...formats.hdf5 import damage_reported, missing_part
 from ...formats.packed import ZipArchive
 from ...ingest.spaces import as_array
+from .files import SPLITS, choose, data_files, natural
 from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names, is_named, suffix_of
 from .stored import FileRows, Hdf5Files, Hdf5Rows, Part, npy_rows
 
@@ -240,35 +241,37 @@ def _side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def open_tables(path: Path, scratch: Path) -> Iterator[list[Table]]:
-    """The tables of a file or folder, in order; ``scratch`` is a folder for what must be unpacked.
+def open_tables(path: Path, scratch: Path, split: str | None = None) -> Iterator[list[Table]]:
+    """The tables of a file or folder, or of a split of it, in order; ``scratch`` is a folder for what must be unpacked.
 
     Raises UsageError for files that cannot be read, CorruptSourceError for damaged files, MissingExtraError.
     """
     with Hdf5Files() as files:
-        yield _open(path, scratch, files)
+        yield _open(path, scratch, files, split)
 
 
-def _open(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
+def _open(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
     if path.is_dir():
-        return _open_folder(path, scratch, files)
+        return _open_folder(path, scratch, files, split)
     suffix = suffix_of(path)
     if suffix in PICKLES:
         message = f"{path.name} is a pickle, or may hold one: reading it would run whatever code it names"
         hint = 'where you trust it, load it yourself and save the arrays: numpy.savez("own.npz", observation=..., action=...)'
         raise UsageError(message, hint=hint)
+    if suffix in _HDF5:
+        return _open_hdf5(path, files, split)
+    if split is not None:
+        choose(path.name, (), split)
     if suffix == ".npz":
         return [_open_npz(path, scratch)]
     if suffix == ".npy":
         return [_open_npy({"": path}, path.name)]
-    if suffix in _HDF5:
-        return _open_hdf5(path, files)
     if suffix in _COLUMNS:
         return [_open_columns(path, scratch)]
     raise UsageError(f"{path} is not read as arrays", hint=f"what is: {', '.join(SUFFIXES)}, and folders of these")
 
 
-def _open_folder(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
+def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
     in_checkpoint = (path / "storage_metadata.json").is_file()
     if in_checkpoint or (path / "rbdata_storage.json").is_file():
         message = (
@@ -284,11 +287,15 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
     if (path / "storage" / "state.json").is_file():
         message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
         raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
-    found = [one for one in path.rglob("*") if one.is_file() and suffix_of(one) in SUFFIXES]
-    found.sort(key=lambda one: natural(one.as_posix()))
+    by_split = data_files(path)
+    kinds = {suffix_of(one) for some in by_split.values() for one in some}
+    if set(by_split) != {""} or not kinds & {*_HDF5}:  # which may hold a group for each split
+        by_split, split = {"": by_split.get(choose(path.name, by_split, split), [])}, None
+    found = by_split[""]
     kinds = {suffix_of(one) for one in found}
     if kinds == {".npy"}:
-        return [_open_npy({one.relative_to(path).with_suffix("").as_posix(): one for one in found}, path.name)]
+        top = path if len({one.parent for one in found}) > 1 else found[0].parent
+        return [_open_npy({one.relative_to(top).with_suffix("").as_posix(): one for one in found}, path.name)]
     if len(kinds) != 1:
         there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
         message = f"{path} holds {there}: files of one kind are read as a dataset"
@@ -296,7 +303,7 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
     tables = []
     for one in found:
         inside = one.relative_to(path).parent
-        for table in _open(one, scratch, files):  # files of one name lie in folders of their own
+        for table in _open(one, scratch, files, split):  # files of one name lie in folders of their own
             tables.append(replace(table, name=(inside / table.name).as_posix()))
     return tables
 
@@ -340,11 +347,6 @@ class _Ring:
         low, high = low + self.begin, high + self.begin
         parts = self.array[low : min(high, self.rows)], self.array[max(0, low - self.rows) : max(0, high - self.rows)]
         return parts[0] if not len(parts[1]) else np.concatenate(parts)
-
-
-def natural(name: str) -> list[Any]:
-    """A key that sorts ``demo_2`` before ``demo_10``."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
 # -- NumPy ---------------------------------------------------------------------------------------------------------------
@@ -416,17 +418,24 @@ def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
 # -- HDF5 ----------------------------------------------------------------------------------------------------------------
 
 
-def _open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
+def _open_hdf5(path: Path, files: Hdf5Files, split: str | None) -> list[Table]:
     import h5py
 
     with damage_reported(path.name):
         group, place = files.open(path)["/"], ""
         while len(group) == 1:
             ((name, inner),) = _members(group).items()
-            if not isinstance(inner, h5py.Group) or _is_episode(inner):
+            if not isinstance(inner, h5py.Group) or _is_episode(inner) or name.lower() == split:
                 break
             group, place = inner, f"{place}{name}/"
         members, others = _members(group), dict[str, str]()
+        splits = {name.lower(): name for name, item in members.items() if isinstance(item, h5py.Group)}
+        splits = {name: theirs for name, theirs in splits.items() if name in SPLITS}
+        if splits and (len(splits) > 1 or split is not None):
+            chosen = splits[choose(path.name, splits, split)]
+            members, place, split = _members(group := members[chosen]), f"{place}{chosen}/", None
+        elif split is not None:
+            choose(path.name, splits, split)
         episodes = _episodes(members)
         # robomimic: data/demo_0, mask/...
         if not episodes and isinstance(members.get("data"), h5py.Group):
@@ -443,7 +452,9 @@ def _open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
             ]
             tables[0].unreadable.update(others)
             return tables
-        return [_hdf5_table(path.name, files.open(path)["/"], files, path, "")]
+        if not splits:
+            group, place = files.open(path)["/"], ""
+        return [_hdf5_table(path.name, group, files, path, place)]
 
 
 def _members(group: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class RobosetSource(Source):
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
 
-        files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path] if path.suffix == _SUFFIX else []
+        files = sorted(path.glob(f"[!.]*{_SUFFIX}")) if path.is_dir() else [path] if path.suffix == _SUFFIX else []
         names = hdf5_names(files[0]) if files else {}
         first = next(iter(names), "")
         written = {f"{first}/{name}" for name in ("observations", "actions", "rewards", "done")}

@@ -78,7 +78,9 @@ class VD4RLSource(Source):
         from ...ingest.raw_files import hdf5_names
 
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        file = next((file for file in files if file.suffix in _SUFFIXES and file.is_file()), None)
+        file = next(
+            (file for file in files if file.suffix in _SUFFIXES and file.is_file() and file.name[:1] != "."), None
+        )
         if file is None:
             return False
         if file.suffix == ".hdf5":
