@@ -62,6 +62,8 @@ def run(
     out.facts([*facts, *_facts(entry, local, mirror, recorded)])
     if local and local.state == "complete":
         out.hint(settings.command("inspect", entry.id, root=root))
+    elif recorded and "@" in entry.id and not mirror:
+        out.note("a recording with a name is where it was made: name a mirror that has it with --mirror, or record one")
     elif listed and (mirror or entry.available):
         out.hint(settings.command("download", entry.id, root=root) if mirror else entry.command_at(root))
     elif listed:

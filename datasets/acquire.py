@@ -19,6 +19,7 @@ from ..errors import (
     DatasetExistsError,
     NotADatasetError,
     ObjectNotFoundError,
+    TransientFetchError,
     UnknownDatasetError,
     UsageError,
     refusing_exits,
@@ -84,6 +85,8 @@ def _download(request: Request, listener: Listener) -> Outcome:
     if source is None:
         message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
         raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
+    if copied is None:
+        source.check_new(dataset_id.partition("/")[2], request.options, request.mirror)
     try:
         job = _open_job(source, mirror, request, on_place)
     except ObjectNotFoundError as error:
@@ -217,8 +220,16 @@ def _check_made_from(manifest: Manifest, job: Job) -> None:
 
 def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
-    if request.mirror and (hub or source is None):  # nothing but its contents tells what such an id means
-        _check_same(existing, request.mirror, hub or mirrors.find_converted(request.mirror, existing.id, request.fetch))
+    if request.mirror:
+        try:
+            there = hub or mirrors.find_converted(request.mirror, existing.id, request.fetch)
+        except TransientFetchError:
+            if source is None or source.makes:
+                raise
+            there = None  # the provider's name says what it is, also where no network is
+        # Only its contents tell what an id means that no provider gave.
+        if source is None or source.makes or (there and mirrors.same_request(existing, there.manifest)):
+            _check_same(existing, request.mirror, there)
     if source is not None:
         source.check_existing(existing, request.options)
 

@@ -103,6 +103,10 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
         how = f"continue it with `{line}`" if line else "continue it with the call that started it"
         raise DatasetNotFoundError(f"{place.id} is not complete under {place.root}", hint=how)
     get_it = f"get it with `{settings.command('download', place.id, root=root)}`"
+    if source and source.makes:
+        get_it = f"record it with `{settings.command('download', place.id, root=root)}`"
+        if "@" in place.id:  # what was recorded under a name, only its owner knows
+            get_it = f"copy it from a mirror that has it: `{settings.command('download', place.id, '--mirror')} PLACE`"
     elsewhere = "choose another folder with --root or RBDATA_ROOT"
     missing = ""
     if not place.root.is_dir():

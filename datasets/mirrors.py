@@ -215,6 +215,11 @@ def same_content(one: Manifest, other: Manifest) -> bool:
     return content(one) == content(other)
 
 
+def same_request(one: Manifest, other: Manifest) -> bool:
+    """Whether two datasets of one id were asked for with the same options and shards: their contents must then be the same."""
+    return all(one.source.get(name) == other.source.get(name) for name in ("options", "shards", "upstream"))
+
+
 def _copy_mark(manifest: Manifest) -> str:
     """The fingerprint of an unfinished copy of this dataset."""
     return fingerprint({"copy": manifest.to_json()["checksum"], "id": manifest.id})

@@ -442,13 +442,26 @@ def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:
 
 
 def how_to_load(manifest: Manifest, url: str = "") -> tuple[str, str]:
-    """A command that downloads the dataset ('' if no source has it), and Python that loads it; from ``url`` if given."""
+    """A command that gives anyone the dataset ('' if no source does), and Python that loads it; from ``url`` if given."""
+    from ... import settings
     from .. import catalogue
 
-    known = manifest.id.partition("/")[0] in catalogue.source_names()
-    command = f"rbdata download {url or manifest.id}" if known or url else ""
+    head, _, name = manifest.id.partition("/")
+    words = ["download", url] if url else None
+    if not url and not manifest.lineage and head in catalogue.source_names():
+        source = catalogue.load_source(head)
+        words = source.words_to_get(manifest) if source.knows(name) else None
+    command = settings.command(*words) if words else ""
     python = f"import rbdata\n\nbuffer = rbdata.load({(url or manifest.id)!r}, batch_size=256)\nbatch = buffer.sample()"
     return command, python
+
+
+def no_source(manifest: Manifest) -> str:
+    """What a card says of a dataset that no command of `how_to_load` gives to others."""
+    from ... import settings
+
+    push = settings.command("mirror", "push", manifest.id)
+    return f"No source has this dataset: it is where it was made, and where `{push} PLACE` copies it."
 
 
 def _span(numbers: Mapping[str, Any]) -> str:

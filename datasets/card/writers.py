@@ -33,6 +33,7 @@ from .overview import (
     Facts,
     Overview,
     how_to_load,
+    no_source,
     return_series,
     state_facts,
     state_lineage,
@@ -98,7 +99,7 @@ svg.narrow { display: none; }
 
 def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeTable) -> str:
     command, python = how_to_load(manifest)
-    shell = f"<pre>{_escape(command)}</pre>" if command else ""
+    shell = f"<pre>{_escape(command)}</pre>" if command else f"<p>{_escape(no_source(manifest).replace('`', ''))}</p>"
     parts = [
         _section("At a glance", _definitions(state_facts(manifest, found), "facts")),
         _section("Load it", f"{shell}<pre>{_escape(python)}</pre>"),
@@ -242,7 +243,7 @@ def make_readme(manifest: Manifest, found: Overview, *, url: str = "", licence: 
         f"---\n{_head(manifest, found, licence or hub_licence(manifest.licence))}---\n",
         f"# {_inline(manifest.id)}\n",
         _table(state_facts(manifest, found)),
-        (f"```sh\n{command}\n```\n\n" if command else "") + f"```python\n{python}\n```\n",
+        (f"```sh\n{command}\n```\n\n" if command else f"{no_source(manifest)}\n\n") + f"```python\n{python}\n```\n",
         "## Tensors\n\n" + "\n".join("| " + " | ".join(map(_inline, row)) + " |" for row in tensors) + "\n",
         "## Origin\n\n" + _table(state_origin(manifest, licence)),
     ]

@@ -116,6 +116,16 @@ class Source:
     def check_existing(self, manifest: Manifest, options: ConvertOptions) -> None:
         """Raise DatasetExistsError if a dataset with the requested options is nevertheless a different dataset."""
 
+    def check_new(self, name: str, options: ConvertOptions, mirror: str | None) -> None:
+        """Raise UsageError if a dataset that is nowhere must not be made from a name and these (unchecked) options alone.
+
+        ``mirror``: the place that was asked for it, and has none.
+        """
+
+    def words_to_get(self, manifest: Manifest) -> list[str] | None:
+        """The words after ``rbdata`` that give anyone the same dataset; None for one that only its owner has."""
+        return ["download", manifest.id]
+
     def split_address(self, text: str) -> tuple[str, str] | None:
         """An address ``scheme://...`` as (name, mirror) if it is one of this provider's datasets.
 

@@ -9,12 +9,13 @@ Nothing is fetched. What decides the bytes is the environment, the policy and a 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....errors import DatasetExistsError, UsageError
+from ....errors import DatasetExistsError, UnknownDatasetError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores, stated_wrappers
 from ...fetch import Location
@@ -146,6 +147,33 @@ class GymnasiumSource(Source):
         if differs:
             message = f"{manifest.id} is there already, recorded with {' and '.join(differs)}"
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")
+
+    def check_new(self, name: str, options: ConvertOptions, mirror: str | None) -> None:
+        """A name is known to whoever recorded it: nothing else is recorded in its place."""
+        if split_name(name)[1] is None and mirror is None:
+            return
+        if all(options.extra.get(option) is None for option in ("policy", "steps", "episodes")):
+            where = "on this machine" if mirror is None else f"at {mirror}"
+            message = f"{self.name}/{name} is not {where}, and only whoever recorded it has it"
+            hint = "name the mirror that has it with --mirror; or record one yourself: say --policy or --steps"
+            raise UnknownDatasetError(message, hint=hint)
+
+    def words_to_get(self, manifest: Manifest) -> list[str] | None:
+        """A recording of random actions in an environment by id is the same for all who ask for it with its options."""
+        record, own = manifest.source, ("recorded_by", "given_as_objects", "environment_layers")
+        options = record.get("options", {})
+        if options.get("policy") != "random" or any(record.get(name) for name in own):
+            return None
+        words = ["download", manifest.id]
+        named = split_name(manifest.id)[1] is not None
+        for option in self.options:
+            value = options.get(option.name)
+            if option.name != "policy" and value not in (None, option.default):
+                each = (
+                    [f"{key}={json.dumps(one)}" for key, one in value.items()] if isinstance(value, dict) else [value]
+                )
+                words += [str(word) for one in each for word in (option.flag, one)]
+        return words + (["--policy", "random"] if named and "--steps" not in words else [])
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The human scores for Atari games; they do not apply to returns that a wrapper may have changed."""
