@@ -8,15 +8,10 @@ import numpy as np
 
 from ...storage.amounts import count, real
 from ...storage.episodes import CUT, TERMINATED, EpisodeTable
-from ...storage.reference_scores import ReferenceScores
 from ...storage.schema import FLAGS
 from .blocks import Array, StepBlock
 from .findings import Finding, Hits, find
 
-#: Mean scores of a whole dataset that no policy has, and those of an expert's and of a random policy's dataset.
-_SCORES, _EXPERT, _RANDOM = (-50.0, 250.0), (50.0, 200.0), (-25.0, 25.0)
-#: Names of datasets that mix policies.
-_MIXED = {"medium", "mixed", "replay", "cloned", "human", "full", "simple", "partial"}
 #: What the flags of a step may contradict.
 _DISAGREE = {
     "flags_disagree": "done is not terminated or truncated",
@@ -122,22 +117,3 @@ def is_time_limit(lengths: Array) -> bool:
     before = [int((lengths == longest - back).sum()) for back in range(1, 6)]
     shorter = int((lengths < longest).sum())
     return is_round and (lengths == longest).sum() >= 4 * max(1, *before) and shorter >= 0.05 * len(lengths)
-
-
-def check_scores(name: str, reference: ReferenceScores | None, table: EpisodeTable) -> Iterator[Finding]:
-    """A mean normalised score that no policy has, or not the one of the dataset's name (``hopper-expert-v2``).
-
-    Scores are 0 for a random policy and 100 for an expert, as the benchmark's paper states them (`reference_scores`).
-    """
-    whole = table.whole & np.isfinite(table.returns)
-    if reference is None or reference.caveat or np.count_nonzero(whole) < 5:
-        return
-    mean = float(reference.normalize(np.asarray(table.returns)[whole]).mean())
-    words = set(name.lower().replace("/", "-").replace("_", "-").split("-"))
-    low, high, of = *_SCORES, "any policy"
-    if words & {"expert", "random"} and not words & _MIXED and not words >= {"expert", "random"}:
-        (low, high), of = (_EXPERT, "an expert's") if "expert" in words else (_RANDOM, "a random policy's")
-    if not low <= mean <= high:
-        what = f"the mean score is {real(mean)}; {of} would be from {low:g} to {high:g} ({reference.description})"
-        hits = Hits.of(np.flatnonzero(whole))
-        yield find("return_implausible", what, hits, len(table), unit="episode", leaf="next/reward")

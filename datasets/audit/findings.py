@@ -61,7 +61,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
         "begins_midway": _note("returns of these episodes cover only a part of them"),
         "ends_cut": _note("returns of these episodes cover only a part of them"),
         "return_mismatch": _error("filters by return and reward scaling use numbers that the rewards do not have"),
-        "return_implausible": _warning("normalised scores and hyperparameters of papers do not apply"),
     },
     "Transitions": {
         "successor_mismatch": _error("value targets use a state that did not follow"),
@@ -71,12 +70,7 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
         "successor_leaks": _warning("value targets at these ends use the start of another episode"),
         "terminal_goes_on": _warning("states that go on are learnt to have no future"),
         "ends_go_on": _note("consecutive episodes are pieces of one trajectory, not independent samples"),
-        "observation_jump": _warning("value targets reach across a reset: an end of an episode is missing"),
-        "flags_shifted": _warning("value targets reach across a reset, and real last steps are cut off"),
         "observation_repeated": _warning("actions seem to have no effect in these steps"),
-        "action_shifted": _warning("effects are learnt for the action of another step"),
-        "reward_shifted": _warning("rewards are credited to the action of another step"),
-        "observation_frozen": _warning("actions seem to have no effect in these episodes"),
     },
     "Duplicates": {
         "episode_duplicate": _warning("these episodes count twice, and leak if they are split for validation"),
@@ -87,7 +81,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
         "frame_black_all": _error("the policy sees nothing of the state"),
         "frame_dark": _warning("dividing by 255 leaves the network an input of nearly 0"),
         "frame_frozen": _warning("the policy sees no motion in these episodes"),
-        "frame_size": _warning("what is seen has another size in these episodes"),
     },
     "Two datasets": {
         "leaves_differ": _note("what is trained on the one cannot be evaluated on the other"),

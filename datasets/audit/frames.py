@@ -16,14 +16,14 @@ from .findings import Finding, Hits, Severity, find
 _BYTES, _EPISODES, _STATES = 96 << 20, 128, 6
 #: Fewer frames say nothing about all of them.
 _FEW = 8
-#: Shares of frames without content that are a warning, and of black borders that are another size.
-_MANY, _BORDER = 0.1, 0.15
+#: Share of frames without content that is a warning.
+_MANY = 0.1
 
 
 @dataclass(frozen=True)
 class FrameSample:
     """What is kept of the frames of one episode: ``steps`` that begin in these states, the extremes of each frame, whether
-    all frames are equal, whether actions differ, and the share of the area in borders that are black in all frames."""
+    all frames are equal, and whether actions differ."""
 
     episode: int
     steps: Array
@@ -31,7 +31,6 @@ class FrameSample:
     high: Array
     is_frozen: bool
     acts: bool
-    border: float
 
 
 def sample_frames(dataset: Dataset, name: str, actions: tuple[str, ...]) -> list[FrameSample]:
@@ -55,23 +54,9 @@ def sample_frames(dataset: Dataset, name: str, actions: tuple[str, ...]) -> list
                 flat.max(1),
                 length >= 5 and len(flat) > 1 and bool((flat[1:] == flat[:1]).all()),
                 any(bool((one[1:] != one[:1]).any()) for one in given),
-                _border(frames),
             )
         )
     return found
-
-
-def _border(frames: Array) -> float:
-    """The share of the area that lies in borders that are black in all frames ``[n, ...]``; 0 if all of it is black."""
-    if frames.ndim not in (3, 4):
-        return 0.0
-    seen: Array = np.asarray(frames.any(0))
-    if seen.ndim == 3:
-        seen = np.any(seen, axis=int(np.argmin(seen.shape)))  # the channels, or the frames of a stack
-    if not seen.any():
-        return 0.0
-    tall, wide = (np.flatnonzero(np.any(seen, axis=axis)) for axis in (1, 0))
-    return float(1 - (tall[-1] - tall[0] + 1) * (wide[-1] - wide[0] + 1) / seen.size)
 
 
 def check_frames(name: str, sample: list[FrameSample]) -> Iterator[Finding]:
@@ -98,9 +83,3 @@ def check_frames(name: str, sample: list[FrameSample]) -> Iterator[Finding]:
     if frozen and len(frozen) <= 0.5 * len(able):
         what = "frames never change in episodes, whatever the action"
         yield find("frame_frozen", what, Hits.of(frozen), len(sample), leaf=name, unit="sampled episode")
-    borders = np.array([one.border for one in sample])
-    framed = borders > _BORDER + np.median(borders)
-    if framed.any() and np.median(borders) < _BORDER and framed.mean() < 0.5:
-        what = "frames have wide black borders in these episodes, in the others they have none"
-        numbers = np.array([one.episode for one in sample])[framed]
-        yield find("frame_size", what, Hits.of(numbers), len(sample), leaf=name, unit="sampled episode")

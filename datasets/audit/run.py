@@ -16,17 +16,17 @@ from ...storage.bounds import LeafBounds, leaf_bounds
 from ...storage.dataset import Dataset
 from ...storage.episodes import TERMINATED
 from ...storage.manifest import Manifest
-from ...storage.reference_scores import original_source, reference_scores
+from ...storage.reference_scores import original_source
 from .. import local
 from ..fetch.location import is_remote
 from ..remote import open_remote
 from .blocks import Leaves, Reader, StepBlock, Usual
 from .duplicates import Duplicates
-from .ends import Flags, check_scores, check_table
+from .ends import Flags, check_table
 from .findings import Audited, AuditReport, Finding, Hits, find, ordered
 from .frames import check_frames, sample_frames
 from .pairs import Summary, compare
-from .transitions import InnerSteps, Transitions, check_alignment
+from .transitions import Transitions
 from .values import ColumnValues, RewardValues, constants
 
 #: Called with what is being done, the steps done, and all steps.
@@ -104,15 +104,11 @@ class _Run:
         if self._malformed:
             yield find("space_malformed", self._malformed, Hits(1), 1, unit="space")
         yield from check_table(table)
-        source, _ = original_source(dataset.manifest)
-        name = str(source.get("dataset") or dataset.id)
-        yield from check_scores(name, reference_scores(dataset.manifest), table)
         if not len(dataset):
             return
         reader = Reader(dataset, leaves)
         sample = reader.sample()
         usual = self._usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
-        yield from self._alignment(sample)
         del sample
         roles = {"observation": leaves.observations, "action": leaves.actions, "other": leaves.others}
         values = {
@@ -143,15 +139,6 @@ class _Run:
             frames = sample_frames(dataset, name, leaves.actions)
             self._sampled[name] = sum(len(one.steps) for one in frames)
             yield from check_frames(name, frames)
-
-    def _alignment(self, sample: list[StepBlock]) -> Iterator[Finding]:
-        leaves = self.leaves
-        if not leaves.observations or leaves.frames:
-            self._skipped["shifts of actions and rewards"] = "observations are frames, or there are none"
-            return
-        windows = InnerSteps(sample, leaves.observations, leaves.actions)
-        if len(windows):
-            yield from check_alignment(windows)
 
     def summary(self) -> Summary:
         return Summary(self.dataset.id, self.dataset.schema, self._usual, self._duplicates)

@@ -224,11 +224,6 @@ def stale_table(columns):
     columns.returns[2] += 5
 
 
-@plants("return_implausible", leaf="next/reward")
-def scaled(columns):
-    columns.source = {"name": "d4rl", "dataset": "hopper-expert-v2", "options": {}, "objects": []}
-
-
 # -- transitions ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,31 +254,6 @@ def half_rate(columns):
         columns["next/observation"][start:end] = columns["observation"][start + 1 : end + 1]
 
 
-@plants("observation_frozen", severity="warning", first=(5, 20), unit="episode")
-def dead_camera(columns):
-    for episode in (5, 20):
-        steps = slice(columns.starts[episode], columns.ends[episode] + 1)
-        columns["observation"][steps] = columns["next/observation"][steps] = columns["observation"][
-            columns.starts[episode]
-        ]
-
-
-@plants("observation_jump")
-def lost_ends(columns):
-    """Episodes joined two by two, with the first's end lost."""
-    for end in columns.ends[:-1:2]:
-        columns["next/observation"][end] = columns["observation"][end + 1]
-    columns.cut([a + b for a, b in zip(columns.lengths[::2], columns.lengths[1::2])], columns.outcomes[1::2])
-
-
-@plants("flags_shifted", unit="episode")
-def late_flags(columns):
-    columns["next/observation"][:-1] = columns["observation"][1:]
-    lengths = list(columns.lengths)
-    lengths[0], lengths[-1] = lengths[0] + 1, lengths[-1] - 1
-    columns.cut(lengths, columns.outcomes)
-
-
 @plants("successor_leaks", unit="episode")
 def next_episode(columns):
     columns["next/observation"][columns.ends[:-1]] = columns["observation"][columns.starts[1:]]
@@ -299,48 +269,6 @@ def goes_on(columns):
 def pieces(columns):
     lengths = [part for length in columns.lengths for part in (length // 3, length - length // 3) if part]
     columns.cut(lengths, [TRUNCATED, TRUNCATED] * (len(lengths) // 2))
-
-
-@plants("action_shifted", leaf="action")
-def order_of_dm_env(columns):
-    """Row t has the action that led to its observation."""
-    columns["action"] = np.roll(columns["action"], 1, axis=0)
-
-
-@plants("action_shifted", leaf="action")
-def too_early(columns):
-    columns["action"] = np.roll(columns["action"], -1, axis=0)
-
-
-@plants("action_shifted", leaf="action")
-def choices_too_late(columns):
-    choose(columns)
-    pushes = np.array([-0.7, 0, 0.7])[columns["action"]]
-    noise = np.random.default_rng(0).normal(0, 0.01, (2, len(pushes)))
-    columns.observe(pushed(columns, np.stack([pushes, pushes], 1) + noise.T))
-    columns["action"] = np.roll(columns["action"], 1, axis=0)
-
-
-def pushed(columns, forces):
-    """The states that other forces lead to."""
-    states, at = columns.states().astype("float64"), 0
-    for start, length in zip(columns.starts, columns.lengths):
-        for step in range(length):
-            speed = 0.95 * states[at, 2:] + 0.2 * forces[start + step]
-            states[at + 1] = np.concatenate([states[at, :2] + 0.1 * speed, speed])
-            at += 1
-        at += 1
-    return states.astype("float32")
-
-
-@plants("reward_shifted", leaf="next/reward")
-def rewards_late(columns):
-    columns["next/reward"] = np.roll(columns["next/reward"], 1, axis=0)
-
-
-@plants("reward_shifted", leaf="next/reward")
-def rewards_early(columns):
-    columns["next/reward"] = np.roll(columns["next/reward"], -1, axis=0)
 
 
 # -- duplicates ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Frames, of which a sample is read: black, of one colour, frozen, dark, of another size."""
+"""Frames, of which a sample is read: black, of one colour, frozen, dark."""
 
 from __future__ import annotations
 
@@ -44,18 +44,11 @@ def scaled_too_early(episodes):
         episode.states["observation"] = (episode.states["observation"] / 255).round().astype("uint8")
 
 
-def smaller(episodes):
-    for episode in episodes[3:6]:
-        frames = episode.states["observation"]
-        frames[:, :, 28:] = frames[:, 28:] = 0
-
-
 FAULTS = {
     camera_off: ("frame_constant", "warning"),
     dead_camera: ("frame_frozen", "warning"),
     never_on: ("frame_black_all", "error"),
     scaled_too_early: ("frame_dark", "warning"),
-    smaller: ("frame_size", "warning"),
 }
 
 
@@ -74,8 +67,8 @@ def test_a_planted_fault_is_named(change, tmp_path):
     (finding,) = rbdata.audit(Dataset(write_dataset(tmp_path, episodes, "zstd"))).findings
     assert (finding.code, finding.severity) == FAULTS[change]
     assert finding.leaf == "observation"
-    if change in (dead_camera, smaller):
-        assert finding.first == ((7,) if change is dead_camera else (3, 4, 5))
+    if change is dead_camera:
+        assert finding.first == (7,)
 
 
 def test_a_single_black_frame_is_a_note(tmp_path):
