@@ -18,7 +18,7 @@ from ..storage import amounts
 from ..storage.amounts import exact_percent
 from .console import Column, Fact, out
 from .options import CacheDir, CacheLimit, LocalId, Root
-from .progress import count_progress, phase
+from .progress import phase
 
 if TYPE_CHECKING:
     from ..datasets.card.overview import Histogram, Overview
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 EXAMPLES = """
   rbdata inspect Pong/5
   rbdata inspect Pong/5 --plot pong.png --frames frames.png --episode 3
-  rbdata inspect Pong/5 --video 0 pong.gif
   rbdata inspect Pong/5 --html card.html --croissant croissant.json --card README.md
   rbdata inspect Pong/5 --episodes --json
 """
@@ -74,10 +73,6 @@ def run(
         list[int] | None,
         Option("--episode", min=0, metavar="K", help="With --frames: consecutive steps of episode K (repeatable)."),
     ] = None,
-    video: Annotated[
-        tuple[int, Path] | None,
-        Option(metavar="K FILE", help="Write episode K as an animation: out.gif, .webp or .png."),
-    ] = None,
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write a card of the dataset, one self-contained page: card.html.")
     ] = None,
@@ -106,7 +101,7 @@ def run(
     from ..storage.snapshot import read_snapshot
 
     charts = plot or html or croissant or card
-    writes = charts or frames or episode or video
+    writes = charts or frames or episode
     needs_overview = charts or out.json or not (out.quiet or episodes)
     remote = None
     if is_remote(dataset):
@@ -127,7 +122,7 @@ def run(
         manifest, table, found = read_snapshot(path, read)
     notes = []
     if writes:
-        targets = _Targets(plot, frames, episode or [], video, html, croissant, card)
+        targets = _Targets(plot, frames, episode or [], html, croissant, card)
         notes = _write_files(targets, path, manifest, table, found, force=force)
 
     if out.json and found:
@@ -414,7 +409,6 @@ class _Targets(NamedTuple):
     plot: Path | None
     frames: Path | None
     episodes: list[int]
-    video: tuple[int, Path] | None
     html: Path | None
     croissant: Path | None
     card: Path | None
@@ -423,20 +417,12 @@ class _Targets(NamedTuple):
 def _write_files(
     files: _Targets, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None, *, force: bool
 ) -> list[str]:
-    """Write the requested figure, frames, animation and cards; returns a note about each.
+    """Write the requested figure, frames and cards; returns a note about each.
 
     Raises an error for any file that may not be written before the first one is drawn.
     """
     from ..datasets.card.figure import SUFFIXES, draw_figure, render_figure
-    from ..datasets.card.frames import (
-        ANIMATION_SUFFIXES,
-        RATE,
-        SHEET_SUFFIXES,
-        animate,
-        choose_strips,
-        draw_sheet,
-        encode_image,
-    )
+    from ..datasets.card.frames import SHEET_SUFFIXES, choose_strips, draw_sheet, encode_image
     from ..datasets.card.target import check_outside, check_target
     from ..datasets.card.writers import (
         CROISSANT_SUFFIXES,
@@ -452,26 +438,18 @@ def _write_files(
     if files.episodes and files.frames is None:
         raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
     shown = cast("Overview", found)  # None only if neither charts nor cards are requested
-    number, animation = files.video or (0, None)
 
-    def draw_frames(suffix: str) -> tuple[bytes, str]:
+    def draw_frames(suffix: str) -> bytes:
         dataset = Dataset(folder)
-        return encode_image(draw_sheet(dataset, choose_strips(dataset, files.episodes)), suffix), ""
+        return encode_image(draw_sheet(dataset, choose_strips(dataset, files.episodes)), suffix)
 
-    def draw_video(suffix: str) -> tuple[bytes, str]:
-        with count_progress(f"episode {number}") as show:
-            made = animate(Dataset(folder), number, suffix, show)
-        every = f", one of {made.stride}" if made.stride > 1 else ""
-        return made.data, f": episode {number}, {made.frames} frames{every}, {RATE} a second"
-
-    # Target, formats, and a function that returns the content and words for the note.
-    outputs: list[tuple[Path | None, tuple[str, ...], Callable[[str], tuple[bytes, str]]]] = [
-        (files.plot, SUFFIXES, lambda suffix: (render_figure(draw_figure(manifest.id, shown, table), suffix), "")),
+    # Target, formats, and a function that returns the content.
+    outputs: list[tuple[Path | None, tuple[str, ...], Callable[[str], bytes]]] = [
+        (files.plot, SUFFIXES, lambda suffix: render_figure(draw_figure(manifest.id, shown, table), suffix)),
         (files.frames, SHEET_SUFFIXES, draw_frames),
-        (animation, ANIMATION_SUFFIXES, draw_video),
-        (files.html, HTML_SUFFIXES, lambda suffix: (make_html(folder, manifest, shown, table).encode(), "")),
-        (files.croissant, CROISSANT_SUFFIXES, lambda suffix: (make_croissant(folder, manifest, shown).encode(), "")),
-        (files.card, README_SUFFIXES, lambda suffix: (make_readme(manifest, shown).encode(), "")),
+        (files.html, HTML_SUFFIXES, lambda suffix: make_html(folder, manifest, shown, table).encode()),
+        (files.croissant, CROISSANT_SUFFIXES, lambda suffix: make_croissant(folder, manifest, shown).encode()),
+        (files.card, README_SUFFIXES, lambda suffix: make_readme(manifest, shown).encode()),
     ]
     requested = [(target, suffixes, make) for target, suffixes, make in outputs if target is not None]
     seen: set[Path] = set()
@@ -484,7 +462,6 @@ def _write_files(
         seen.add(target.resolve())
     notes = []
     for target, _, make in requested:
-        content, words = make(target.suffix)
-        write_atomically(target, content)
-        notes.append(f"wrote {target}{words}")
+        write_atomically(target, make(target.suffix))
+        notes.append(f"wrote {target}")
     return notes

@@ -109,9 +109,9 @@ class Transitions:
         ratios = []
         for chain in self._chains:
             step = self._usual[chain.name].step
-            columns = np.flatnonzero(step) if step is not None else []
-            if step is None or not len(columns):
+            if step is None or not step.any():
                 continue
+            columns = np.flatnonzero(step)
             state, successor = (block.rows[name][rows][:, columns] for name in (chain.name, "next/" + chain.name))
             with np.errstate(invalid="ignore", over="ignore"):
                 ratios.append(np.abs(successor.astype(np.float64) - state) / step[columns])

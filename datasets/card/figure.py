@@ -1,14 +1,11 @@
 """Charts of a dataset, drawn by matplotlib (extra ``plot``): returns over time, and the distributions of returns, lengths,
-rewards and actions. `draw_figure` arranges them in one figure; `svg_chart` makes one an element of the HTML card.
+rewards and actions, in one figure.
 """
 
 from __future__ import annotations
 
-import html
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ import numpy as np
 from ...errors import MissingExtraError, printable
 from ...storage.amounts import count, exact_percent, plural
 from ...storage.episodes import EpisodeTable
-from .overview import Distribution, Histogram, Overview, ReturnSeries, return_series
+from .overview import Distribution, Histogram, Overview, return_series
 from .target import MARK
 
 if TYPE_CHECKING:
@@ -27,14 +24,7 @@ if TYPE_CHECKING:
 #: The suffixes of figures; the first three formats carry the mark of rbdata.
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".tif", ".tiff")
 
-#: Up to this many episodes are drawn as dots.
-MAX_DOTS = 5000
-
-_BLUE, _PALE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#a9c7ea", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
-#: The variables of the page's style sheet that replace these colours.
-_PAGE_COLOURS = {
-    _BLUE: "bar", _PALE: "band", _ORANGE: "cut", _DARK: "ink", _GREY: "soft", _LINE: "line", "#ffffff": "card",
-}  # fmt: skip
+_BLUE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
 _STYLE = {
     "font.size": 9,
     "font.sans-serif": ["DejaVu Sans"],
@@ -57,12 +47,20 @@ _STYLE = {
 
 def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
     """All charts in one figure. Raises MissingExtraError without matplotlib."""
-    with _new_figure((11, 7), dpi=130) as figure:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib is not installed", hint="pip install 'rbdata[plot]'") from error
+    with rc_context(_STYLE):
+        figure: Any = Figure(figsize=(11, 7), dpi=130, layout="constrained")
+        FigureCanvasAgg(figure)  # pyplot looks for a display, and is slow to import
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, hspace=0.04, wspace=0.04)
         top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
         over_time, beside = top.subplots(1, 2, sharey=True, width_ratios=(4, 1))
         lengths, rewards, actions = bottom.subplots(1, 3)
-        draw_returns(over_time, found, return_series(table, MAX_DOTS))
+        draw_returns(over_time, found, table)
         draw_histogram(beside, found.returns, sideways=True)
         beside.set_title("return")
         beside.tick_params(labelleft=False)
@@ -92,68 +90,28 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
         return file.getvalue()
 
 
-def svg_chart(name: str, size: tuple[float, float], draw: Callable[[Axes], None], kind: str = "chart") -> str:
-    """One chart as an SVG element for a page, ``size`` in inches, coloured by variables of the page's style sheet.
-
-    Raises MissingExtraError without matplotlib.
-    """
-    # The salt enters the identifiers in the SVG, so that charts of one page share none.
-    with _new_figure(size, {"svg.hashsalt": f"{name} {kind}"}) as figure, BytesIO() as file:
-        draw(figure.add_subplot())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # characters that the font lacks
-            left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(file, format="svg", transparent=True, metadata=left_out)
-        text = file.getvalue().decode()
-    text = re.sub('<g id="[^"]*"', "<g", text)
-    for colour, variable in _PAGE_COLOURS.items():
-        text = text.replace(colour, f"var(--{variable})")
-    box = re.search(r'viewBox="[^"]*"', text)
-    content = text[text.index(">", text.index("<svg")) + 1 :]
-    assert box is not None
-    return f'<svg class="{kind}" {box[0]} role="img" aria-label="{html.escape(printable(name))}">{content.strip()}'
-
-
-@contextmanager
-def _new_figure(size: tuple[float, float], style: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Any]:
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib is not installed", hint="pip install 'rbdata[plot]'") from error
-    with rc_context({**_STYLE, **(style or {})}):
-        figure = Figure(figsize=size, layout="constrained", **options)
-        FigureCanvasAgg(figure)  # pyplot looks for a display, and is slow to import
-        yield figure
-
-
 # -- the charts ----------------------------------------------------------------------------------------------------------
 
 
-def draw_returns(axes: Axes, found: Overview, series: ReturnSeries) -> None:
+def draw_returns(axes: Axes, found: Overview, table: EpisodeTable) -> None:
     """Returns of episodes over the steps of the dataset; cut episodes are marked."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    if not np.isfinite(series.mean).any():
+    steps, returns, cuts = return_series(table)
+    if not len(returns):
         _leave_empty(axes, "no finite return")
         return
-    if series.single:
-        size = 22 if len(series.steps) < 300 else 7
-        axes.scatter(series.steps, series.mean, s=size, color=_BLUE, alpha=0.65, linewidths=0, label="episode")
-        steps, mean = series.running_mean()
-        if len(steps):
-            axes.plot(steps, mean, color=_DARK, linewidth=1.6, label="running mean")
-    else:
-        axes.fill_between(series.steps, series.low, series.high, color=_PALE, linewidth=0, label="least to most")
-        axes.plot(series.steps, series.mean, color=_BLUE, linewidth=1.6, label="mean")
-    if len(series.cut_steps):
-        cuts, marked = found.outcomes["cut"], len(series.cut_steps)
-        shown = count(cuts) if marked == cuts else f"{marked} of {count(cuts)}"
-        size = 30 if series.single else 14
-        axes.scatter(
-            series.cut_steps, series.cut_returns, s=size, marker="x", color=_ORANGE, label=f"cut short ({shown})"
-        )
+    size = 22 if len(steps) < 300 else 7
+    axes.scatter(steps, returns, s=size, color=_BLUE, alpha=0.65, linewidths=0, label="episode")
+    window = len(returns) // 10
+    if window >= 3:
+        mean = np.convolve(returns, np.full(window, 1 / window), "valid")
+        axes.plot(steps[window - 1 :], mean, color=_DARK, linewidth=1.6, label="running mean")
+    if len(cuts):
+        every = found.outcomes["cut"]
+        label = f"cut short ({count(every) if len(cuts) == every else f'{len(cuts)} of {count(every)}'})"
+        ends = (table.start + table.length)[cuts]
+        axes.scatter(ends, table.returns[cuts], s=30, marker="x", color=_ORANGE, label=label)
     axes.set_ylabel("return")
     axes.set_xlabel("steps")
     axes.grid(alpha=0.25)

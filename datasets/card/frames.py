@@ -1,9 +1,9 @@
-"""The frames of a dataset as pictures: a sheet with captions, or an animated episode."""
+"""The frames of a dataset as pictures: a sheet with captions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -49,18 +49,11 @@ def frame_leaf(dataset: Dataset) -> Leaf:
     raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {held}; --plot shows their distributions")
 
 
-def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int], *, last: bool = False) -> Iterator[Image]:
-    """The frames at the given steps, and with ``last`` the frame after the last step; read in blocks."""
+def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int]) -> Iterator[Image]:
+    """The frames at the given steps; read in blocks."""
     for first in range(0, len(steps), _READ_AT_ONCE):
-        some = steps[first : first + _READ_AT_ONCE]
-        ends = last and first + _READ_AT_ONCE >= len(steps)
-        state = leaf.kind == "state" or not ends or f"next/{leaf.name}" not in dataset.schema
-        found = dataset.read(some, keys=[leaf.name] if state else [leaf.name, f"next/{leaf.name}"])
-        rows = found[leaf.key][:, 0].numpy()
-        following = ("next", *leaf.key)
-        if ends and following in found.keys(include_nested=True):
-            rows = np.concatenate([rows, found[following][-1:, 0].numpy()])
-        for row in rows:
+        found = dataset.read(steps[first : first + _READ_AT_ONCE], keys=[leaf.name])
+        for row in found[leaf.key][:, 0].numpy():
             yield picture(row)
 
 
@@ -205,7 +198,7 @@ def encode_image(image: Image, suffix: str) -> bytes:
 
     kind = images.registered_extensions()[suffix.lower()]
     with BytesIO() as file:
-        image.save(file, kind, optimize=kind in ("PNG", "GIF"), quality=92, **_mark(kind))
+        image.save(file, kind, optimize=kind == "PNG", quality=92, **_mark(kind))
         return file.getvalue()
 
 
@@ -243,56 +236,3 @@ def _action(dataset: Dataset, step: int) -> str:
     if leaf is None or leaf.kind != "step" or math.prod(leaf.shape) != 1 or leaf.np_dtype.kind not in "iub":
         return ""
     return f"  a={int(dataset.rows['action'].block(step, step + 1).reshape(()))}"
-
-
-# -- the animation -------------------------------------------------------------------------------------------------------
-
-ANIMATION_SUFFIXES = (".gif", ".webp", ".png", ".apng")
-
-#: Frames per second. Atari shows 15 decisions per second (60 Hz, every 4th frame).
-RATE = 15
-#: Maximum number of frames of an animation, to bound memory: of longer episodes every 2nd, 3rd, ... is shown.
-MAX_FRAMES = 600
-#: The longer side in pixels.
-_ANIMATION_SIDE = 336
-
-
-@dataclass(frozen=True)
-class Animation:
-    """The bytes of the file and its number of frames, which are every ``stride``-th frame of the episode."""
-
-    data: bytes
-    frames: int
-    stride: int
-
-
-def animate(
-    dataset: Dataset, episode: int, suffix: str, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> Animation:
-    """An episode from its first frame to the one after its last step, as GIF, WebP or animated PNG.
-
-    ``on_progress`` is called with the frames done and the total.
-
-    Raises UsageError for a dataset without frames or without the episode.
-    """
-    leaf = frame_leaf(dataset)
-    first, length = _extent(dataset, episode)
-    stride = -(-(length + 1) // MAX_FRAMES)
-    steps = list(range(first, first + length, stride))
-    # The frame after the last step is shown only if no frames are left out.
-    frames = len(steps) + (stride == 1)
-
-    def draw() -> Iterator[Image]:
-        for number, one in enumerate(read_pictures(dataset, leaf, steps, last=stride == 1)):
-            on_progress(number, frames)
-            yield enlarged(one, _ANIMATION_SIDE)
-
-    pictures = draw()
-    head = next(pictures)
-    more: dict[str, Any] = {"save_all": True, "append_images": pictures, "duration": round(1000 / RATE), "loop": 0}
-    kind = {".gif": "GIF", ".webp": "WEBP"}.get(suffix.lower(), "PNG")
-    if kind == "PNG":
-        more["append_images"] = list(pictures)  # Pillow iterates over them twice
-    with BytesIO() as file:
-        head.save(file, kind, optimize=False, quality=80, **more, **_mark(kind))
-        return Animation(file.getvalue(), frames, stride)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -281,60 +280,26 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 # -- returns over time ---------------------------------------------------------------------------------------------------
 
-#: Maximum number of cut episodes that are marked.
-MAX_CUTS = 100
-#: Number of groups that summarise many episodes.
-GROUPS = 256
+#: Maximum numbers of episodes, and of cut ones, that are drawn.
+MAX_DOTS, MAX_CUTS = 5000, 100
 
 
-@dataclass(frozen=True)
-class ReturnSeries:
-    """Arrays with one entry per episode (``single``) or per group of consecutive episodes: last step, and returns.
-
-    For single episodes ``low``, ``mean`` and ``high`` are equal; they are NaN if no return of a group is finite.
-    ``cut_steps`` and ``cut_returns`` are those of the cut episodes, evenly sampled if there are many.
-    """
-
-    single: bool
-    steps: np.ndarray
-    low: np.ndarray
-    mean: np.ndarray
-    high: np.ndarray
-    cut_steps: np.ndarray
-    cut_returns: np.ndarray
-
-    def running_mean(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps, and at each the mean of the preceding tenth of all finite entries; empty below 30 entries."""
-        finite = np.isfinite(self.mean)
-        values, steps = self.mean[finite], self.steps[finite]
-        window = len(values) // 10
-        if window < 3:
-            return steps[:0], values[:0]
-        return steps[window - 1 :], np.convolve(values, np.full(window, 1 / window), "valid")
+def return_series(table: EpisodeTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The last steps and the returns of at most `MAX_DOTS` evenly spaced episodes, and the numbers of at most `MAX_CUTS` cut
+    episodes. Returns that are not finite are left out."""
+    some = evenly(np.flatnonzero(np.isfinite(table.returns)), MAX_DOTS)
+    return (
+        (table.start + table.length)[some],
+        table.returns[some],
+        evenly(np.flatnonzero(table.outcome == CUT), MAX_CUTS),
+    )
 
 
-def return_series(table: EpisodeTable, limit: int) -> ReturnSeries:
-    """The series: single episodes up to ``limit``, otherwise at most ``GROUPS`` (or ``limit``) groups."""
-    ends, returns = table.start + table.length, table.returns
-    cuts = np.flatnonzero(table.outcome == CUT)
-    cuts = cuts[np.linspace(0, len(cuts) - 1, min(len(cuts), MAX_CUTS)).astype(np.int64)] if len(cuts) else cuts
-    single = len(table) <= limit
-    if single:
-        low = mean = high = np.where(np.isfinite(returns), returns, np.nan)
-        steps = np.asarray(ends)
-    else:
-        groups = sample_ranges(len(table), MAX_EPISODES)
-        if len(groups) == 1:
-            bounds = np.linspace(0, len(table), min(limit, GROUPS) + 1).astype(np.int64).tolist()
-            groups = list(pairwise(bounds))
-        steps = np.array([ends[stop - 1] for _, stop in groups])
-        low, mean, high = np.array([_summary(returns[start:stop]) for start, stop in groups]).T
-    return ReturnSeries(single, steps, low, mean, high, ends[cuts], returns[cuts])
-
-
-def _summary(values: np.ndarray) -> tuple[float, float, float]:
-    finite = values[np.isfinite(values)]
-    return (finite.min(), finite.mean(), finite.max()) if len(finite) else (np.nan,) * 3
+def evenly(numbers: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of the numbers, evenly spaced."""
+    if len(numbers) <= most:
+        return numbers
+    return numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """The cards of a dataset: an HTML page, a README for the Hugging Face Hub, and Croissant metadata for catalogues.
 
-The page is self-contained, has a dark and a light theme, and suits phones and desktops. The README has YAML front matter and
-the facts in Markdown. Croissant (MLCommons, https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html) belongs beside
-``rbdata.json``, in the folder of the dataset or where it is published, as its paths are relative. It states the sha256 of
-``rbdata.json``, which has the checksums of all other files.
+The page is self-contained: facts, the figure, a sheet of frames. The README has YAML front matter and the facts in Markdown.
+Croissant (MLCommons, https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html) belongs beside ``rbdata.json``, in the
+folder of the dataset or where it is published, as its paths are relative. It states the sha256 of ``rbdata.json``, which has
+the checksums of all other files.
 
 Manifests are untrusted: every text is escaped, and the page forbids scripts and requests of any kind.
 """
@@ -16,9 +16,8 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._version import __version__
 from ...errors import UsageError, printable
@@ -27,23 +26,9 @@ from ...storage.codecs import codec_of
 from ...storage.episodes import EpisodeTable
 from ...storage.leaf import Leaf
 from ...storage.manifest import FILENAME, Manifest
-from .figure import add_scores, draw_elements, draw_histogram, draw_returns, svg_chart
-from .overview import (
-    Distribution,
-    Facts,
-    Overview,
-    how_to_load,
-    no_source,
-    return_series,
-    state_facts,
-    state_lineage,
-    state_origin,
-    state_tensors,
-)
+from .figure import draw_figure, render_figure
+from .overview import Facts, Overview, how_to_load, no_source, state_facts, state_lineage, state_origin, state_tensors
 from .target import MARK
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def _escape(text: str) -> str:
@@ -54,70 +39,41 @@ def _escape(text: str) -> str:
 
 HTML_SUFFIXES = (".html", ".htm")
 
-#: Up to this many episodes are drawn as dots, and number of episodes whose frames are shown.
-_MAX_DOTS, _FRAME_EPISODES = 800, 3
-#: The longer side of a frame in pixels, before the browser enlarges it.
-_SIDE = 160
-
 _STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5d6878; --line: #dfe3e9;
-  --bar: #2f6db3; --band: #bcd3ee; --cut: #c2540a; --code: #eef1f5; }
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5d6878; --line: #dfe3e9; }
 @media (prefers-color-scheme: dark) { :root { --page: #12161c; --card: #1b212a; --ink: #e6eaf0; --soft: #9aa6b6;
-  --line: #2e3743; --bar: #6ea8e8; --band: #2b4a6d; --cut: #ff9a57; --code: #12171e; } }
-* { box-sizing: border-box; }
+  --line: #2e3743; } }
+* { box-sizing: border-box; overflow-wrap: anywhere; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 20px 16px 40px; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 8px 0 2px; overflow-wrap: anywhere; }
-h2 { font-size: 1.05rem; margin: 0 0 10px; }
-h3 { font-size: .9rem; margin: 0 0 4px; font-weight: 600; overflow-wrap: anywhere; }
-p { margin: 0 0 8px; } .soft, figcaption, footer { color: var(--soft); font-size: .87rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px; margin-top: 14px;
-  min-width: 0; }
-.grid { display: grid; gap: 18px; grid-template-columns: repeat(auto-fit, minmax(min(290px, 100%), 1fr)); }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(220px, 100%), 1fr)); gap: 12px 22px; margin: 0; }
-.facts dt, .list dt { color: var(--soft); font-size: .82rem; } .facts dd { margin: 0; overflow-wrap: anywhere; }
-.list { margin: 0; display: grid; grid-template-columns: minmax(80px, max-content) 1fr; gap: 4px 16px; }
-.list dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
-pre + pre { margin-top: 10px; }
-pre { background: var(--code); border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; margin: 0;
-  overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; }
-.wrap { white-space: pre-wrap; overflow-wrap: anywhere; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; } tr:last-child td { border-bottom: 0; }
-code { font: .92em ui-monospace, monospace; } .grid + .scroll { margin-top: 18px; } footer { margin-top: 14px; }
-svg { display: block; width: 100%; height: auto; }
-.strip { display: flex; flex-wrap: wrap; gap: 6px; margin: 4px 0 12px; }
-.strip img { width: calc((100% - 42px) / 8); height: auto; image-rendering: pixelated; border-radius: 3px; }
-svg.narrow { display: none; }
-@media (max-width: 640px) { svg.wide { display: none; } svg.narrow { display: block; }
-  .strip img { width: calc((100% - 18px) / 4); }
-  pre { white-space: pre-wrap; overflow-wrap: anywhere; } th, td { padding-right: 8px; }
-  .list { grid-template-columns: 1fr; gap: 0; } .list dd { margin-bottom: 6px; } }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 8px 0 2px; } h2 { font-size: 1.05rem; margin: 0 0 10px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px; margin-top: 14px; }
+img { display: block; max-width: 100%; height: auto; background: white; border-radius: 6px; }
+pre { border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; white-space: pre-wrap; }
+table { border-collapse: collapse; } td { padding: 2px 16px 2px 0; vertical-align: top; }
+td:first-child, footer { color: var(--soft); }
 """
 
 
 def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeTable) -> str:
+    """One self-contained page: facts, the figure and a sheet of frames."""
     command, python = how_to_load(manifest)
     shell = f"<pre>{_escape(command)}</pre>" if command else f"<p>{_escape(no_source(manifest).replace('`', ''))}</p>"
-    parts = [
-        _section("At a glance", _definitions(state_facts(manifest, found), "facts")),
-        _section("Load it", f"{shell}<pre>{_escape(python)}</pre>"),
-    ]
+    parts = [("At a glance", _rows(state_facts(manifest, found))), ("Load it", f"{shell}<pre>{_escape(python)}</pre>")]
     if found.steps:
-        sampled = found.sampled_steps < found.steps
-        sample = f" (of a sample of {found.sampled_steps:,} steps)" if sampled else ""
-        parts.append(_section("Returns over time", _returns(found, table)))
-        parts += [_section(f"Distributions{sample}", _distributions(found)), _frames(folder)]
-    parts.append(_section("Tensors", _tensors(manifest)))
-    parts.append(_section("Origin", _definitions(state_origin(manifest), "list")))
+        figure = render_figure(draw_figure(manifest.id, found, table), ".svg")
+        parts.append(("Returns and distributions", _image("svg+xml", figure, "returns, lengths, rewards and actions")))
+        sheet = _sheet(folder)
+        parts += [("Frames", _image("png", sheet, "frames of a few episodes"))] if sheet else []
+    parts += [("Tensors", _rows(state_tensors(manifest))), ("Origin", _rows(state_origin(manifest)))]
     if manifest.lineage:
-        parts.append(_section("Lineage", _definitions(state_lineage(manifest.lineage), "list")))
+        parts.append(("Lineage", _rows(state_lineage(manifest.lineage))))
     if manifest.notes:
-        parts.append(_section("Notes", "".join(f"<p>{_escape(note)}</p>" for note in manifest.notes)))
+        parts.append(("Notes", "".join(f"<p>{_escape(note)}</p>" for note in manifest.notes)))
     if manifest.citation:
-        parts.append(_section("Citation", f'<pre class="wrap">{_escape(manifest.citation)}</pre>'))
+        parts.append(("Citation", f"<pre>{_escape(manifest.citation)}</pre>"))
     title = _escape(manifest.id)
+    sections = "".join(f"<section><h2>{name}</h2>{content}</section>\n" for name, content in parts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -129,91 +85,33 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
 <style>{_STYLE}</style>
 </head>
 <body><main>
-<p class="soft">Dataset for offline reinforcement learning</p>
 <h1>{title}</h1>
-{"".join(parts)}
-<footer><p>{MARK.capitalize()} {__version__}.</p></footer>
+{sections}<footer><p>{MARK.capitalize()} {__version__}.</p></footer>
 </main></body>
 </html>
 """
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_escape(title)}</h2>{content}</section>\n"
+def _rows(rows: Sequence[Sequence[str]]) -> str:
+    lines = ("".join(f"<td>{_escape(text)}</td>" for text in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-def _definitions(facts: Facts, kind: str) -> str:
-    entries = [f"<dt>{_escape(name)}</dt><dd>{_escape(text)}</dd>" for name, text in facts]
-    if kind == "facts":
-        entries = [f"<div>{entry}</div>" for entry in entries]
-    return f'<dl class="{kind}">{"".join(entries)}</dl>'
+def _image(kind: str, data: bytes, words: str) -> str:
+    return f'<img alt="{words}" src="data:image/{kind};base64,{base64.b64encode(data).decode()}">'
 
 
-def _returns(found: Overview, table: EpisodeTable) -> str:
-    series = return_series(table, _MAX_DOTS)
-
-    def draw(axes: Axes) -> None:
-        draw_returns(axes, found, series)
-        add_scores(axes, found)
-
-    sizes = (("wide", (10, 3)), ("narrow", (4.2, 3)))
-    return "".join(svg_chart("returns over steps", size, draw, kind) for kind, size in sizes)
-
-
-def _distributions(found: Overview) -> str:
-    charts = [("return of an episode", found.returns), ("length of an episode", found.lengths)]
-    charts += [("reward of a step", found.rewards.elements[0])]
-    charts += [(one.key, one.elements[0]) for one in found.actions if one.size == 1]
-    several = [one for one in found.actions if one.size > 1]
-    drawn = "".join(
-        f"<div><h3>{_escape(name)}</h3>{svg_chart(name, (3.6, 1.9), partial(draw_histogram, histogram=one))}</div>"
-        for name, one in charts
-    )
-    return f'<div class="grid">{drawn}</div>' + (_elements(several) if several else "")
-
-
-def _elements(actions: Sequence[Distribution]) -> str:
-    """Distributions and statistics of actions with several elements."""
-    rows = [row for one in actions for row in zip(one.names, one.elements)]
-    lines = "".join(
-        f"<tr><td><code>{_escape(name)}</code></td>"
-        + "".join(f"<td>{'-' if value is None else f'{value:.4g}'}</td>" for value in (one.mean, one.low, one.high))
-        + "</tr>"
-        for name, one in rows
-    )
-    chart = svg_chart("elements of actions", (7, 0.7 + 0.16 * len(rows)), partial(draw_elements, actions=actions))
-    head = "<tr><th>element</th><th>mean</th><th>min</th><th>max</th></tr>"
-    return f'{chart}<div class="scroll"><table>{head}{lines}</table></div>'
-
-
-def _frames(folder: Path) -> str:
-    """Frames of a few episodes; '' for a dataset without frames."""
+def _sheet(folder: Path) -> bytes | None:
+    """A sheet of frames as PNG; None for a dataset without frames."""
     from ...storage.dataset import Dataset
-    from .frames import choose_strips, describe_strip, encode_image, enlarged, frame_leaf, read_pictures
+    from .frames import choose_strips, draw_sheet, encode_image, frame_leaf
 
     dataset = Dataset(folder)
     try:
-        leaf = frame_leaf(dataset)
+        frame_leaf(dataset)
     except UsageError:
-        return ""
-    strips = []
-    for strip in choose_strips(dataset)[:_FRAME_EPISODES]:
-        images = []
-        for step, one in zip(strip.steps, read_pictures(dataset, leaf, strip.steps)):
-            small = enlarged(one, _SIDE) if max(one.size) > _SIDE else one
-            data = base64.b64encode(encode_image(small, ".png")).decode()
-            images.append(f'<img alt="step {step - strip.first}" src="data:image/png;base64,{data}">')
-        caption = _escape(describe_strip(dataset, strip))
-        strips.append(f'<figcaption>{caption}</figcaption><div class="strip">{"".join(images)}</div>')
-    return _section("Frames", "".join(strips))
-
-
-def _tensors(manifest: Manifest) -> str:
-    rows = "".join(
-        f"<tr><td><code>{_escape(key)}</code></td><td>{_escape(dtype)}</td><td>{_escape(shape)}</td></tr>"
-        for key, dtype, shape in state_tensors(manifest)
-    )
-    return f'<div class="scroll"><table><tr><th>key</th><th>dtype</th><th>shape</th></tr>{rows}</table></div>'
+        return None
+    return encode_image(draw_sheet(dataset, choose_strips(dataset)), ".png")
 
 
 README_SUFFIXES = (".md",)

@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from rbdata.datasets.card.frames import animate, choose_strips, draw_sheet, encode_image, enlarged, frame_leaf, picture
+from rbdata.datasets.card.frames import choose_strips, draw_sheet, encode_image, enlarged, frame_leaf, picture
 from rbdata.datasets.card.target import MARK
 from rbdata.errors import UsageError
 from rbdata.storage.dataset import Dataset
@@ -77,26 +77,3 @@ def test_the_sheet(dataset):
         data = encode_image(sheet, suffix)
         assert MARK.encode() in data
         assert Image.open(BytesIO(data)).size == sheet.size
-
-
-@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png"])
-def test_an_episode_moves(dataset, suffix):
-    seen = []
-    made = animate(dataset, 3, suffix, lambda done, total: seen.append((done, total)))
-    moving = Image.open(BytesIO(made.data))
-    assert (made.frames, made.stride, moving.n_frames) == (10, 1, 10)
-    assert moving.size == (280, 336) and moving.info["loop"] == 0
-    assert MARK.encode() in made.data
-    assert seen[-1] == (9, 10)
-    moving.seek(9)
-    last = enlarged(picture(dataset[dataset.episode_starts[-1] - 1]["next", "observation"].numpy()), 336)
-    if suffix == ".png":
-        assert np.array_equal(np.asarray(moving.convert("RGB")), np.asarray(last))
-
-
-def test_long_episodes_are_thinned_out(dataset, monkeypatch):
-    monkeypatch.setattr("rbdata.datasets.card.frames.MAX_FRAMES", 20)
-    made = animate(dataset, 1, ".gif")
-    assert (made.stride, made.frames) == (3, 17)
-    with pytest.raises(UsageError, match="no episode 9"):
-        animate(dataset, 9, ".gif")

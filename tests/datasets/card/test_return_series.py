@@ -1,6 +1,5 @@
 import numpy as np
-import pytest
-from rbdata.datasets.card import overview
+from rbdata.datasets.card.overview import MAX_CUTS, MAX_DOTS, return_series
 from rbdata.storage.episodes import EpisodeTable
 
 
@@ -17,20 +16,13 @@ def table(count: int) -> EpisodeTable:
 
 
 def test_each_episode_by_itself():
-    found = overview.return_series(table(30), 100)
-    assert found.single and found.steps.tolist() == list(range(2, 62, 2))
-    assert np.isnan(found.mean[::7]).all() and np.nanmax(found.high) == 29
-    assert found.cut_steps.tolist() == list(range(6, 62, 6))
-    assert len(found.running_mean()[0]) == 0
-    steps, mean = overview.return_series(table(100), 100).running_mean()
-    assert len(steps) == len(mean) > 60 and np.isfinite(mean).all()
+    steps, returns, cuts = return_series(table(30))
+    assert steps.tolist() == [2 * number + 2 for number in range(30) if number % 7]
+    assert returns.tolist() == [number for number in range(30) if number % 7]
+    assert cuts.tolist() == list(range(2, 30, 3))
 
 
-@pytest.mark.parametrize("most", [1 << 18, 512])
-def test_pieces_of_many(most, monkeypatch):
-    monkeypatch.setattr(overview, "MAX_EPISODES", most)
-    found = overview.return_series(table(1000), 100)
-    assert not found.single and len(found.steps) <= overview.SAMPLE_RANGES
-    assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
-    assert len(found.cut_steps) == overview.MAX_CUTS
-    assert found.steps[-1] == 2000
+def test_some_of_many():
+    steps, returns, cuts = return_series(table(20_000))
+    assert len(steps) == len(returns) == MAX_DOTS and len(cuts) == MAX_CUTS
+    assert np.isfinite(returns).all() and (returns * 2 + 2 == steps).all() and steps[-1] == 39_998
