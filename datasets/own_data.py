@@ -101,7 +101,8 @@ def from_episodes(
 
     An episode of n steps is a dictionary: ``observation`` with n + 1 rows (or n, and perhaps ``next_observation``),
     ``action`` and ``reward`` with n rows, and how it ended: ``terminated`` and ``truncated``, each with one value or n values
-    (``done`` alone counts as terminated). Observations and actions may be dictionaries of arrays; other keys are leaves with n
+    (``done`` alone counts as terminated); the other names that `from_arrays` knows are known here, too. Observations and
+    actions may be dictionaries of arrays; other keys are leaves with n
     rows. All episodes have the same keys, dtypes and shapes of rows.
 
     ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they arrive. If it
@@ -271,17 +272,21 @@ def _has_final_state(arrays: Mapping[str, np.ndarray]) -> bool:
 
 def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     """The arrays of an episode, with a flag per step. Raises UsageError for other values, and for missing keys."""
-    from .ingest.spaces import LossyCastError, as_array, cast
-    from .sources.arrays.tables import memory_table
+    from .sources.arrays.roles import rename_roles
+    from .sources.arrays.tables import flat_arrays, memory_table
 
     if not hasattr(episode, "items"):
         raise UsageError(f"episode {number} is a {type(episode).__name__}, not a dictionary of arrays")
-    arrays = dict(episode.items())
+    pairs = list(flat_arrays(episode))
+    if len(dict(pairs)) < len(pairs):
+        raise UsageError(f"episode {number}: two arrays have one name", hint=f"{', '.join(key for key, _ in pairs)}")
+    arrays = rename_roles(dict(pairs), f"episode {number}")
     ends = [key for key in ("episode", "episode_lengths", "episode_ends") if key in arrays]
     if ends:
         message = f"episode {number}: its key {ends[0]} would say where episodes end, and each dictionary is one"
         raise UsageError(message, hint="give it another name; dataset.episodes has the numbers of episodes")
-    missing = [key for key in ("observation", "action", "reward") if key not in arrays]
+    there = {*arrays, *(key.partition("/")[0] for key in arrays if not key.startswith("reward/"))}
+    missing = [key for key in ("observation", "action", "reward") if key not in there]
     if missing:
         message = f"episode {number} has no {', '.join(missing)}"
         raise UsageError(message, hint=f"its keys are {', '.join(map(str, arrays)) or 'none'}")
@@ -291,20 +296,7 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     if not length:
         raise UsageError(f"episode {number} has no step", hint="leave it out")
     _check_flag_names(arrays, number)
-    # ``done`` alone is taken as terminated, as in `from_arrays`.
-    needed = () if "done" in arrays else ("terminated", "truncated")
-    for name in [name for name in ("terminated", "truncated", "done") if name in arrays or name in needed]:
-        if np.ma.is_masked(arrays.get(name)):
-            raise UsageError(f"episode {number}: {name} has masked elements", hint="fill them")
-        try:
-            value = cast(as_array(arrays.get(name, False)), bool)
-        except LossyCastError as error:
-            raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
-        if value.shape == (length, 1):
-            value = value.reshape(length)
-        elif value.size == 1 and value.shape != (length,):  # it is the last step's
-            value = np.append(np.zeros(length - 1, value.dtype), value)
-        arrays[name] = value
+    _spread_flags(arrays, number, length)
     table = memory_table(arrays, f"episode {number}")
     if table.unreadable:
         key, why = next(iter(table.unreadable.items()))
@@ -322,15 +314,33 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     return table.values
 
 
-def _check_flag_names(episode: Mapping[Any, Any], number: int) -> None:
-    """Raise UsageError for flags and successors under the names of other libraries: they would become leaves, and the ends
-    and successors would be lost."""
-    from .sources.arrays.roles import NAMES, other_flags
+def _spread_flags(arrays: dict[str, Any], number: int, length: int) -> None:
+    """Make the flags of an episode bool ``[length]``: a single value is that of the last step. Raises UsageError."""
+    from .ingest.spaces import LossyCastError, as_array, cast
 
-    for role in ("terminated", "truncated", "done", "next_observation"):
-        names = [key for key in episode if str(key).lower() in NAMES[role]]
-        if names and role not in episode:
-            raise UsageError(f"episode {number}: {names[0]} may be the {role}", hint=f"name it {role}")
+    for key in arrays:
+        if key.startswith(("terminated/", "truncated/", "done/")):
+            raise UsageError(f"episode {number}: {key.partition('/')[0]} is a dictionary, not true or false")
+    # ``done`` alone is taken as terminated, as in `from_arrays`.
+    needed = () if "done" in arrays else ("terminated", "truncated")
+    for name in [name for name in ("terminated", "truncated", "done") if name in arrays or name in needed]:
+        if np.ma.is_masked(arrays.get(name)):
+            raise UsageError(f"episode {number}: {name} has masked elements", hint="fill them")
+        try:
+            value = cast(as_array(arrays.get(name, False)), bool)
+        except LossyCastError as error:
+            raise UsageError(f"episode {number}: {name} is {error.value}, not true or false") from error
+        if value.shape == (length, 1):
+            value = value.reshape(length)
+        elif value.size == 1 and value.shape != (length,):  # it is the last step's
+            value = np.append(np.zeros(length - 1, value.dtype), value)
+        arrays[name] = value
+
+
+def _check_flag_names(episode: Mapping[Any, Any], number: int) -> None:
+    """Raise UsageError for flags of other libraries that are no role: they would become leaves, and the ends would be lost."""
+    from .sources.arrays.roles import other_flags
+
     if not {"terminated", "truncated", "done"} & set(episode):
         problems, hint = other_flags([key for key in episode if isinstance(key, str)])
         if problems:

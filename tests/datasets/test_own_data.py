@@ -497,7 +497,7 @@ def test_actions_that_are_not_finite_are_said() -> None:
     assert "Actions with NaN or infinity, as in the data: 2." in dataset.manifest.notes
 
 
-def test_an_episode_that_goes_on_in_the_next_file_is_refused(tmp_path: Path) -> None:
+def test_an_episode_whose_number_goes_on_in_the_next_file_goes_on(tmp_path: Path) -> None:
     def write(*numbers: list[int]) -> None:
         for part, episode in enumerate(numbers):
             steps = np.arange(len(episode), dtype=np.float32)
@@ -505,8 +505,11 @@ def test_an_episode_that_goes_on_in_the_next_file_is_refused(tmp_path: Path) -> 
             parquet.write_table(pa.table({**table, "episode": episode}), tmp_path / f"part-{part}.parquet")
 
     write([0, 0, 0, 1], [1, 1, 2, 2])
-    with pytest.raises(UsageError, match=r"part-1\.parquet: it begins in episode 1"):
-        rbdata.convert(tmp_path, "my/split", source="arrays")
+    assert rbdata.open_dataset(rbdata.convert(tmp_path, "my/split", source="arrays")).episodes.length.tolist() == [
+        3,
+        3,
+        2,
+    ]
     write([0, 0, 0, 1], [2, 2, 3, 3])
     assert len(rbdata.open_dataset(rbdata.convert(tmp_path, "my/whole", source="arrays")).episodes) == 4
     write([0, 0, 0], [0, 0])  # each file counts its own
@@ -522,19 +525,28 @@ def test_done_of_an_episode_is_what_it_is_in_arrays(done: Any, flags: dict[str, 
     assert dataset.episodes.outcome.tolist() == [outcome, outcome]
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("terminals", "may be the terminated"),
-        ("timeouts", "may be the truncated"),
-        ("next_obs", "may be the next_observation"),
-        ("is_terminal", "is_terminal may say where episodes end"),
-    ],
-)
-def test_episodes_with_flags_of_other_names_are_refused(key: str, text: str, root: Path) -> None:
-    episode = {"observation": np.arange(4.0), "action": np.zeros(4), "reward": np.zeros(4), key: np.zeros(4)}
-    with pytest.raises(UsageError, match=text):
-        rbdata.from_episodes([episode], "my/x")
+@pytest.mark.parametrize("names", NAMES)
+def test_episodes_may_have_the_names_that_arrays_may_have(names: str) -> None:
+    theirs = {key: NAMES[names].get(key, key) for key in transitions()} if names != "own" else {}
+    data = {theirs.get(key, key): value for key, value in transitions().items()}
+    ends = np.flatnonzero(transitions()["terminals"] | transitions()["timeouts"]) + 1
+    parts = [slice(low, high) for low, high in zip([0, *ends[:-1]], ends)]
+    episodes = [TensorDict({key: torch.as_tensor(value[part]) for key, value in data.items()}) for part in parts]
+    arrays = rbdata.open_dataset(rbdata.from_arrays(data, "my/arrays"))
+    dataset = rbdata.open_dataset(rbdata.from_episodes(episodes, "my/episodes"))
+    assert dataset.episodes.outcome.tolist() == arrays.episodes.outcome.tolist()
+    assert (dataset[:] == arrays[:]).all()
+
+
+def test_two_names_of_one_role_and_flags_of_other_libraries_in_episodes_are_refused(root: Path) -> None:
+    episode = {"observation": np.arange(4.0), "action": np.zeros(4), "reward": np.zeros(4)}
+    for more, text in (
+        ({"is_terminal": np.zeros(4)}, "is_terminal may say where"),
+        ({"dones": True, "Done": True}, "dones, Done may each be the done"),
+        ({"obs": np.zeros(4), "done": {"a": 1}}, "done is a dictionary"),
+    ):
+        with pytest.raises(UsageError, match=f"episode 0: {text}"):
+            rbdata.from_episodes([{**episode, **more}], "my/x")
     assert not (root / "my").exists()
 
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,10 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import Column, TransitionRows, column_difference
 from ...workers.task import OnBlock
 from .files import data_files, visible
-from .roles import Given, Roles, find_roles, listed
-from .rows import EpisodeNumbers, blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
-from .tables import Table, join_columns, leave_out, open_tables
+from .roles import Given, Roles, find_roles, is_one_value, listed
+from .rows import blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
+from .sections import Section, sections_of
+from .tables import Table, join_columns, leave_out, open_tables, select_episodes
 
 COUNTED = {
     "given_up_steps": (
@@ -46,6 +46,10 @@ COUNTED = {
     "rounded_successors": (
         "Stored as the observation of the next row: {n} next observations that differ from it by rounding, or by the sign of "
         "a zero, alone."
+    ),
+    "inner_flags": (
+        "Flags set before the end of an episode, which the file states otherwise: {n} steps. They end nothing, and are kept "
+        "as leaves."
     ),
     "jumps": (
         "Rows whose number of the step is not the next one, inside an episode: {n}. Where rows were left out there, the "
@@ -96,17 +100,22 @@ class ArraysJob(RecordedJob):
         if first is None:
             raise UsageError(f"{name} has no arrays")
         self._first, self._given = first, given
-        plain = join_columns(first, given)  # which adds to the arrays
-        self.roles = find_roles(first.arrays, plain, first.name, first.unreadable, first.names)
-        known = tables if isinstance(tables, Sequence) else [first]
-        self._apart = stored_apart([(table, self._roles_of(table)) for table in known])
+        self.roles = self._roles_of(first)
+        #: Of tables that are known beforehand: their sections, steps and episodes.
+        self._sections: list[Section] | None = None
+        self._counts = (0, 0)
+        notes: list[str] = []
+        if isinstance(tables, Sequence):
+            notes = self._find_sections(tables, options.unknown_next)
+        known = [(first, self.roles)] if self._sections is None else [(one.table, one.roles) for one in self._sections]
+        self._apart = stored_apart(known)
         try:
             super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
         except SchemaError as error:
             hint = "rename one of the arrays, or give it another key in the map, such as --map info/other=NAME"
             hint += f"; the arrays are {listed(first.arrays)}"
             raise UsageError(f"{first.name}: {error.message}", hint=hint) from error
-        self._tables = tables if isinstance(tables, Sequence) else chain([first], remaining)
+        self._tables = chain([first], remaining)
         self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
         self._made_from, self._environment = made_from, environment
         self.continues = content is not None
@@ -114,7 +123,7 @@ class ArraysJob(RecordedJob):
         self.begin, self.continues_recording = begin, begin is not None
         #: The arrays that are not taken, and why.
         self.left_out = {**left_out, **self.roles.left_out, **first.unreadable}
-        self._assumed: dict[str, None] = dict.fromkeys(self.roles.assumed)
+        self._assumed: dict[str, None] = dict.fromkeys([*self.roles.assumed, *notes])
         self.spaces = {
             key: box_json(self.schema[key].dtype, self.schema[key].shape, None, None)
             for key in ("observation", "action")
@@ -135,6 +144,8 @@ class ArraysJob(RecordedJob):
         found = []
         if manifest.source.get("map") != self.roles.to_map():
             found.append("another map")
+        if manifest.source.get("episodes") != self._made_from.get("episodes"):
+            found.append("other episodes")
         if self._environment is not None and manifest.source.get("environment") != self._environment:
             found.append("another environment")
         if manifest.source.get("split") != self._made_from.get("split"):
@@ -145,44 +156,75 @@ class ArraysJob(RecordedJob):
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
-    def sections(self, first: int = 0) -> Iterator[tuple[Table, Roles, TransitionRows]]:
-        """The tables, of episode ``first`` and those after it, with what becomes of their rows.
+    def _find_sections(self, tables: Sequence[Table], unknown_next: str) -> list[str]:
+        """Find the sections of tables and count them; returns what is assumed.
 
-        Raises UsageError for one that is unlike the first.
+        Flags that end nothing, since what states the episodes says otherwise, are kept as leaves.
         """
-        numbered = EpisodeNumbers()
-        one_episode = not (isinstance(self._tables, Sequence) and len(self._tables) == 1)
-        for table in self.begin(first) if self.begin and first else self._tables:
-            roles = self._roles_of(table)
-            self.left_out = {**roles.left_out, **table.unreadable, **self.left_out}
-            self._assumed |= dict.fromkeys(roles.assumed)
-            columns = columns_of(roles, table.arrays, self._apart)
-            if columns != self.columns:
-                raise self._unlike(table, columns)
-            numbered.add(table, roles.episode)
-            ends = end_episodes(table, roles, unknown_next=self.options.unknown_next, one_episode=one_episode)
-            yield table, roles, ends
+        pairs = [(self._first, self.roles), *((table, self._roles_of(table)) for table in tables[1:])]
+        wanted = columns_of(self.roles, self._first.arrays)
+        for table, roles in pairs:
+            self._check_columns(columns_of(roles, table.arrays), wanted, table, roles)
+        whole = isinstance(self._given.get("episode"), (int, float))
+        self._sections, notes = sections_of(pairs, whole)
+        steps = episodes = inner = 0
+        for one in self._sections:
+            rows = end_episodes(one.table, one.roles, unknown_next=unknown_next, whole=one.whole)
+            steps, episodes = steps + rows.steps, episodes + int((rows.last & rows.keep).sum())
+            inner += rows.counts.get("inner_flags", 0)
+        self._counts = steps, episodes
+        if inner:
+            extra = {
+                key: role
+                for key, role in self.roles.inner_flags().items()
+                if not any(is_one_value(one.table.arrays[getattr(one.roles, role)]) for one in self._sections)
+            }
+            self._sections = [replace(one, roles=one.roles.with_flags(extra)) for one in self._sections]
+            self.roles = self.roles.with_flags(extra)
+        return notes
 
-    def _unlike(self, table: Table, columns: Sequence[Column]) -> UsageError:
-        message = f"{table.name} is unlike {self._first.name}: {column_difference(columns, self.columns)}"
-        here, there = ({column.key for column in some} for some in (columns, self.columns))
-        odd = [name for key, name in {**self.roles.extra, **self._roles_of(table).extra}.items() if key in here ^ there]
-        hint = f"leave out what only some of them have: --leave-out {shlex.quote(','.join(odd))}" if odd else None
-        return UsageError(message, hint=hint)
+    def sections(self, first: int = 0) -> Iterator[tuple[Table, Roles, TransitionRows]]:
+        """The sections, of episode ``first`` and those after it, with what becomes of their rows.
+
+        Raises UsageError for a table that is unlike the first.
+        """
+        unknown_next = self.options.unknown_next
+        for one in self._sections or ():
+            self._note_table(one.table, one.roles)
+            yield one.table, one.roles, end_episodes(one.table, one.roles, unknown_next=unknown_next, whole=one.whole)
+        if self._sections is not None:
+            return
+        for table in self.begin(first) if self.begin and first else self._tables:
+            roles = self.roles if table is self._first else self._roles_of(table)
+            self._note_table(table, roles)
+            self._check_columns(columns_of(roles, table.arrays, self._apart), self.columns, table, roles)
+            rows = end_episodes(table, roles, unknown_next=unknown_next)
+            if rows.counts.get("inner_flags"):
+                message = f"{table.name}: a flag is set before the last step of its episode"
+                hint = (
+                    "state how the episode ended by one value, terminated=True, and keep the flags as info/terminated"
+                )
+                raise UsageError(message, hint=hint)
+            yield table, roles, rows
+
+    def _note_table(self, table: Table, roles: Roles) -> None:
+        self.left_out = {**roles.left_out, **table.unreadable, **self.left_out}
+        self._assumed |= dict.fromkeys(roles.assumed)
+
+    def _check_columns(self, columns: Sequence[Column], wanted: Sequence[Column], table: Table, roles: Roles) -> None:
+        """Raise UsageError for a table that has other columns than the first."""
+        if columns == wanted:
+            return
+        message = f"{table.name} is unlike {self._first.name}: {column_difference(columns, wanted)}"
+        odd = {column.key for column in columns} ^ {column.key for column in wanted}
+        names = [name for key, name in {**self.roles.extra, **roles.extra}.items() if key in odd]
+        hint = f"leave out what only some of them have: --leave-out {shlex.quote(','.join(names))}" if names else None
+        raise UsageError(message, hint=hint)
 
     def _roles_of(self, table: Table) -> Roles:
-        if table is self._first:
-            return self.roles
-        plain = join_columns(table, self._given)
-        return find_roles(table.arrays, plain, table.name, table.unreadable, table.names)
-
-    @cached_property
-    def _counts(self) -> tuple[int, int]:
-        """Steps and episodes, where they are known before the arrays are read."""
-        if not isinstance(self._tables, Sequence):
-            return 0, 0
-        every = [transitions for _, _, transitions in self.sections()]
-        return sum(rows.steps for rows in every), sum(int((rows.last & rows.keep).sum()) for rows in every)
+        plain = join_columns(table, self._given)  # which adds to the arrays
+        is_episode = table.kind == "episode" or isinstance(self._given.get("episode"), (int, float))
+        return find_roles(table.arrays, plain, table.name, table.unreadable, table.names, is_episode=is_episode)
 
     def expect(self) -> Expectation:
         expected = self.expect_rows(*self._counts)  # which looks at the arrays of all tables
@@ -271,20 +313,23 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     files = ExitStack()
     scratch = files.enter_context(ScratchFolder(options.scratch, ".unpacked-"))
     split: str | None = options.extra["split"]
+    episodes: str | None = options.extra["episodes"]
     tables = files.enter_context(open_tables(path, scratch, split))
+    tables = tables if episodes is None else select_episodes(tables, path, episodes)
     left_out = leave_out(tables, options.extra["leave_out"] or "")
     by_split = {} if path.is_file() else data_files(path)
     parts = [path] if path.is_file() else by_split.get(split or "".join(by_split)) or visible(path)
     content: list[Any] = [
         [one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts
     ]
-    content += [split] if split else []
+    chosen = {key: value for key, value in (("split", split), ("episodes", episodes)) if value is not None}
+    content += [chosen] if chosen else []
     job = ArraysJob(
         path.name,
         tables,
         options.extra["map"],
         options,
-        made_from={"files": [path.name] if path.is_file() else len(parts), **({"split": split} if split else {})},
+        made_from={"files": [path.name] if path.is_file() else len(parts), **chosen},
         content=content,
         environment=options.extra["environment"],
         left_out=left_out,

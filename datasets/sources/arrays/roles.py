@@ -10,7 +10,7 @@ leaves open is found by the names that libraries use. Nothing is read here: name
     truncated         bool [n]: the episode ends with this step for another reason, such as a time limit
     done              bool [n]: one of the two
     next_observation  as observation: what followed each step
-    episode           [n]: the number of the step's episode; another number begins another episode
+    episode           [n]: the number of the step's episode; another number begins another episode; or one number: a file is one
     episode_lengths   [episodes]: steps of each episode
     episode_ends      [episodes]: steps up to the end of each episode, as diffusion policies store them
 
@@ -20,7 +20,7 @@ A map may name other keys: each becomes a separate leaf with a row per step (``{
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 #: What an entry of a map may be: the name of an array or of a group of arrays, several names, a pattern with ``*``, or a
-#: number (of rewards). `tables.join_columns` makes a name of several.
+#: number (of rewards, or of the episode that a file is). `tables.join_columns` makes a name of several.
 Given = str | Sequence[str] | float
 
 #: The names that libraries use, in lower case: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, robomimic, diffusion policies.
@@ -82,8 +82,8 @@ _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 #: The names in exports of this program, which are TED's: a leaf ``obs`` or ``traj_id`` there is a leaf. What says where
 #: episodes end differs from format to format (`exported_names`).
 _TED_NAMES = {role: names[:1] for role, names in NAMES.items() if role not in _BOUNDARIES}
-#: Groups that other libraries put all rows into.
-_OUTER = "data/"
+#: Groups that other libraries put all rows into: Tianshou's is ``_meta``.
+_OUTER = ("data/", "_meta/")
 #: Arrays that an error or a plan lists.
 _MOST_LISTED = 24
 
@@ -112,7 +112,7 @@ class Roles:
     terminated: str | None
     truncated: str | None
     done: str | None
-    episode: str | None
+    episode: str | float | None
     episode_lengths: str | None
     episode_ends: str | None
     #: Arrays that state the ends of episodes once more, by role: they must agree.
@@ -132,6 +132,22 @@ class Roles:
         stated = {role: str(value) for role in single if (value := getattr(self, role)) is not None}
         return {**trees, **stated, **self.extra}
 
+    def inner_flags(self) -> dict[str, str]:
+        """The flags by the keys of leaves that hold them where they do not end episodes."""
+        names = {role: name for role in _FLAGS if (name := getattr(self, role)) is not None}
+        wanted = {role: "info/" + _inside(name).removeprefix("next/") for role, name in names.items()}
+        keys = clean_keys(dict.fromkeys(wanted.values()))
+        return {keys[key]: role for role, key in wanted.items() if keys[key] not in self.extra}
+
+    def with_flags(self, keys: Mapping[str, str]) -> Roles:
+        """These roles with some flags (their roles, by key) as leaves."""
+        return replace(self, extra={**self.extra, **{key: getattr(self, role) for key, role in keys.items()}})
+
+
+def _inside(name: str) -> str:
+    """A name without the group that all rows are in."""
+    return name.partition("/")[2] if name.startswith(_OUTER) else name
+
 
 def suffix_of(path: Path) -> str:
     """The suffix that says what a file is, in lower case: ``.csv.gz`` is one."""
@@ -150,10 +166,13 @@ def find_roles(
     where: str,
     unreadable: Mapping[str, str] = {},
     names: Mapping[str, Sequence[str]] = NAMES,
+    *,
+    is_episode: bool = False,
 ) -> Roles:
     """The roles of arrays by a map, and by their names where it says nothing.
 
-    ``unreadable`` are other arrays, and why they are not read. ``names`` are those of each role.
+    ``unreadable`` are other arrays, and why they are not read. ``names`` are those of each role. ``is_episode``: the arrays
+    are one episode, whose flags may be one value.
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
     twice = [key for key in given if key in _TED and _TED[key] in given]
@@ -162,17 +181,11 @@ def find_roles(
         raise UsageError(message, hint="leave one of them out")
     given = {_TED.get(key, key): value for key, value in given.items()}
     found, extra = _given_roles(arrays, given, where, unreadable)
-    taken = {name for names in found.values() for name in names.values()} | set(extra.values())
-    ambiguous: dict[str, str] = {}
-    for role in names:
-        if role in found or role in given or _is_superseded(role, found):
-            continue
-        candidates = _named(role, arrays, names, taken)
-        if len(candidates) > 1:
-            ambiguous[role] = f"{', '.join(candidates)} may each be the {role}"
-        elif candidates:
-            found[role] = next(iter(candidates.values()))
-            taken |= set(found[role].values())
+    ambiguous = {
+        role: f"{', '.join(tops)} may each be the {role}"
+        for role, tops in _find_named(arrays, given, found, names, extra)
+    }
+    taken = {name for leaves in found.values() for name in leaves.values()} | set(extra.values())
     known = {*found, *given, *ambiguous}
     problems = list(ambiguous.values())
     problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
@@ -192,12 +205,58 @@ def find_roles(
     more, left_out = _others(arrays, taken, rows, extra)
     ends = {} if set(_BOUNDARIES) & set(given) else _more_ends(arrays, found, taken, rows, names)
     roles = _roles(found, given, ends, {**extra, **more}, left_out)
-    _check(roles, arrays, where)
+    _check(roles, arrays, where, is_episode)
     return roles
 
 
+def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Arrays of an episode by our names, where they have others of `NAMES`; what states episodes is left as it is.
+
+    Raises UsageError for a role that several may have.
+    """
+    if any(name.startswith("next/") for name in arrays):  # TED has the flags of the previous state at the root
+        arrays = {name: value for name, value in arrays.items() if name not in _FLAGS or "next/" + name not in arrays}
+    given = {role for role in NAMES if role in _BOUNDARIES or any(name.partition("/")[0] == role for name in arrays)}
+    found: dict[str, dict[str, str]] = {}
+    several = _find_named(arrays, given, found, NAMES)
+    if several:
+        role, tops = several[0]
+        raise UsageError(f"{where}: {', '.join(tops)} may each be the {role}", hint=f"name one of them {role}")
+    keys: dict[str, str] = {}
+    for role, leaves in found.items():
+        keys |= {name: "next_" + key if role == "next_observation" else key for key, name in leaves.items()}
+    return {keys.get(name, name): value for name, value in arrays.items()}
+
+
+def _find_named(
+    arrays: Iterable[str],
+    given: Collection[str],
+    found: dict[str, dict[str, str]],
+    names: Mapping[str, Sequence[str]],
+    extra: Mapping[str, str] = {},
+) -> list[tuple[str, list[str]]]:
+    """Add the roles that names tell to those ``found``; returns the roles that several arrays may have, with their names.
+
+    Roles that are ``given``, and arrays that are taken or ``extra``, are left alone.
+    """
+    taken = {name for leaves in found.values() for name in leaves.values()} | set(extra.values())
+    several = []
+    for role in names:
+        if role in found or role in given or _is_superseded(role, {*found, *given}):
+            continue
+        candidates = _named(role, arrays, names, taken)
+        if len(candidates) > 1:
+            several.append((role, list(candidates)))
+        elif candidates:
+            found[role] = next(iter(candidates.values()))
+            taken |= set(found[role].values())
+    return several
+
+
 _BY_EPISODE = (
-    "if the arrays are [episodes, steps, ...], flatten these two dimensions, and give episode_lengths as one more array"
+    "flatten the first two dimensions of all arrays. If they are [episodes, steps, ...]: reshape, and give episode_lengths as "
+    "one more array. If they are [steps, environments, ...], as in buffers of Stable-Baselines3: swapaxes(0, 1) first, so that "
+    "the steps of an environment follow each other, and give truncated, true in the last step of each environment"
 )
 _HINT = "state it in the map, ours to theirs, such as --map observation=obs"
 
@@ -231,8 +290,9 @@ def _given_roles(
     for key, value in given.items():
         role, _, rest = key.partition("/")
         if isinstance(value, (int, float)):
-            if key != "reward":
-                raise UsageError(f"{where}: the map gives {key} as the number {value}; only a reward may be one")
+            if key not in ("reward", "episode"):
+                message = f"{where}: the map gives {key} as the number {value}; only reward and episode may be one"
+                raise UsageError(message)
             continue
         unread = [name for name in unreadable if is_named(name, value)]
         if unread:
@@ -319,14 +379,14 @@ def _named(
     for name in arrays:
         if name in taken:
             continue
-        plain = name.lower().removeprefix(_OUTER) if names is NAMES else name
+        plain = _inside(name.lower()) if names is NAMES else name
         tops = (one for one in names[role] if plain == one or (role in _TREES and plain.startswith(one + "/")))
         if (top := next(tops, None)) is not None:
             end = len(name) - len(plain) + len(top)
             # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
             candidates.setdefault(name[:end], {})[role.removeprefix("next_") + name[end:]] = name
     # TED also has the flags of the previous state at the root, and robomimic has the simulator's states beside observations.
-    plain_tops = {top: top.lower().removeprefix(_OUTER) for top in candidates}
+    plain_tops = {top: _inside(top.lower()) for top in candidates}
     ted = {top: leaves for top, leaves in candidates.items() if plain_tops[top].startswith("next/")}
     own = {top: leaves for top, leaves in candidates.items() if plain_tops[top] not in _SIMULATOR}
     return ted or own or candidates
@@ -344,11 +404,11 @@ def _unread(known: Collection[str], unreadable: Mapping[str, str], names: Mappin
 
 def other_flags(names: Iterable[str]) -> tuple[list[str], str]:
     """What is wrong where arrays have names in `OTHER_FLAGS` and nothing says what terminated; and what to do about it."""
-    flags = [name for name in names if name.lower().removeprefix(_OUTER) in OTHER_FLAGS]
+    flags = [name for name in names if _inside(name.lower()) in OTHER_FLAGS]
     if not flags:
         return [], ""
     message = f"{', '.join(flags)} may say where episodes end, and nothing says which steps are terminated"
-    why = OTHER_FLAGS[flags[0].lower().removeprefix(_OUTER)]
+    why = OTHER_FLAGS[_inside(flags[0].lower())]
     return [message], f"{flags[0]}: {why}; where it is no flag, give it a key: --map info/{flags[0]}={flags[0]}"
 
 
@@ -368,7 +428,7 @@ def _others(
         if why is not None:
             left_out[name] = why
             continue
-        plain = name if is_ted else name.removeprefix(_OUTER)
+        plain = name if is_ted else _inside(name)
         inner = plain.partition("/")[2] if plain.startswith(("info/", "infos/")) else plain
         wanted = plain if is_ted else "info/" + inner
         try:
@@ -413,8 +473,7 @@ def _roles(
     single: dict[str, Any] = {
         role: next(iter(found[role].values())) if role in found else None for role in NAMES if role not in _TREES
     }
-    if isinstance(given.get("reward"), (int, float)):
-        single["reward"] = given["reward"]
+    single |= {role: value for role in ("reward", "episode") if isinstance(value := given.get(role), (int, float))}
     assumed: tuple[str, ...] = ()
     done = single["done"]
     if done is not None and single["terminated"] is None and single["truncated"] is None:
@@ -426,9 +485,12 @@ def _roles(
     return Roles(**trees, **single, more_ends=more_ends, extra=extra, left_out=left_out, assumed=assumed)
 
 
-def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
+def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str, is_episode: bool) -> None:
     """Raise UsageError for arrays that do not fit their roles."""
     per_step = {**roles.action, **roles.extra, **{name: name for name in _singles(roles)}}
+    if is_episode:  # a flag of one value is the last step's
+        flags = (roles.terminated, roles.truncated, roles.done)
+        per_step = {key: name for key, name in per_step.items() if name not in flags or not is_one_value(arrays[name])}
     single = [name for name in per_step.values() if not arrays[name].shape]
     if single:
         hint = "give a row per step; of an episode's flags only the last one is set"
@@ -458,6 +520,10 @@ def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
             by_episode = len(steps) == 2 and arrays[name].shape == steps
             message = f"{where}: {name} is {arrays[name]}, not one number per step"
             raise UsageError(message, hint=_BY_EPISODE if by_episode else None)
+
+
+def is_one_value(array: ArrayInfo) -> bool:
+    return array.shape in ((), (1,))
 
 
 def _singles(roles: Roles) -> list[str]:

@@ -18,11 +18,11 @@ from ....storage.schema import LARGE_ROW
 from ...ingest.recording import end_codes
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags, to_rewards
-from .roles import ArrayInfo, Roles
+from .roles import ArrayInfo, Roles, is_one_value
 from .tables import Table
 
 #: The names of arrays that number the steps of an episode.
-_STEPS = ("step", "steps", "step_id", "step_count", "timestep", "timesteps", "time_step", "frame_index")
+_STEPS = ("step", "steps", "step_id", "step_index", "step_count", "timestep", "timesteps", "time_step", "frame_index")
 #: Bytes and rows of a block.
 _BLOCK_BYTES, _BLOCK_ROWS = 16 << 20, 1 << 16
 
@@ -86,36 +86,42 @@ def _column(key: str, array: ArrayInfo, per: str) -> Column:
     return Column(key, stored_dtype(array.dtype, key), array.shape[1:], per)  # type: ignore[arg-type]
 
 
-def end_episodes(table: Table, roles: Roles, *, unknown_next: str, one_episode: bool = False) -> TransitionRows:
-    """What becomes of the rows; ``one_episode``: the table is one of several, and one episode unless it says otherwise.
+def end_episodes(table: Table, roles: Roles, *, unknown_next: str, whole: bool = False) -> TransitionRows:
+    """What becomes of the rows; ``whole``: they are one episode.
 
+    Where numbers, counts or ``whole`` state the episodes, flags inside them end nothing, and are counted as ``inner_flags``.
     Raises UsageError where nothing says where episodes end, or two statements contradict each other.
     """
     rows = table.arrays[next(iter(roles.action.values()))].shape[0]
     if not rows:
         raise UsageError(f"{table.name} has no rows")
-    terminated, truncated = _flags(table, roles, rows)
+    terminated, truncated = flags_of(table, roles, rows)
     bounds = _boundaries(table, roles, rows)
-    flags = [flag for flag in (terminated, truncated) if flag is not None]
-    if bounds is None and one_episode and not any(flag[:-1].any() for flag in flags):
+    if bounds is None and whole:
         bounds = np.zeros(rows, bool)
-    if bounds is None and not flags and not roles.next_observation:
+    if bounds is None and terminated is None and truncated is None and not roles.next_observation:
         message = f"{table.name}: nothing says where episodes end"
-        raise UsageError(message, hint="map terminated, truncated, done, episode, episode_lengths or episode_ends")
+        hint = "map terminated, truncated, done, episode, episode_lengths or episode_ends"
+        raise UsageError(message, hint=f"{hint}; or episode=0, where a file is one episode")
     terminated = np.zeros(rows, bool) if terminated is None else terminated
     truncated = np.zeros(rows, bool) if truncated is None else truncated
     flagged = terminated | truncated
     last = flagged.copy() if bounds is None else bounds
     last[-1] = True
-    if (flagged & ~last).any():
-        row = int((flagged & ~last).argmax())
-        message = f"{table.name}: row {row} is flagged as the end of an episode, and its episode goes on"
-        raise UsageError(message, hint="leave the flag, or what states the episodes, out of the map")
+    inner = int((flagged & ~last).sum())
     jumps = 0 if roles.next_observation else _count_jumps(table, roles, last)
     has_next = bool(roles.next_observation) or _has_final_states(table, roles, rows, int(last.sum()))
-    transitions = resolve_transitions(last, terminated, truncated, has_next=has_next, unknown_next=unknown_next)
-    transitions.counts |= {"jumps": jumps} if jumps else {}
+    transitions = resolve_transitions(
+        last, terminated & last, truncated & last, has_next=has_next, unknown_next=unknown_next
+    )
+    transitions.counts |= {name: count for name, count in (("jumps", jumps), ("inner_flags", inner)) if count}
     return transitions
+
+
+def step_names(table: Table, roles: Roles) -> list[str]:
+    """The arrays that number the steps of an episode."""
+    keys = {key.lower().rpartition("/")[2]: name for key, name in roles.extra.items()}
+    return [name for key, name in keys.items() if key in _STEPS and table.arrays[name].shape[1:] in ((), (1,))]
 
 
 def _count_jumps(table: Table, roles: Roles, last: np.ndarray) -> int:
@@ -124,10 +130,7 @@ def _count_jumps(table: Table, roles: Roles, last: np.ndarray) -> int:
     Raises UsageError where the numbers run backwards inside an episode: the next row is not what followed.
     """
     jumps = 0
-    for key, name in roles.extra.items():
-        array = table.arrays[name]
-        if key.lower().rpartition("/")[2] not in _STEPS or array.shape[1:] not in ((), (1,)):
-            continue
+    for name in step_names(table, roles):
         steps = table.read(name, 0, len(last)).reshape(-1).astype(np.float64)
         inside = np.flatnonzero(~last[:-1])
         growth = steps[inside + 1] - steps[inside]
@@ -141,11 +144,10 @@ def _count_jumps(table: Table, roles: Roles, last: np.ndarray) -> int:
     return jumps
 
 
-def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+def flags_of(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
     """``terminated`` and ``truncated``, bool ``[rows]``, from ``done`` where only one of them is given."""
     terminated, truncated, done = (
-        None if name is None else to_flags(table.read(name, 0, rows), f"{table.name}: {name}")
-        for name in (roles.terminated, roles.truncated, roles.done)
+        None if name is None else _flag(table, name, rows) for name in (roles.terminated, roles.truncated, roles.done)
     )
     if done is None:
         return terminated, truncated
@@ -165,13 +167,22 @@ def _flags(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray | None, np
     return (terminated, done & ~terminated) if terminated is not None else (done & ~other, truncated)
 
 
+def _flag(table: Table, name: str, rows: int) -> np.ndarray:
+    """One flag, bool ``[rows]``; a single value is that of the last row."""
+    if is_one_value(table.arrays[name]):
+        values = np.zeros(rows, bool)
+        values[-1:] = to_flags(table.read_all(name), f"{table.name}: {name}")
+        return values
+    return to_flags(table.read(name, 0, rows), f"{table.name}: {name}")
+
+
 def _boundaries(table: Table, roles: Roles, rows: int) -> np.ndarray | None:
     """The last rows of episodes by what numbers or counts them, bool ``[rows]``; None where nothing does.
 
     Raises UsageError where two arrays state different episodes.
     """
     stated = {role: getattr(roles, role) for role in ("episode", "episode_lengths", "episode_ends")}
-    names = {role: name for role, name in stated.items() if name is not None}
+    names = {role: name for role, name in stated.items() if isinstance(name, str)}
     names.update(roles.more_ends)
     try:
         found = [(name, _last_rows(table, role, name, rows)) for role, name in names.items()]
@@ -209,26 +220,6 @@ def _last_rows(table: Table, role: str, name: str, rows: int) -> np.ndarray:
     last = np.zeros(rows, bool)
     last[ends - 1] = True
     return last
-
-
-class EpisodeNumbers:
-    """Compares the numbers of episodes across files. Where a file holds several, they are those of the whole dataset."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-        self._are_global = False
-
-    def add(self, table: Table, name: str | None) -> None:
-        """The next file. Raises UsageError where an episode goes on in it: its steps would become two episodes."""
-        rows = table.arrays[name].shape[0] if name is not None else 0
-        if name is None or not rows:
-            return
-        first, last = (table.read(name, row, row + 1).reshape(-1)[0] for row in (0, rows - 1))
-        self._are_global |= bool(first != last)
-        if self._are_global and self._last == first:
-            message = f"{table.name}: it begins in episode {first} ({name}), in which the file before ends"
-            raise UsageError(message, hint="each file holds whole episodes: join them, or move these rows")
-        self._last = last
 
 
 def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> bool:

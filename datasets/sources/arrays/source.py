@@ -32,6 +32,12 @@ class ArraysSource(Source):
             commands=("convert",),
         ),
         SourceOption(
+            "episodes",
+            "only these episodes of a group or a file each, such as 0-9,12, or those that an array names: mask/train",
+            metavar="LIST",
+            commands=("convert",),
+        ),
+        SourceOption(
             "leave_out",
             "arrays not to read, separated by commas: names, groups, patterns with *",
             metavar="NAMES",

@@ -26,7 +26,7 @@ class Stored(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def __getitem__(self, rows: slice) -> np.ndarray: ...
+    def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
 class FileRows:
@@ -52,10 +52,13 @@ class FileRows:
         if held < (wanted := int(np.prod(shape, dtype=object)) * dtype.itemsize):
             raise ValueError(f"it is cut short: {held} bytes instead of {wanted}")
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Some rows, by a slice; of an array of one value that, by ``()``."""
         if self._check is not None:
             self._check()
             self._check = None
+        if not self.shape:
+            return np.fromfile(self._path, self.dtype, 1, offset=self._offset).reshape(())
         low, high, _ = rows.indices(self.shape[0])
         shape = (max(0, high - low), *self.shape[1:])
         if 0 in shape or not self.dtype.itemsize:
@@ -131,5 +134,5 @@ class Hdf5Rows:
         self.dtype, self.shape = array.dtype, array.shape
         self._files, self._path, self._name = files, path, name
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows: Any) -> np.ndarray:
         return plain_bools(self._files.open(self._path)[self._name][rows])

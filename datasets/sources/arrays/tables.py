@@ -18,20 +18,21 @@ import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import mkdtemp, mkstemp
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ....errors import CorruptSourceError, DiskSpaceError, UsageError, reason
+from ....errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundError, UsageError, reason
 from ....storage.durable import is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
 from ...formats.hdf5 import damage_reported, missing_part
 from ...formats.packed import ZipArchive
+from ...ingest.request import parse_numbers, select_numbered
 from ...ingest.spaces import as_array
 from .files import SPLITS, choose, data_files, natural
 from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names, is_named, suffix_of
@@ -43,7 +44,16 @@ _COLUMNS = (".parquet", ".arrow", ".feather", *_TEXT)
 _HEAD_BYTES = 1 << 20
 #: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
+#: Names of files that are one episode each, and of groups that may hold several.
+_EPISODE = re.compile(r"(?:^|[^a-z])(?:episode|ep|demo|demonstration|traj|trajectory|trial)[^a-z0-9]*\d", re.IGNORECASE)
+_SEVERAL = re.compile(
+    r"(?:^|[^a-z])(?:env|worker|actor|agent|process|proc|rank|thread|seed|run|rollout|batch|buffer|chunk|shard|part|fold)s?"
+    r"(?:[^a-z]|$)",
+    re.IGNORECASE,
+)
 _NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
+
+Kind = Literal["table", "file", "group", "episode"]
 
 
 @dataclass
@@ -58,6 +68,8 @@ class Table:
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The names by which the roles of arrays are known (`roles`).
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
+    #: What it is in its file: one episode; a group, or one of the files of a folder, which may be one; or the only table.
+    kind: Kind = "table"
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
@@ -70,6 +82,12 @@ class Table:
         """Rows ``low`` to ``high - 1`` of an array. Raises CorruptSourceError."""
         with damage_reported(self.name):
             return np.asarray(self.values[array][low:high])
+
+    def read_all(self, array: str) -> np.ndarray:
+        """An array of a few values, or of one. Raises CorruptSourceError."""
+        with damage_reported(self.name):
+            values = self.values[array]
+            return np.asarray(values[: values.shape[0]] if values.shape else values[()])
 
 
 def memory_table(arrays: Any, name: str = "the arrays", names: Mapping[str, Sequence[str]] = NAMES) -> Table:
@@ -87,7 +105,7 @@ def memory_table(arrays: Any, name: str = "the arrays", names: Mapping[str, Sequ
         message = f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
         raise UsageError(message)
     table = Table(name, {}, names=names)
-    for key, value in _flat(arrays):
+    for key, value in flat_arrays(arrays):
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
         found: Iterable[tuple[str, np.ndarray | str]]
@@ -115,11 +133,12 @@ def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield from _fields(f"{key}/{inner}", array[inner])
 
 
-def _flat(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_arrays(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of nested mappings by their names, with slashes."""
     for key, value in arrays.items():
         name = prefix + ("/".join(map(str, key)) if isinstance(key, tuple) else str(key))
         if (hasattr(value, "items") and not hasattr(value, "dtype")) or hasattr(value, "batch_size"):
-            yield from _flat(value, name + "/")
+            yield from flat_arrays(value, name + "/")
         else:
             yield name, value
 
@@ -142,6 +161,33 @@ def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
             table.unreadable.pop(array, None)
             left[array] = "as asked"
     return left
+
+
+def select_episodes(tables: Sequence[Table], path: Path, wanted: str) -> list[Table]:
+    """The tables of some episodes: by their numbers (``0-4,7``), or by an array of the names of their groups (``mask/train``).
+
+    Raises UsageError where tables are no episodes, or there is no such array, ObjectNotFoundError for other episodes.
+    """
+    if any(table.kind != "episode" for table in tables):
+        message = f"{path.name} does not hold a group or a file per episode, of which --episodes could choose"
+        raise UsageError(message, hint="convert all, then `rbdata.open_dataset(...).episodes.where(...)`")
+    if re.fullmatch(r"[\d\s,-]+", wanted):
+        return select_numbered(dict(enumerate(tables)), parse_numbers(wanted, "--episodes"), path.name, "episode")
+    names, there = None, list[str]()
+    if suffix_of(path) in _HDF5:
+        with Hdf5Files() as files, damage_reported(path.name):
+            file = files.open(path)
+            names = [name.decode() for name in file[wanted][()].tolist()] if wanted in file else None
+            there = [f"mask/{name}" for name in file.get("mask", ())]
+    if names is None:
+        raise UsageError(
+            f"{path.name} has no array {wanted} of episodes", hint=f"such as {', '.join(there) or '0-4,7'}"
+        )
+    by_name = {table.name.rpartition(": ")[2]: table for table in tables}
+    missing = [name for name in names if name not in by_name]
+    if missing or not names:
+        raise ObjectNotFoundError(f"{path.name}: {wanted} names {missing[0] if missing else 'no episode'}")
+    return sorted((by_name[name] for name in dict.fromkeys(names)), key=lambda table: natural(table.name))
 
 
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
@@ -253,6 +299,13 @@ def open_tables(path: Path, scratch: Path, split: str | None = None) -> Iterator
 def _open(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
     if path.is_dir():
         return _open_folder(path, scratch, files, split)
+    tables = _open_file(path, scratch, files, split)
+    if tables[0].kind == "table" and _EPISODE.search(path.stem) and not re.search(r"\d+-of-\d+", path.stem):
+        tables[0].kind = "file"
+    return tables
+
+
+def _open_file(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
     suffix = suffix_of(path)
     if suffix in PICKLES:
         message = f"{path.name} is a pickle, or may hold one: reading it would run whatever code it names"
@@ -304,7 +357,12 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
     for one in found:
         inside = one.relative_to(path).parent
         for table in _open(one, scratch, files, split):  # files of one name lie in folders of their own
-            tables.append(replace(table, name=(inside / table.name).as_posix()))
+            table.name = (inside / table.name).as_posix()
+            if table.kind == "file" and len(found) > 1:  # named as an episode, one of several
+                table.kind = "episode"
+            elif table.kind == "table":
+                table.kind = "file"
+            tables.append(table)
     return tables
 
 
@@ -328,11 +386,12 @@ def _open_checkpoint(path: Path) -> Table:
 
 @dataclass(frozen=True)
 class _Ring:
-    """The rows of an array from ``begin`` on, then those before it."""
+    """The ``rows`` of an array that a ring has from row ``first`` on: those from its row ``begin`` on, then those before it."""
 
-    array: np.ndarray
+    array: Any
     rows: int
     begin: int
+    first: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -344,9 +403,10 @@ class _Ring:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         low, high, _ = rows.indices(self.rows)
-        low, high = low + self.begin, high + self.begin
-        parts = self.array[low : min(high, self.rows)], self.array[max(0, low - self.rows) : max(0, high - self.rows)]
-        return parts[0] if not len(parts[1]) else np.concatenate(parts)
+        low, high, stop = low + self.begin, high + self.begin, self.rows
+        ranges = (low, min(high, stop)), (max(0, low - stop), max(0, high - stop))
+        parts = [self.array[self.first + a : self.first + b] for a, b in ranges if a < b]
+        return np.concatenate(parts) if parts else self.array[:0]
 
 
 # -- NumPy ---------------------------------------------------------------------------------------------------------------
@@ -436,6 +496,10 @@ def _open_hdf5(path: Path, files: Hdf5Files, split: str | None) -> list[Table]:
             members, place, split = _members(group := members[chosen]), f"{place}{chosen}/", None
         elif split is not None:
             choose(path.name, splits, split)
+        if {"columns", "num_episodes"} <= set(members):
+            return _d3rlpy_tables(members, files, path, place)
+        if "_meta" in members and ("_size" in group.attrs or "_lengths" in members):
+            return _tianshou_tables(group, members, files, path, place)
         episodes = _episodes(members)
         # robomimic: data/demo_0, mask/...
         if not episodes and isinstance(members.get("data"), h5py.Group):
@@ -446,15 +510,58 @@ def _open_hdf5(path: Path, files: Hdf5Files, split: str | None) -> list[Table]:
                 members, place = inside, f"{place}data/"
         if episodes and not any(isinstance(item, h5py.Dataset) for item in members.values()):
             others |= _other_groups(members, set(episodes), path.name)
-            tables = [
-                _hdf5_table(f"{path.name}: {name}", members[name], files, path, f"{place}{name}/")
-                for name in sorted(episodes, key=natural)
-            ]
+            tables = []
+            for name in sorted(episodes, key=natural):
+                table = _hdf5_table(f"{path.name}: {name}", members[name], files, path, f"{place}{name}/")
+                is_one = bool(re.search(r"\d", name)) and not _SEVERAL.search(name)
+                table.kind = "episode" if is_one else "group"
+                tables.append(table)
             tables[0].unreadable.update(others)
             return tables
         if not splits:
             group, place = files.open(path)["/"], ""
         return [_hdf5_table(path.name, group, files, path, place)]
+
+
+def _d3rlpy_tables(members: Mapping[str, Any], files: Hdf5Files, path: Path, place: str) -> list[Table]:
+    """The episodes that d3rlpy's ``ReplayBuffer.dump`` wrote: ``observations_0``, or several arrays ``observations_0_0`` ..."""
+    tables = []
+    columns = [name.decode() for name in members["columns"][()].tolist()]
+    for number in range(int(members["num_episodes"][()])):
+        values: dict[str, Any] = {}
+        for column in columns:
+            name = f"{column}_{number}"
+            inner = [one for one in members if re.fullmatch(rf"{re.escape(name)}_\d+", one)]
+            parts = {column: name} if name in members else {f"{column}/{one.rpartition('_')[2]}": one for one in inner}
+            if not parts:
+                raise CorruptSourceError(f"{path.name}: {name} is not there, and num_episodes says that it is")
+            values |= {key: Hdf5Rows(files, path, place + one, members[one]) for key, one in parts.items()}
+        tables.append(Table(f"{path.name}: episode {number}", values, kind="episode"))
+    return tables
+
+
+def _tianshou_tables(group: Any, members: Mapping[str, Any], files: Hdf5Files, path: Path, place: str) -> list[Table]:
+    """The rows of a ring that Tianshou's ``ReplayBuffer.save_hdf5`` wrote, in order; a table for each of several rings."""
+    whole = _hdf5_table(path.name, members["_meta"], files, path, f"{place}_meta/")
+    values = {f"_meta/{name}": rows for name, rows in whole.values.items()}
+    unreadable = {f"_meta/{name}": why for name, why in whole.unreadable.items()}
+    if "_lengths" in members:  # of a buffer for each environment, one after the other in the arrays
+        first, filled, last = (members[name][()].tolist() for name in ("_offset", "_lengths", "last_index"))
+        sizes = np.diff([*first, max((rows.shape[0] for rows in values.values() if rows.shape), default=0)]).tolist()
+        rings = [(a, n, (b + 1 - a) if n == size else 0) for a, n, b, size in zip(first, filled, last, sizes)]
+    else:
+        filled = int(group.attrs["_size"])
+        begin = int(group.attrs.get("_insertion_idx", group.attrs.get("_index", 0)))
+        rings = [(0, filled, begin if filled == int(group.attrs.get("maxsize", filled)) else 0)]
+    return [
+        Table(
+            path.name if len(rings) == 1 else f"{path.name}: buffer {number}",
+            {name: _Ring(rows, filled, begin % filled, first) for name, rows in values.items() if rows.shape},
+            dict(unreadable),
+        )
+        for number, (first, filled, begin) in enumerate(rings)
+        if filled
+    ]
 
 
 def _members(group: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import rbdata
 from rbdata.cli.options import parse_key_values
-from rbdata.errors import UsageError
+from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
+from rbdata.storage.episodes import CUT, TERMINATED
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +111,248 @@ def test_names_of_any_characters_become_keys(tmp_path: Path) -> None:
     assert parse_key_values(words, "--map", keys_are_paths=True) == given
     dataset = convert(tmp_path / "own.h5", map=given)
     assert {"observation/_pos", "observation/vel_x", "a_b", "info/c_d"} <= {leaf.name for leaf in dataset.schema}
+
+
+# -- what is an episode --------------------------------------------------------------------------------------------------
+
+#: A flag in the steps of an episode: of robomimic, set in every step of success; of ManiSkill, which may be lost again.
+REPEATED = {"to the end": [0, 0, 0, 1, 1, 1], "and lost": [0, 1, 1, 0, 0, 1], "and not at the end": [0, 0, 1, 1, 0, 0]}
+
+
+def demonstration(flag: list[int], more_states: int = 1, first: int = 0) -> dict[str, np.ndarray]:
+    n = len(flag)
+    states = np.arange(first, first + n + more_states, dtype=np.float32)[:, None]
+    return {"obs": states, "actions": states[:n], "rewards": np.array(flag, np.float32), "dones": np.array(flag)}
+
+
+@pytest.mark.parametrize("flag", REPEATED)
+@pytest.mark.parametrize("more_states", [0, 1])
+@pytest.mark.parametrize(
+    "kind", ["groups", "groups in data", "one group", "files", "lengths", "ends", "numbers", "map"]
+)
+def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
+    kind: str, more_states: int, flag: str, tmp_path: Path
+) -> None:
+    """It is kept as a leaf, and counted; that of the last row says how the episode ended."""
+    count = 1 if kind == "one group" else 3
+    episodes = [demonstration(REPEATED[flag], more_states, 10 * k) for k in range(count)]
+    together = {key: np.concatenate([one[key] for one in episodes]) for key in episodes[0]}
+    path, options = tmp_path / "own.npz", {}
+    if "group" in kind:
+        inside = "data/" if "data" in kind else ""
+        path = tmp_path / "own.hdf5"
+        write_hdf5(
+            path, {f"{inside}demo_{k}/{key}": value for k, one in enumerate(episodes) for key, value in one.items()}
+        )
+    elif kind in ("files", "map"):
+        path = tmp_path / "runs"
+        path.mkdir()
+        for k, one in enumerate(episodes):
+            np.savez(path / f"{'traj' if kind == 'files' else 'x'}_{k}.npz", **one)
+        options = {"map": {"episode": 0}} if kind == "map" else {}
+    else:
+        stated = {"lengths": [6] * 3, "ends": [6, 12, 18], "numbers": np.repeat([4, 7, 9], 6)}[kind]
+        name = {"lengths": "episode_lengths", "ends": "episode_ends", "numbers": "episode"}[kind]
+        np.savez(path, **together, **{name: np.array(stated)})
+    dataset = convert(path, unknown_next="zero", **options)
+    assert lengths(dataset) == [6] * count
+    ended = REPEATED[flag][-1]
+    assert dataset.episodes.outcome.tolist() == [TERMINATED if ended else CUT] * count
+    np.testing.assert_array_equal(dataset[:]["info", "dones"].numpy().reshape(-1), REPEATED[flag] * count)
+    inner = sum(REPEATED[flag]) - ended
+    assert f"Flags set before the end of an episode, which the file states otherwise: {inner * count} steps." in notes(
+        dataset
+    )
+
+
+def test_a_file_whose_flag_stays_set_is_an_episode_beside_others(tmp_path: Path) -> None:
+    """Their names say nothing. Where a flag ends an episode inside a file, the files are parts of one table."""
+    for k in range(2):
+        np.savez(tmp_path / f"{k}.npz", **steps(5), done=np.array([0, 0, 0, 1, 1]))
+    assert lengths(convert(tmp_path)) == [5, 5]
+    np.savez(tmp_path / "2.npz", **steps(5), done=np.array([0, 1, 0, 0, 1]))
+    assert lengths(convert(tmp_path, force=True)) == [4, 1, 4, 1, 2, 3]
+
+
+def test_flags_inside_groups_that_may_hold_several_episodes_end_them(tmp_path: Path) -> None:
+    arrays = {f"env_{k}/{key}": value for k in range(2) for key, value in demonstration([0, 1, 0, 1], 0).items()}
+    assert lengths(convert(write_hdf5(tmp_path / "own.h5", arrays))) == [2, 2, 2, 2]
+
+
+def test_a_flag_inside_an_episode_of_a_generator_is_refused() -> None:
+    one = {"observation": np.zeros(5), "action": np.zeros(4), "reward": np.zeros(4), "terminated": [0, 1, 0, 1]}
+    with pytest.raises(UsageError, match=r"episode 0: a flag is set before the last step of its episode"):
+        rbdata.from_episodes([one], "my/x")
+
+
+@pytest.mark.parametrize("more_states", [0, 1])
+@pytest.mark.parametrize("kind", ["a group", "a file", "a folder", "a map", "states"])
+def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: int, tmp_path: Path) -> None:
+    one = {key: value for key, value in demonstration([0] * 6, more_states).items() if key != "dones"}
+    options: dict[str, Any] = {}
+    if kind == "a group":
+        path = write_hdf5(tmp_path / "own.hdf5", {f"data/demo_0/{key}": value for key, value in one.items()})
+    elif kind == "a file":
+        path = write_hdf5(tmp_path / "episode_0.hdf5", one)
+    elif kind == "a folder":
+        path = write_hdf5(tmp_path / "runs/own.hdf5", one).parent
+    else:
+        path = write_hdf5(tmp_path / "own.hdf5", one)
+        options = {"map": {"episode": 0}} if kind == "a map" else {}
+    if kind == "states" and not more_states:
+        with pytest.raises(UsageError, match="nothing says where episodes end") as raised:
+            convert(path, **options)
+        assert "episode=0" in str(raised.value)
+        return
+    assert lengths(convert(path, **options)) == [5 + more_states]
+
+
+@pytest.mark.parametrize("numbered", ["", "frame_index", "episode"])
+@pytest.mark.parametrize("edges", [[6], [1, 2, 3, 9], [4], [3, 5, 8, 11], [7, 11]])
+@pytest.mark.parametrize("with_next", [False, True])
+def test_an_episode_goes_on_in_the_next_file(numbered: str, edges: list[int], with_next: bool, tmp_path: Path) -> None:
+    """Files of equal sizes, whatever the episodes are; the names say so, or numbers."""
+    step = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2])
+    ends = [3, 8, 11]
+    columns = {**steps(12), "terminated": np.isin(np.arange(12), ends), "truncated": np.zeros(12, bool)}
+    columns |= {"next_obs": columns["obs"] + 1} if with_next else {}
+    columns |= (
+        {numbered: {"frame_index": step, "episode": np.repeat([5, 6, 7], [4, 5, 3])}[numbered]} if numbered else {}
+    )
+    whole = rbdata.open_dataset(rbdata.from_arrays(columns, "my/whole"))
+    parts = [0, *edges, 12]
+    for k, (low, high) in enumerate(itertools.pairwise(parts)):
+        name = f"train-{k}.npz" if numbered else f"train-{k:05d}-of-{len(edges) + 1:05d}.npz"
+        np.savez(tmp_path / name, **{key: value[low:high] for key, value in columns.items()})
+    dataset = convert(tmp_path)
+    assert lengths(dataset) == lengths(whole) == [4, 5, 3]
+    for key in whole[:].keys(include_nested=True, leaves_only=True):
+        np.testing.assert_array_equal(dataset[:][key].numpy(), whole[:][key].numpy(), str(key))
+    cut = sum(edge - 1 not in ends for edge in edges)
+    assert ("goes on" in notes(dataset)) == bool(cut)
+
+
+def test_files_that_are_taken_as_an_episode_each_are_said(tmp_path: Path) -> None:
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", **steps(4, 4 * k))
+    dataset = convert(tmp_path)
+    assert lengths(dataset) == [3, 3, 3]
+    assert "Files that are taken as one episode each, since no flag in them is set: 3." in notes(dataset)
+    for k in range(3):  # numbered on: they are one
+        np.savez(tmp_path / f"{k}.npz", **steps(4, 4 * k), timestep=np.arange(4 * k, 4 * k + 4))
+    assert lengths(convert(tmp_path, force=True)) == [11]
+
+
+def test_files_that_go_on_in_one_another_have_the_same_flags(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x-0-of-2.npz", **steps(4), terminated=np.zeros(4))
+    np.savez(tmp_path / "x-1-of-2.npz", **steps(4), terminated=np.zeros(4), truncated=np.arange(4) == 3)
+    with pytest.raises(UsageError, match=r"x-1-of-2.npz goes on where x-0-of-2.npz ends, and only one of them has"):
+        convert(tmp_path)
+
+
+# -- layouts of other programs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_dump_of_a_d3rlpy_buffer_is_its_episodes(several: bool, tmp_path: Path) -> None:
+    """An array per episode and column; observations of several parts have one more number."""
+    counts, ended = [5, 13, 4, *[2] * 9], [1, 0, 1, *[0] * 9]
+    arrays: dict[str, Any] = {"columns": ["observations", "actions", "rewards", "terminated"]}
+    arrays |= {"num_episodes": len(counts), "version": "2.1"}
+    for k, n in enumerate(counts):
+        rows = np.arange(n, dtype=np.float32)[:, None] + 100 * k
+        for part in range(2 if several else 1):
+            arrays[f"observations_{k}_{part}" if several else f"observations_{k}"] = rows * (part + 1)
+        arrays |= {f"actions_{k}": rows + 1, f"rewards_{k}": rows + 2, f"terminated_{k}": bool(ended[k])}
+    dataset = convert(write_hdf5(tmp_path / "buffer.h5", arrays))
+    assert lengths(dataset) == [n if end else n - 1 for n, end in zip(counts, ended)]
+    assert dataset.episodes.outcome.tolist() == [TERMINATED if end else CUT for end in ended]
+    kept = np.concatenate([np.arange(n if end else n - 1) + 100 * k for k, (n, end) in enumerate(zip(counts, ended))])
+    np.testing.assert_array_equal(dataset[:]["action"].numpy()[:, 0], kept + 1)
+    key = ("observation", "1") if several else ("observation",)
+    np.testing.assert_array_equal(dataset[:][key].numpy()[:, 0], kept * (2 if several else 1))
+    with h5py.File(tmp_path / "buffer.h5", "a") as file:
+        del file["actions_7"]
+    with pytest.raises(CorruptSourceError, match="actions_7 is not there"):
+        convert(tmp_path / "buffer.h5", force=True)
+
+
+def tianshou(path: Path, attributes: dict[str, int], more: dict[str, Any], t: np.ndarray, done: np.ndarray) -> Path:
+    """What save_hdf5 writes: whole rings in ``_meta``; ``t`` is the time of each row, -1 where none was written."""
+    written = t >= 0
+    meta = {"obs": np.stack([t, t], 1) * written[:, None], "obs_next": np.stack([t + 1, t + 1], 1) * written[:, None]}
+    meta |= {"act": t * written, "rew": t * written * 2.0, "terminated": done & written}
+    meta |= {"done": done & written, "truncated": np.zeros(len(t), bool), "info/TimeLimit": np.zeros(len(t))}
+    write_hdf5(
+        path, {**{f"_meta/{name}": value for name, value in meta.items()}, "_indices": np.arange(len(t)), **more}
+    )
+    with h5py.File(path, "a") as file:
+        file.attrs.update({**attributes, "maxsize": len(t), "stack_num": 1})
+    return path
+
+
+@pytest.mark.parametrize("cursor", ["_insertion_idx", "_index"])
+@pytest.mark.parametrize(("steps", "capacity"), [(6, 10), (10, 10), (13, 10), (27, 10)])
+def test_the_ring_of_a_tianshou_buffer_is_read_in_order(cursor: str, steps: int, capacity: int, tmp_path: Path) -> None:
+    t = np.full(capacity, -1)
+    for k in range(steps):
+        t[k % capacity] = k
+    attributes = {"_size": min(steps, capacity), cursor: steps % capacity}
+    dataset = convert(tianshou(tmp_path / "buffer.hdf5", attributes, {}, t, t % 4 == 3))
+    kept = np.arange(max(0, steps - capacity), steps)
+    np.testing.assert_array_equal(dataset[:]["action"].numpy(), kept)
+    np.testing.assert_array_equal(dataset[:]["next", "reward"].numpy()[:, 0], kept * 2)
+    assert (
+        np.flatnonzero(dataset[:]["next", "terminated"].numpy()[:, 0]).tolist()
+        == np.flatnonzero(kept % 4 == 3).tolist()
+    )
+
+
+def test_the_rings_of_several_environments_of_tianshou_stay_apart(tmp_path: Path) -> None:
+    """Three rings of four rows: one that has wrapped, one that is empty, one that is not full."""
+    t = np.array([104, 105, 102, 103, -1, -1, -1, -1, 200, 201, -1, -1])
+    more = {"_offset": np.array([0, 4, 8]), "_lengths": np.array([4, 0, 2]), "last_index": np.array([1, 4, 9])}
+    dataset = convert(tianshou(tmp_path / "buffer.hdf5", {}, more, t, np.zeros(12, bool)))
+    assert lengths(dataset) == [4, 2]
+    np.testing.assert_array_equal(dataset[:]["action"].numpy(), [102, 103, 104, 105, 200, 201])
+
+
+def test_episodes_of_a_file_are_chosen_by_number_or_by_a_mask(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "mask/train": [b"demo_0", b"demo_10", b"demo_2"],
+        "mask/valid": [b"demo_1"],
+        "mask/gone": [b"x"],
+    }
+    for k in range(11):
+        arrays |= {f"data/demo_{k}/{key}": value for key, value in demonstration([0] * k + [1]).items()}
+    path = write_hdf5(tmp_path / "own.hdf5", arrays)
+    assert lengths(convert(path)) == list(range(1, 12))
+    with pytest.raises(DatasetExistsError, match="other episodes"):
+        convert(path, episodes="mask/valid")
+    for chosen, wanted in (("mask/train", [1, 3, 11]), ("mask/valid", [2]), ("0-2,7", [1, 2, 3, 8])):
+        assert lengths(convert(path, episodes=chosen, force=True)) == wanted
+    for chosen, text in (
+        ("mask/test", "no array mask/test of episodes\nhint: such as mask/gone, mask/train, mask/valid"),
+        ("mask/gone", "mask/gone names x"),
+        ("11", "11"),
+    ):
+        with pytest.raises(rbdata.RbdataError, match=text):
+            convert(path, episodes=chosen, force=True)
+    np.savez(tmp_path / "own.npz", **steps(5), done=np.arange(5) == 4)
+    with pytest.raises(UsageError, match="does not hold a group or a file per episode"):
+        convert(tmp_path / "own.npz", episodes="0")
+
+
+def test_the_hint_for_arrays_of_several_environments_keeps_the_steps_of_each_together() -> None:
+    """``[steps, environments]`` of Stable-Baselines3: what the hint says is done, and gives each environment's steps."""
+    t = np.arange(12).reshape(6, 2)  # 6 steps of 2 environments
+    buffer = {"observations": t[..., None], "actions": t[..., None], "rewards": t * 1.0, "dones": t % 4 == 3}
+    with pytest.raises(UsageError, match=r"rewards is .* not one number per step") as raised:
+        rbdata.from_arrays(buffer, "my/x")
+    assert "swapaxes(0, 1)" in str(raised.value) and "truncated, true in the last step" in str(raised.value)
+    flat = {key: value.swapaxes(0, 1).reshape(12, *value.shape[2:]) for key, value in buffer.items()}
+    flat["truncated"] = np.arange(12) % 6 == 5
+    flat["terminated"] = flat.pop("dones")
+    dataset = rbdata.open_dataset(rbdata.from_arrays(flat, "my/x", unknown_next="zero"))
+    np.testing.assert_array_equal(dataset[:]["action"].numpy()[:, 0], [*range(0, 12, 2), *range(1, 12, 2)])
+    assert lengths(dataset) == [6, 2, 2, 2]

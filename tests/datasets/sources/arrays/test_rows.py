@@ -181,7 +181,6 @@ def test_done_alone_is_taken_as_terminated_and_said() -> None:
     ("change", "text"),
     [
         ({"done": np.array([0, 1, 0, 0, 0], bool)}, "row 4"),
-        ({"episode": np.array([0, 0, 0, 1, 1])}, "row 1"),
         ({"episode": np.array([0, 0, 1, 1, 0])}, "not next to each other"),
         ({"episode_lengths": np.array([2, 2])}, "4 of 5 rows"),
         ({"episode_ends": np.array([2, 2, 5])}, "5 of 5 rows"),
@@ -192,6 +191,24 @@ def test_contradictions_are_refused(change: dict[str, Any], text: str) -> None:
     arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
     with pytest.raises(UsageError, match=text):
         read(arrays | change)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"episode": np.array([0, 0, 0, 1, 1])},
+        {"episode_lengths": np.array([3, 2])},
+        {"episode_ends": np.array([3, 5])},
+    ],
+)
+def test_flags_inside_episodes_that_numbers_state_end_nothing(stated: dict[str, np.ndarray]) -> None:
+    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)])) | stated
+    table = memory_table(arrays)
+    roles = find_roles(table.arrays, {}, table.name)
+    rows = end_episodes(table, roles, unknown_next="zero")
+    assert rows.last.tolist() == [False, False, True, False, True]
+    assert (rows.terminated | rows.truncated).tolist() == rows.last.tolist() and not rows.terminated.any()
+    assert rows.counts["inner_flags"] == 1
 
 
 @pytest.mark.parametrize(
