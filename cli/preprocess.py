@@ -110,7 +110,7 @@ def run(
     way for all batches. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.driver import preprocess
-    from ..preprocess.function_chain import parse_arguments
+    from ..preprocess.function import parse_arguments
     from ..preprocess.interface import make_request
     from ..preprocess.request import ReadOptions
     from .report import Result, finish, this_command, work

@@ -90,7 +90,7 @@ def _split(reference: str) -> tuple[str, str]:
     if reference.endswith(".py"):
         return reference, ""
     if not colon or not where or not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(f"{reference!r} names nothing in Python", hint=_FORMS)
+        raise UsageError(f"{reference!r} names no function or class", hint=_FORMS)
     return where, name
 
 
@@ -120,13 +120,14 @@ def _name_of_file(path: Path) -> str:
 def _make_importable(folder: Path) -> None:
     """Search a folder for modules: after the installed packages (it may hold folders called ``datasets`` or ``storage``), but
     before the folders of earlier references. It stays, as functions may import when they are called."""
-    name = str(folder)
-    if name in _folders:
-        _folders.remove(name)
+    name, ours = str(folder), [one for one in _folders if one in sys.path]  # the program may have removed some
+    if name in ours:
+        ours.remove(name)
         sys.path.remove(name)
     if name not in sys.path:
-        sys.path.insert(sys.path.index(_folders[0]) if _folders else len(sys.path), name)
-        _folders.insert(0, name)
+        sys.path.insert(sys.path.index(ours[0]) if ours else len(sys.path), name)
+        ours.insert(0, name)
+    _folders[:] = ours
     importlib.invalidate_caches()  # files may have been written since
 
 
@@ -192,7 +193,7 @@ def _no_module(where: str, folder: Path, reference: str) -> FunctionNotFoundErro
     message = f"{reference}: there is no module {where!r} in the installed packages and in {folder}"
     name = reference.rpartition(":")[2]
     near = difflib.get_close_matches(where, sorted(other.stem for other in folder.glob("*.py")), n=1)
-    return FunctionNotFoundError(message, hint=f"did you mean {near[0]}.py:{name}?" if near else _FORMS)
+    return FunctionNotFoundError(message, hint=f"did you mean {near[0]}:{name}?" if near else _FORMS)
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:

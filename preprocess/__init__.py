@@ -2,11 +2,11 @@
 
 A chunk passes through these modules:
 
-    request          what the user asks for, bound to its input and cut into `chunks`
-    function_chain   the functions, looked up and checked (`function`, `functions`)
-    planning         computes statistics over all data; tries the functions on the first steps, which decides the `layout`
-    worker           reads a chunk and calls the functions (`apply`), checks the `result`, writes a part (`records`)
-    driver           runs all of this; the parts become a dataset: episode table, manifest with `lineage`
+    request    what the user asks for, bound to its input and cut into `chunks`
+    function   the functions: identified, found and checked (built-in ones: `functions`)
+    planning   computes statistics over all data; tries the functions on the first steps, which decides the `layout`
+    worker     reads a chunk and calls the functions (`apply`), checks the `result`, writes a part
+    driver     runs all of this; the parts become a dataset: episode table, manifest with `lineage`
 
 ``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
 """

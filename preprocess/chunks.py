@@ -5,10 +5,8 @@
     section      a fixed number of steps, or consecutive whole episodes of up to about as many steps, at least one
     chunk        consecutive batches or episodes of a section: a worker's unit of work, finished and resumed as a whole
 
-Sections and batches follow from the data and the request alone. The bytes of the result follow from them: ranges of
-checksums, the parts that the manifest lists, samples for dictionaries, the order in which statistics are merged. Chunks follow
-from the time that the functions took on the first steps, and from the number of processes; the result does not depend on them.
-Their size is recorded in the journal, so that a run that is continued keeps its chunks.
+All follow from the data and the request alone. The bytes of the result follow from sections and batches: ranges of checksums,
+the parts that the manifest lists, samples for dictionaries, the order in which statistics are merged; not from the chunks.
 
 The episodes that are cut (`Episodes`) are those of the first N steps of the input, or slices of them. Slices are pieces of L
 steps of an episode, the last one shorter. For functions and in the result each is an episode:
@@ -75,16 +73,18 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
     return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added, returns)
 
 
+#: Bits of ``lost_edges``, a number for each episode that is read: one function split the episode, and a later function dropped
+#: the first piece, or the last.
+FIRST, LAST = 1, 2
+
 #: Limits of the default batch size: bytes of the input of a function, and steps.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
 #: Small datasets are cut into this many batches of at least this many steps, so that a slow function is called several times.
 BATCHES, LEAST_BATCH_STEPS = 64, 32
 #: Limits of the size of a section: bytes, steps, and batches (of the largest or the requested size).
 SECTION_BYTES, SECTION_STEPS, SECTION_BATCHES = 64 << 20, 1 << 16, 16
-#: Maximum and (for short runs) minimum seconds of work in a chunk, unless the chunk is one batch or episode.
-CHUNK_SECONDS, LEAST_CHUNK_SECONDS = 1.0, 0.25
-#: Number of chunks for each process in short runs.
-CHUNKS_PER_PROCESS = 4
+#: A small dataset is cut into about this many chunks, for several processes, and since the first one is made twice.
+CHUNKS = 32
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,10 @@ def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[i
     return batch_size or min(largest, max(LEAST_BATCH_STEPS, -(-steps // BATCHES))), section
 
 
-def choose_chunk_steps(
-    seconds: float, steps: int, batch: int, section: int, whole_episodes: bool, parallel: int
-) -> int:
-    """The number of steps of a chunk, if a step takes ``seconds`` and ``parallel`` processes share ``steps`` steps."""
-    share = seconds * steps / (CHUNKS_PER_PROCESS * parallel)
-    wanted = min(CHUNK_SECONDS, max(LEAST_CHUNK_SECONDS, share)) / max(seconds, 1e-12)
-    if whole_episodes:
-        return max(1, int(min(section, wanted)))
-    return batch * max(1, int(min(section, wanted) // batch))
+def chunk_size(steps: int, batch: int, section: int, whole_episodes: bool) -> int:
+    """The number of steps of a chunk of ``steps`` steps in all."""
+    wanted = min(section, -(-steps // CHUNKS))
+    return max(1, wanted) if whole_episodes else batch * max(1, wanted // batch)
 
 
 def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:

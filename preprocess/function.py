@@ -1,299 +1,186 @@
-"""A function of the chain: its name, arguments and identity, and how a worker loads and calls it.
+"""The functions of a run: what they are called, how they are identified, found, given their arguments and called.
 
-A function given as text is looked up again in every worker (`functions.lookup`). A function given as a Python object is
-pickled: by value if its module cannot be imported (a lambda, a closure, a notebook cell) or is the user's, together with the
-present values of the globals that it uses. A worker compares the loaded function with the identity in the request.
+A function is given as text (``pkg.mod:fn``, ``file.py:fn``, ``rbdata:NAME``) or as a Python object. Text is identified by the
+files that it comes from (`datasets.user_code`), a built-in function by its name and the version of rbdata. An object has no
+identity. Functions are found and called in worker processes (`load_functions`); the process that distributes the work knows of
+them what `examine` found there, so that it need not import torch.
 
-`load_chain` makes copies of the functions, and only copies are called: each run, and each trial before it, begins with the
-state that the functions had when the user passed them.
-
-Fingerprint and lineage record the identity: for a built-in function the identity that `functions.traits` fixes, for any other
-function its content and the local files that it reaches (`datasets.user_code`).
+Arguments are typed as ``key=value``, or as ``name.key=value`` for one of several functions.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import functools
-import hashlib
 import inspect
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.machinery import PathFinder
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from ..datasets.user_code_old.identity import (
-    Content,
-    Identity,
-    LostAttributesError,
-    check_attributes,
-    content_hash,
-    defining_module,
-    differing_values,
-    global_reads,
-    hash_files,
-    labelled,
-    qualified_name,
-    strip_partials,
-)
-from ..datasets.user_code_old.identity import identify as identify_user_code
-from ..datasets.user_code_old.loading import loaded_for_requests, note_opened_at_import, unpickled_copy
-from ..datasets.user_code_old.opened_files import OpenedFiles, note_named
-from ..datasets.user_code_old.process_state import pickled_by_value
-from ..datasets.user_code_old.source_files import is_local_module, nested_codes
+from ..datasets import user_code
 from ..errors import FunctionError, UsageError
-from . import functions
-from .functions.lookup import find_function, find_unused, is_builtin_name
-from .functions.traits import Fit, Traits, recorded_identity, traits_of
+from .functions import find_builtin
+from .functions.traits import Fit, Traits, traits_of
 
-if TYPE_CHECKING:
-    import torch
+Per = Literal["batch", "sample", "episode"]
+Given = str | Callable[..., Any]
 
+#: Arguments that rbdata passes to functions whose signature names them.
+GENERATOR, STATISTICS = "generator", "statistics"
+#: Numbers of the episode and the step: passed only where the parameter has no default, as ``step`` may mean something else.
+EPISODE, STEP = "episode", "step"
 
-def identify(fn: Callable[..., Any], what: str = "the function") -> Identity:
-    """The identity of a function; ``what`` names it in errors. Raises what `user_code_old.identity.identify` raises."""
-    traits = traits_of(fn)
-    if traits is None or not is_builtin(fn):
-        return identify_user_code(fn, what)
-    recorded = recorded_identity(traits.name)
-    if recorded is not None:
-        return Identity(*recorded)
-    source, file = inspect.getsource(fn).encode(), Path(inspect.getsourcefile(inspect.unwrap(fn)) or "").read_bytes()
-    return Identity(qualified_name(fn), hashlib.sha256(source).hexdigest(), hashlib.sha256(file).hexdigest())
+_BUILTIN = "rbdata:"
+_FORM = "for example --args scale=0.5, or --args scale_rewards.scale=0.5 with several functions"
 
 
-def is_builtin(fn: Callable[..., Any]) -> bool:
-    """Whether a function is built in. A wrapper of a built-in function has its attributes, but is not built in."""
-    traits = traits_of(fn)
-    return traits is not None and functions.find_builtin(traits.name) is fn
+# -- identity ------------------------------------------------------------------------------------------------------------
 
 
-def describe_arguments(
-    args: Mapping[str, Any], name: str, fn: Callable[..., Any], *, builtin: bool
-) -> tuple[dict[str, Any], str | None]:
-    """The arguments of the function ``fn`` as JSON values, objects by their content; and the sha256 of all arguments if JSON
-    loses a difference (tuple or list, the order of keys, objects shared with the function). Built-in functions ignore such
-    differences.
+def describe(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Records of the functions and of those that arguments name, ``{function, files}``; and whether they and the arguments
+    identify the work: everything is given as text, with arguments in JSON. Nothing is imported.
 
-    Raises UsageError for an argument whose content does not identify it.
+    Raises UsageError and FunctionNotFoundError for text that names nothing.
     """
-    described = {key: _to_json(value, _named(name, key)) for key, value in sorted(args.items())}
-    if builtin or all(map(_is_json, args.values())):
-        return described, None
-    content = Content(f"an argument of {name}")
-    content.add(fn)
-    for key, value in sorted(args.items()):
-        content.add(key)
-        content.add(value, f" {key}")
-    return described, content.sha256
+    records = [_describe(one, folder) for one in given]
+    if any(record["function"] == f"{_BUILTIN}relabel_rewards" for record in records):
+        named = [value for key, value in args.items() if key.rpartition(".")[2] == "fn"]
+        records += [_describe(one, folder) for one in named if isinstance(one, str)]
+    bound = [bound_arguments(one)[1] for one in given if not isinstance(one, str)]
+    is_text = all(record["function"].startswith(_BUILTIN) or "files" in record for record in records)
+    return records, is_text and all(map(_is_json, [args, *bound]))
 
 
-def files_of_arguments(args: Mapping[str, Any], name: str) -> dict[str, str]:
-    """sha256 of the local files that functions and objects among the arguments reach, by module."""
-    files: dict[str, str] = {}
-    for key, value in args.items():
-        if not _is_json(value):
-            content = Content(_named(name, key))
-            content.add(value)
-            files |= labelled(hash_files(content), content.files, None)
-    return files
+def _describe(given: Given, folder: Path) -> dict[str, Any]:
+    name = name_of(given)
+    if isinstance(given, str) and not given.startswith(_BUILTIN):
+        return {"function": name, "files": user_code.identity(given, folder)}
+    fn, args = bound_arguments(given)
+    return {"function": name, "bound": to_json(args)} if args and traits_of(fn) is not None else {"function": name}
 
 
-def _named(name: str, key: str) -> str:
-    return f"the argument {key} of {name}"
+def name_of(given: Given) -> str:
+    """``module:name`` of an object, ``rbdata:NAME`` of a built-in function; a text is its name."""
+    if isinstance(given, str):
+        return given
+    traits = traits_of(given)
+    if traits is not None:
+        return _BUILTIN + traits.name
+    fn: Any = given
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def bound_arguments(given: Any) -> tuple[Any, dict[str, Any]]:
+    """A built-in function inside partials, and the arguments that these bind; any other function as it is."""
+    args: dict[str, Any] = {}
+    traits = traits_of(given) if callable(given) else None
+    while traits is not None and isinstance(given, functools.partial):
+        if given.args:
+            message = f"a partial of {traits.name} has positional arguments"
+            raise UsageError(message, hint=f"name them: partial({traits.name}, name=value)")
+        given, args = given.func, {**given.keywords, **args}
+    return given, args
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON represents a value without loss."""
-    if type(value) is list:
-        return all(map(_is_json, value))
-    if type(value) is dict:
-        return (
-            all(type(key) is str for key in value) and [*value] == sorted(value) and all(map(_is_json, value.values()))
-        )
-    return type(value) in (bool, int, float, str, type(None))
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
-def _to_json(value: Any, what: str) -> Any:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item, f"{what}[{key!r:.40}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item, f"{what}[{number}]") for number, item in enumerate(value)]
-    return f"{type(value).__qualname__} sha256 {content_hash(value, what)}"
+def to_json(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for the lineage: those that JSON cannot express as the name of their type."""
+    return {key: value if _is_json(value) else f"a {type(value).__qualname__}" for key, value in sorted(args.items())}
 
 
-#: Arguments that rbdata passes to functions whose signature names them.
-GENERATOR = "generator"
-STATISTICS = "statistics"
-#: Maximum bytes of the pickle of a function that could be imported instead: the pickle is sent with every task.
-_LARGEST_BY_VALUE = 1 << 20
-_PLAIN = (bool, int, float, str, type(None))
-#: The numbers of episodes and steps: passed only where the parameter has no default, as ``step`` may mean something else.
-EPISODE, STEP = "episode", "step"
+# -- functions -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Function:
-    """One function with its arguments; small and picklable. It is loaded from ``text`` or from ``payload``.
-
-    ``identity`` covers the function, `record` also its arguments. `resolve` sets the rest: ``named``, the functions that
-    arguments name; ``argument_files``, the hashes of the local files that arguments reach; ``together``, one pickle of the
-    function and its arguments that are objects, so that an object shared by them stays shared.
-    """
+    """A function that was found, with its arguments; ``statistics`` of its first pass, if it needs one."""
 
     name: str
-    text: str | None
-    folder: Path
-    payload: bytes | None
-    identity: Identity
-    args: Mapping[str, Any] = field(default_factory=dict)
-    named: Mapping[str, Function] = field(default_factory=dict)
-    argument_files: Mapping[str, str] = field(default_factory=dict)
-    together: bytes | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state for other processes, which unpickle object arguments from ``together``."""
-        state = dict(vars(self))
-        if self.together is not None and self.traits is None:
-            state["args"] = {name: None if name in _objects(self.args) else value for name, value in self.args.items()}
-        return state
-
-    @classmethod
-    def find(cls, given: str | Callable[..., Any], folder: Path) -> Function:
-        """A function given as text or as an object.
-
-        Raises what `find_function` raises, and UsageError for objects that cannot be called or pickled.
-        """
-        if isinstance(given, str):
-            fn = find_function(given, folder)
-            name = f"{given.rpartition(':')[0]}:{getattr(fn, '__qualname__', type(fn).__name__)}"
-            name = given if is_builtin_name(given) else name
-            return cls(name, given, folder, None, identify(fn, name), _bound_arguments(fn))
-        if not callable(given):
-            message = f"{given!r} of type {type(given).__name__} is not a function"
-            raise UsageError(message, hint="give something that can be called, or text such as 'pkg.mod:fn'")
-        args, given = _bound_arguments(given), _without_arguments(given)
-        name, payload = qualified_name(given), _pickle(given)
-        # Use the object as workers get it: state that pickling leaves out must not affect results.
-        copy = _unpickle(payload, name)
-        _check_globals(given, copy, name)
-        return cls(name, None, folder, payload, identify(copy, name), args)
+    fn: Callable[..., Any]
+    args: dict[str, Any]
+    statistics: dict[str, Any] | None = None
 
     @property
     def label(self) -> str:
-        """The last part of the function's name, by which ``--args`` may address the function."""
+        """The last part of the name, by which ``--args`` may address the function."""
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
-    def load(self) -> Callable[..., Any]:
-        """The function itself, for inspection; loaded once in each process.
-
-        Raises FunctionError if the loaded function is not the one that the request recorded.
-        """
-        return _load(self.name, self.text, self.folder, self.payload, self.identity)
-
-    @property
-    def signature(self) -> inspect.Signature | None:
-        """The signature; None for functions written in C without one."""
-        try:
-            return inspect.signature(self.load())
-        except (TypeError, ValueError):
-            return None
-
-    @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters of its signature; empty for functions written in C without a signature."""
-        return self.signature.parameters if self.signature is not None else {}
-
-    @property
-    def numbers(self) -> frozenset[str]:
-        """Which of EPISODE and STEP the function takes as arguments."""
-        if self.traits is not None:
-            return frozenset()
-        empty = inspect.Parameter.empty
-        asked = (name for name in (EPISODE, STEP) if name in self.parameters and name not in self.args)
-        return frozenset(name for name in asked if self.parameters[name].default is empty)
-
-    @property
+    @cached_property
     def traits(self) -> Traits | None:
         """What a built-in function declares about itself; None for any other."""
-        return traits_of(self.load())
+        return traits_of(self.fn)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of its signature; empty for functions written in C without one."""
+        try:
+            return inspect.signature(self.fn).parameters
+        except (TypeError, ValueError):
+            return {}
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Whether the user's code is called: it may return memory that it uses again, and raise anything."""
+        return self.traits is None or self.args.get("fn") is not None
+
+    @cached_property
+    def takes(self) -> frozenset[str]:
+        """Which of EPISODE and STEP it gets."""
+        asked = (name for name in (EPISODE, STEP) if name in self.parameters and name not in self.args)
+        found = frozenset(name for name in asked if self.parameters[name].default is inspect.Parameter.empty)
+        return frozenset() if self.traits else found
 
     @property
     def fit(self) -> Fit | None:
-        """The first pass that the function needs with these arguments, None if it needs none."""
+        """The first pass that it needs with these arguments."""
         fit = self.traits.fit if self.traits else None
         return fit if fit is not None and fit.needed(**self.args) else None
 
-    def resolve(self, given: str | Callable[..., Any]) -> Function:
-        """This function with the functions and files that its arguments refer to; ``given`` is the argument of `find`. Raises
-        what `find` raises, and UsageError for an argument that cannot be identified."""
-        try:
-            all(map(_is_json, self.args.values()))
-        except RecursionError as error:
-            message = f"an argument of {self.name} contains itself, or is nested too deeply to be recorded"
-            raise UsageError(message, hint="pass it as a part of an object, or make it inside the function") from error
-        inner, named = self.args.get("fn"), dict[str, Function]()
-        if isinstance(inner, str) and ":" in inner and is_builtin(self.load()):  # relabel_rewards
-            named["fn"] = Function.find(inner, self.folder)
-        together, objects = None, _objects(self.args)
-        if objects:
-            try:
-                payload = _pickle(_without_arguments(given) if callable(given) else len, objects)
-                together = payload if callable(given) else None
-            except LostAttributesError:
-                raise
-            except UsageError:  # they are used as they are
-                pass
-        markers = [name for name, value in objects.items() if type(value) is object]
-        if markers and not callable(given):
-            given_as = f"the argument {markers[0]} of {self.name}"
-            message = f"{given_as} is an object(), which only its identity tells from another one"
-            raise UsageError(message, hint="give the function as an object, not as text, or use another value")
-        return replace(self, named=named, argument_files=files_of_arguments(self.args, self.name), together=together)
+    def __call__(self, td: Any, generator: Any, **numbers: Any) -> Any:
+        passed = dict(self.args)
+        if self.statistics is not None:
+            passed[STATISTICS] = self.statistics
+        if GENERATOR in self.parameters and GENERATOR not in passed:
+            passed[GENERATOR] = generator
+        return self.fn(td, **passed, **numbers)
 
-    def record(self) -> dict[str, Any]:
-        """The record in fingerprint and lineage: ``{function, source_sha256, file_sha256, args}``; call after `resolve`.
+    def resolve(self, folder: Path) -> None:
+        """Replace the text of an argument that names a function (of `relabel_rewards`) by that function."""
+        inner = self.args.get("fn")
+        if self.traits is not None and isinstance(inner, str):
+            self.args["fn"] = user_code.find(inner, folder)
 
-        Optional: ``files``, the hashes of other local files that the function or an argument reaches; ``values``, short hashes
-        of the globals that it reads, by name (`Identity`); ``args_sha256``, the hash of arguments that JSON does not represent
-        without loss; ``fn_sha256``, the hash of a function that an argument names.
-        """
-        fn, args = self.load(), self.args
-        if self.together is not None:
-            fn, objects = _unpickle(self.together, self.name)
-            args = {**args, **objects}
-        args, digest = describe_arguments(args, self.name, fn, builtin=is_builtin(fn))
-        identity, files = self.identity, {**self.identity.files, **self.argument_files}
-        hashes = {"source_sha256": identity.content, "file_sha256": identity.file}
-        record = {"function": self.name, **hashes, "args": args}
-        if identity.values:
-            record["values"] = dict(identity.values)
-        if digest is not None:
-            record["args_sha256"] = digest
-        for inner in self.named.values():
-            record["fn_sha256"] = inner.identity.content
-            files |= inner.identity.files
-            if inner.identity.file is not None:
-                files[inner.name.rpartition(":")[0]] = inner.identity.file
-        if files:
-            record["files"] = dict(sorted(files.items()))
-        return record
+    def map_states(self, name: str, rows: Any) -> Any:
+        """The state rows ``[n, ...]`` of one leaf, mapped; only where `Traits.applies_to_states`."""
+        assert self.traits is not None and self.traits.map_states is not None
+        passed = {} if self.statistics is None else {STATISTICS: self.statistics}
+        return self.traits.map_states(name, rows, **self.args, **passed)
 
     def check(self) -> None:
         """Raise UsageError unless the function can be called with its arguments."""
         if self.traits is not None:
             self.traits.check(**self.args)
             return
-        signature = self.signature
-        if signature is None:
+        if not self.parameters:
             return
-        passed = {name: None for name in (GENERATOR, *self.numbers) if name in signature.parameters}
+        signature = inspect.signature(self.fn)
+        passed = {name: None for name in (GENERATOR, *self.takes) if name in self.parameters}
         try:
             signature.bind(None, **{**passed, **self.args})
         except TypeError as error:
@@ -301,7 +188,7 @@ class Function:
             message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
             raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
         for name, value in self.args.items():
-            wanted = _plain_type(signature.parameters[name]) if name in signature.parameters else None
+            wanted = _plain_type(self.parameters[name]) if name in self.parameters else None
             if wanted and isinstance(value, str):
                 example = {"bool": "true or false", "int": "3", "float": "0.5"}[wanted]
                 message = (
@@ -319,260 +206,182 @@ def _plain_type(parameter: inspect.Parameter) -> str | None:
     return name if name in ("bool", "int", "float") else None
 
 
-@functools.lru_cache(maxsize=32)
-def _load(name: str, text: str | None, folder: Path, payload: bytes | None, identity: Identity) -> Callable[..., Any]:
-    fn: Callable[..., Any] = _unpickle(payload or b"", name) if text is None else find_function(text, folder)
-    _check_identity(fn, name, identity)
-    return fn
+def load_functions(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> list[Function]:
+    """The functions with their arguments, checked.
+
+    Raises what `user_code.find` raises, and UsageError for objects that cannot be called and for arguments that do not fit.
+    """
+    functions = _assign([_find(one, folder) for one in given], args)
+    for number, fn in enumerate(functions):
+        fn.check()
+        if number and fn.takes:
+            message = f"{fn.name} asks for {' and '.join(sorted(fn.takes))}, the numbers in what it reads"
+            hint = "put it first in the chain, or run it after the others: on what they made"
+            raise UsageError(message, hint=hint)
+    return functions
 
 
-def _check_identity(fn: Callable[..., Any], name: str, wanted: Identity) -> None:
-    """Raise FunctionError unless the function is the one that the request recorded."""
-    found, own = identify(fn, name), f"the file of {name}"
-    check_files({**found.files, own: found.file}, {**wanted.files, own: wanted.file})
-    if found.content != wanted.content:
-        values = ", ".join(differing_values(found.values, wanted.values))
-        message = f"{name} is another function in this process: a global that it reads has another value"
-        message += f" ({values})" if values else ""
-        hint = "pass what changes as an argument, and set what is random or set by hand inside the function"
-        raise FunctionError(message, hint=hint)
+def _find(given: Given, folder: Path) -> Function:
+    fn: Any = given
+    if isinstance(given, str):
+        fn = find_builtin(given[len(_BUILTIN) :]) if given.startswith(_BUILTIN) else user_code.find(given, folder)
+    if not callable(fn):
+        message = f"{given} is of type {type(fn).__name__} and cannot be called"
+        raise UsageError(message, hint="write pkg.mod:function, file.py:function, or rbdata:NAME")
+    fn, bound = bound_arguments(fn)
+    return Function(name_of(given), fn, bound)
 
 
-def check_files(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> None:
-    """Raise FunctionError for files whose hash differs from the recorded one, if both are known."""
-    edited = sorted(label for label, digest in wanted.items() if found.get(label, digest) != digest)
-    if edited:
-        message = f"{', '.join(edited)} was edited while the run started: this process would run other code"
-        raise FunctionError(message, hint="run it again")
+# -- arguments -----------------------------------------------------------------------------------------------------------
 
 
-def _unpickle(payload: bytes, name: str) -> Any:
-    try:
-        return unpickled_copy(payload)
-    except Exception as error:
-        message = f"{name} cannot be sent to worker processes: {type(error).__name__}: {error}"
-        raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from error
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """``["factor=0.5", "name=x"]`` as a dictionary: JSON values and Python literals as such, all else as text."""
+    parsed: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--args {text!r} is not key=value", hint=_FORM)
+        if name.count(".") > 1:
+            function, _, key = name.rpartition(".")
+            message = f"--args {text!r}: {function!r} names no function, which is its last part alone here"
+            raise UsageError(message, hint=f"--args {function.rpartition('.')[2]}.{key}={value}")
+        if name in parsed:
+            raise UsageError(f"--args gives {name} twice")
+        parsed[name] = _parse_value(value)
+    return parsed
 
 
-def _check_globals(given: Callable[..., Any], copy: Callable[..., Any], name: str) -> None:
-    """Raise UsageError if a copy lacks globals: pickles of functions omit globals that only class bodies inside them name."""
-    given, copy = strip_partials(given), strip_partials(copy)
-    if not isinstance(given, FunctionType) or not isinstance(copy, FunctionType):
-        return
-    read = {one for code in nested_codes(given.__code__) for one in global_reads(code)}
-    lost = sorted(one for one in read if one in given.__globals__ and one not in copy.__globals__)
-    if lost:
-        message = f"{name} reads {', '.join(lost)} in the body of a class: workers do not get it"
-        hint = "assign it to a variable of the function before the class, or pass it as an argument"
-        raise UsageError(message, hint=hint)
-
-
-def _bound_arguments(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a partial of a built-in function, in the form of ``args``."""
-    traits = traits_of(fn)
-    bound: dict[str, Any] = {}
-    while traits is not None and isinstance(fn, functools.partial):
-        if fn.args:
-            message = f"a partial of {traits.name} has positional arguments"
-            raise UsageError(message, hint=f"name them: partial({traits.name}, name=value)")
-        bound = {**fn.keywords, **bound}
-        fn = fn.func
-    return bound
-
-
-def _without_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The built-in function inside partials; any other function unchanged."""
-    return strip_partials(fn) if traits_of(fn) is not None else fn
-
-
-def _pickle(fn: Callable[..., Any], objects: Mapping[str, Any] | None = None) -> bytes:
-    """The pickle of a function, or of ``(function, objects)``. Raises UsageError if it cannot be pickled."""
-    module = sys.modules.get(getattr(strip_partials(fn), "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
-        ways = [False]
-    elif not _is_importable(module.__name__):
-        ways = [True]
-    else:  # of the user's own module the globals as they are, unless they are large or cannot be pickled
-        ways = [True, False] if is_local_module(module.__name__) else [False]
-    others = {other for other in map(_local_module, (objects or {}).values()) if other is not None}
-    for by_value in ways:
-        modules = [module] if module is not None and by_value else []
-        modules += others - {module}
-        importable = {one.__name__ for one in modules if one is not module or len(ways) > 1}
+def _parse_value(text: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
         try:
-            with pickled_by_value(modules):
-                payload = _pickled(fn, importable)
-                if len(payload) <= _LARGEST_BY_VALUE or by_value is ways[-1]:
-                    return payload if objects is None else _pickled((fn, objects), importable)
-        except LostAttributesError:
-            raise
-        except Exception as error:
-            problem = error
-    message = f"{qualified_name(fn)} cannot be sent to worker processes: {problem}"
-    raise UsageError(message, hint="define it in a file and give it as 'file.py:name'") from problem
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 
-def _local_module(value: Any) -> ModuleType | None:
-    """The user's module that defines a function, if it can be imported."""
-    name = getattr(strip_partials(value), "__module__", None) if callable(value) else None
-    module = sys.modules.get(name or "")
-    if module is None or module.__name__ == "__main__" or not is_local_module(module.__name__):
-        return None
-    return module if _is_importable(module.__name__) else None
+def _assign(functions: list[Function], given: Mapping[str, Any]) -> list[Function]:
+    """Arguments go to every function that takes them, those for one function before those for all.
+
+    Raises UsageError for an argument that no function takes.
+    """
+    for name, value in sorted(given.items(), key=lambda one: "." in one[0]):
+        label, _, key = name.rpartition(".")
+        chosen = [fn for fn in functions if (fn.label == label if label else _takes(fn, key))]
+        if not chosen:
+            raise _not_taken(functions, label, key)
+        for fn in chosen:
+            fn.args[key] = value
+    return functions
 
 
-def _pickled(value: Any, importable: Collection[str]) -> bytes:
-    """Pickle functions by value, but classes of the modules ``importable`` by name: copied classes would differ from the
-    classes of the arguments."""
-    import io
+def _takes(fn: Function, key: str) -> bool:
+    return key in _names(fn) or any(one.kind is one.VAR_KEYWORD for one in fn.parameters.values())
 
+
+def _names(fn: Function) -> list[str]:
+    return [
+        name
+        for name, one in list(fn.parameters.items())[1:]  # the first is the TensorDict
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and name != GENERATOR
+        and (name != STATISTICS or fn.traits is None)
+    ]
+
+
+def _not_taken(functions: Sequence[Function], label: str, key: str) -> UsageError:
+    if label:
+        labels = [fn.label for fn in functions]
+        return UsageError(f"--args {label}.{key}: there is no function called {label!r}", hint=f"there are {labels}")
+    near = difflib.get_close_matches(key, [name for fn in functions for name in _names(fn)], n=1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else "; ".join(f"{fn.name} takes {', '.join(_names(fn)) or 'nothing'}" for fn in functions)
+    )
+    who = f"{functions[0].name} takes no argument" if len(functions) == 1 else "none of the functions takes an argument"
+    return UsageError(f"{who} {key!r}", hint=hint)
+
+
+# -- what the process that distributes the work knows of them ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Facts about the functions of a run, in order; small and picklable.
+
+    ``per``: what each call gets. ``args``: those of each function, as JSON. ``fits``: the built-in function that needs a first
+    pass, empty for others. ``ignoring``: how many functions at the beginning of the chain do not read observations.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    args: tuple[dict[str, Any], ...]
+    per: Per
+    fits: tuple[str, ...]
+    ignoring: int
+
+
+def examine(given: Sequence[Given], args: Mapping[str, Any], folder: Path, per: Per | None) -> Chain:
+    """Find the functions, and check their arguments. Raises as `load_functions`, and UsageError for a ``per`` that a function
+    does not support."""
+    functions = load_functions(given, args, folder)
+    ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
+    return Chain(
+        tuple(fn.name for fn in functions),
+        tuple(fn.label for fn in functions),
+        tuple(to_json(fn.args) for fn in functions),
+        _choose_per(functions, per),
+        tuple(fn.traits.name if fn.traits is not None and fn.fit is not None else "" for fn in functions),
+        sum(1 for _ in ignoring),
+    )
+
+
+def _choose_per(functions: Sequence[Function], requested: Per | None) -> Per:
+    """``batch``, ``sample`` or ``episode``: as requested, or as the functions need it."""
+    needs = {fn.name: fn.traits.per for fn in functions if fn.traits is not None}
+    for name, need in needs.items():
+        if need == "episode" and requested not in (None, "episode"):
+            message = f"{name} needs whole episodes, not --per {requested}"
+            raise UsageError(message, hint="leave --per out, or use --per episode")
+        if requested == "sample":
+            raise UsageError(f"{name} processes many steps at once, not --per sample", hint="leave --per out")
+    return requested or ("episode" if "episode" in needs.values() else "batch")
+
+
+def check_unedited(given: Sequence[Given], folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Raise FunctionError if files of the functions are not those that the request recorded."""
+    for one, record in zip(given, records):
+        if isinstance(one, str) and _describe(one, folder) != record:
+            raise FunctionError(f"files of {one} were edited while the run started", hint="run it again")
+
+
+# -- other processes ---------------------------------------------------------------------------------------------------------
+
+
+def pickled(value: Any) -> bytes:
+    """For workers. Raises UsageError for functions and arguments that cannot be sent."""
     import cloudpickle
 
-    tensordict = sys.modules.get("tensordict")
-
-    class Pickler(cloudpickle.CloudPickler):
-        def reducer_override(self, obj: Any) -> Any:
-            check_attributes(obj)
-            if isinstance(obj, type) and obj.__module__ in importable and "<locals>" not in obj.__qualname__:
-                return NotImplemented
-            if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-                return import_module, (obj.__name__,)  # cloudpickle takes only plain modules by name
-            if tensordict is not None and isinstance(obj, tensordict.MemoryMappedTensor):
-                # It would be pickled as the name of its file, whose content may change during the run.
-                return obj.detach().as_subclass(sys.modules["torch"].Tensor).clone().__reduce_ex__(2)
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(value)
-    return file.getvalue()
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise _not_sent(error) from error
+    return data
 
 
-def _is_importable(name: str) -> bool:
-    """Whether another process can import a module by its name; that it is loaded here is not enough."""
-    path: Any = sys.path
-    parts = name.split(".")
-    for number in range(len(parts)):
-        try:
-            spec = PathFinder.find_spec(".".join(parts[: number + 1]), path)
-        except (ImportError, ValueError, AttributeError):
-            return False
-        if spec is None:
-            return parts[0] in sys.builtin_module_names or parts[0] == __package__.partition(".")[0]
-        path = spec.submodule_search_locations
-        if path is None:
-            break
-    return True
+def unpickled(data: bytes) -> Any:
+    """What another process `pickled`, never bytes from a file. Raises UsageError where a module is not found here."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise _not_sent(error) from error
 
 
-class BoundFunction:
-    """A function loaded to be called, with its arguments and statistics.
-
-    ``runs_users_code``: the function may return memory that it reuses, and may change the process.
-    ``takes``: which of EPISODE and STEP it gets.
-    """
-
-    def __init__(
-        self, fn: Function, function: Callable[..., Any], args: dict[str, Any], statistics: dict[str, Any] | None
-    ) -> None:
-        self.name, self.traits, self.takes = fn.name, fn.traits, fn.numbers
-        self.runs_users_code = self.traits is None or callable(args.get("fn"))
-        self._function, self._kwargs = function, args
-        if statistics is not None:
-            self._kwargs[STATISTICS] = statistics
-        self._takes_generator = GENERATOR in fn.parameters and GENERATOR not in self._kwargs
-
-    @property
-    def modules(self) -> set[str | None]:
-        """The names of the modules that define it and the functions among its arguments."""
-        return {defining_module(one) for one in (self._function, *self._kwargs.values()) if callable(one)}
-
-    def generators(self) -> list[Any]:
-        """The random generators of the user that it reaches: of NumPy, torch and Python."""
-        content = Content(self.name)
-        for value in (self._function, *self._kwargs.values()) if self.runs_users_code else ():
-            content.add(value)
-        return content.generators
-
-    def __call__(self, td: Any, generator: torch.Generator, **numbers: Any) -> Any:
-        passed = {GENERATOR: generator} if self._takes_generator else {}
-        return self._function(td, **passed, **numbers, **self._kwargs)
-
-    def applies_to_states(self, td: Any) -> bool:
-        """Whether `map_states` may replace the function: called once per state, not for observations and for successors."""
-        return self.traits is not None and self.traits.applies_to_states(td, **self._kwargs)
-
-    def map_states(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """The state rows ``[n, ...]`` of one leaf, mapped; only if `applies_to_states`."""
-        assert self.traits is not None and self.traits.map_states is not None
-        return self.traits.map_states(name, rows, **self._kwargs)
-
-
-def load_chain(
-    functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None], opened: OpenedFiles
-) -> list[BoundFunction]:
-    """The functions as if they had never been called: from modules that run again, or from their pickles.
-
-    ``opened`` gets the files that they open when they are loaded, now or earlier in this process.
-
-    Changes that functions made to installed packages, or to modules that their own modules import, are not undone. Raises
-    FunctionError if this process would run code other than the request recorded.
-    """
-    with opened:
-        chain = _load_chain(functions, statistics)
-        for one in functions:
-            for fn in (one, *one.named.values()):
-                args = [str(value) for value in fn.args.values() if isinstance(value, (str, Path))]
-                note_named([*fn.identity.named, *args], fn.folder)
-        note_opened_at_import(files_of_chain(functions), set[str | None]().union(*(one.modules for one in chain)))
-    return chain
-
-
-def files_of_chain(functions: Sequence[Function]) -> dict[str, str]:
-    """The hashes of the local files that functions and their arguments reach, by module; the functions' own files excluded."""
-    files: dict[str, str] = {}
-    for one in functions:
-        for fn in (one, *one.named.values()):
-            files |= {**fn.identity.files, **fn.argument_files}
-    return files
-
-
-def check_loaded(functions: Sequence[Function]) -> None:
-    """Raise FunctionError if the functions have meanwhile imported files that differ from the recorded ones."""
-    check_files({label: loader.sha256 for label, loader in loaded_for_requests().items()}, files_of_chain(functions))
-
-
-def _load_chain(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> list[BoundFunction]:
-    named = [fn for one in functions for fn in (one, *one.named.values()) if fn.text is not None]
-    found = find_unused([(str(fn.text), fn.folder) for fn in named])
-    unused = {id(fn): function for fn, function in zip(named, found)}
-    for fn, function in zip(named, found):
-        _check_identity(function, fn.name, fn.identity)
-    chain = []
-    for fn, statistic in zip(functions, statistics):
-        args = dict(fn.args)
-        if fn.together is not None:
-            called, objects = _unpickle(fn.together, fn.name)
-        else:
-            called = unused[id(fn)] if fn.payload is None else _unpickle(fn.payload, fn.name)
-            objects = _copied(_objects(args))
-        args |= objects
-        check_files(files_of_arguments(args, fn.name), fn.argument_files)
-        args |= {key: unused[id(inner)] for key, inner in fn.named.items()}
-        chain.append(BoundFunction(fn, called, args, statistic))
-    return chain
-
-
-def _objects(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that functions may change, or compare by identity."""
-    return {name: value for name, value in args.items() if not isinstance(value, _PLAIN)}
-
-
-def _copied(objects: dict[str, Any]) -> dict[str, Any]:
-    """A copy of arguments that keeps shared objects shared; objects that cannot be pickled are not copied."""
-    with suppress(UsageError):
-        return _unpickle(_pickle(len, objects), "an argument")[1]
-    copies = dict(objects)
-    for name, value in objects.items():
-        with suppress(UsageError):
-            copies |= _unpickle(_pickle(len, {name: value}), "an argument")[1]
-    return copies
+def _not_sent(error: Exception) -> UsageError:
+    message = f"a function or an argument cannot be sent to worker processes: {type(error).__name__}: {error}"
+    return UsageError(
+        message, hint="define it in a file and give it as 'file.py:name', or work in this process: procs=0"
+    )

@@ -39,6 +39,7 @@ def preprocess(
     layout: Literal["auto", "ted"] = "auto",
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
+    version: str | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     root: str | os.PathLike[str] | None = None,
@@ -54,7 +55,11 @@ def preprocess(
     other. Those must have the same leaves; with ``keys`` "common" the others are left out. ``fn`` takes a TED TensorDict and
     returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a sequence of them, applied one after
     the other; without one, the data are copied. ``args`` are their arguments (``{"scale": 2}``, or
-    ``{"scale_rewards.scale": 2}`` for one of several). For the rest see `request.Request`.
+    ``{"scale_rewards.scale": 2}`` for one of several).
+
+    Functions of yours run in worker processes, ``procs`` of them; 0 is this process, for a debugger. Text is identified by its
+    file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
+    replaced with ``force``, unless ``version`` states what the object is (``"reward v3"``). For the rest see `request.Request`.
     ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
     process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `driver.preprocess`
     raises.
@@ -80,6 +85,7 @@ def preprocess(
         layout=layout,
         seed=seed,
         args=args or {},
+        version=version,
         engine=engine,
         address=address,
         root=None if root is None else Path(root),

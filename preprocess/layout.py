@@ -7,12 +7,13 @@ crop, an n-step successor), both are stored, as plain TED.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..errors import ResultError
 from ..storage.codecs import PLAIN, codec_of, load_codec, resolve_choice
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
@@ -24,8 +25,28 @@ RESULT_FLAGS = tuple("next/" + flag for flag in FLAGS)
 
 #: The smallest compression ratio at which ``auto`` compresses rows.
 LEAST_RATIO = 1.5
-#: Maximum number of rows that a dictionary is trained on.
-SAMPLE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the functions make of some steps.
+
+    - ``before``, ``after``: dtypes and shapes of the leaves.
+    - ``unchained``: observations whose successor is not the observation of the following step, with the first such row.
+    - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
+    - ``passthrough``: compressed leaves that no function changed.
+    - ``dropped``: number of dropped episodes; ``nans``: NaN values by leaf that has none in the input.
+    """
+
+    before: Shapes
+    after: Shapes
+    unchained: Mapping[str, int]
+    changed: Sequence[str] | None
+    passthrough: Sequence[str]
+    steps_in: int
+    steps_out: int
+    dropped: int
+    nans: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -34,13 +55,6 @@ class Layout:
 
     schema: Schema
     step_bytes: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"leaves": [leaf.to_json() for leaf in self.schema], "step_bytes": self.step_bytes}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Layout:
-        return cls(Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), record["step_bytes"])
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -87,6 +101,22 @@ def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: S
     old = before.get(name)
     large = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize >= LARGE_ROW
     return large or (old is not None and old.kind == "state")
+
+
+def unchained_error(functions: Sequence[str], name: str, where: str) -> ResultError:
+    """The error for a state leaf whose successor is not the observation of the following step; any of the functions may have
+    made it so."""
+    message = (
+        f"{', '.join(functions)} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
+        "in the first result they were equal, so that each is stored once"
+    )
+    return ResultError(message, hint="if that is intended, store both: --layout ted --force")
+
+
+def nothing_left_error(functions: Sequence[str], dataset_id: str) -> ResultError:
+    """The error if no episode is left; any function of the chain may have dropped them."""
+    message = f"{', '.join(functions)} dropped every episode of {dataset_id}: nothing is left"
+    return ResultError(message, hint="a dataset has at least one step")
 
 
 # -- codecs -------------------------------------------------------------------------------------------------------------

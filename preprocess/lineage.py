@@ -3,17 +3,18 @@
 input          {id, content, steps, episodes, source, lineage}: the dataset it was made from. ``content`` is the sha256
                of its leaves, counts and checksums. Its own lineage is included, so that it outlives the input. For a view
                there are ``parents``, the same of the datasets that it shows; ``content`` is that of the view
-functions      [{function, source_sha256, file_sha256, args}] in order; see `function.Function.record`
+functions      [{function, files, args}] in order; ``files`` (of text alone): sha256 of the function's file and of the local
+               files that it imports
+arguments      functions that arguments name: [{function, files}]
+version        what the user says that functions given as objects are
+args           the arguments as they were given
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
-process        default dtype, deterministic algorithms, decimal context, flushed denormals: those that are not the defaults
 statistics     {function: ...}: the results of first passes
-opened         {path: state}: the files that functions opened themselves, relative to the folder of the command
-               (`datasets.user_code_old.opened_files`)
 leaves         {added, dropped, changed}, according to the first batch; rewards also by the returns, leaves with a space
                by all batches
 unchained      observations whose successor is not the observation of the following step
-fingerprint    sha256 of everything that decides the bytes of the result
+fingerprint    sha256 of everything that decides the bytes of the result; absent where a function is an object without a version
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from importlib.metadata import version
 from typing import Any
 
 from .._version import __version__
-from ..datasets.user_code_old.identity import differing_values
 from ..storage.manifest import Manifest, ViewManifest
 from ..storage.reference_scores import OTHER_RETURNS
 from ..storage.schema import FLAGS
-from .function import Function
-from .records import ProbeResult
+from .layout import Probe
 
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
@@ -57,17 +56,17 @@ def versions() -> dict[str, str]:
     }
 
 
-def named_statistics(functions: Sequence[Function], statistics: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+def named_statistics(labels: Sequence[str], statistics: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     """Statistics by the label of their function; ``#2`` is appended for the second function with a label."""
     named: dict[str, Any] = {}
-    for fn, found in zip(functions, statistics):
+    for label, found in zip(labels, statistics):
         if found is not None:
-            same = sum(key == fn.label or key.startswith(fn.label + "#") for key in named)
-            named[fn.label if not same else f"{fn.label}#{same + 1}"] = found
+            same = sum(key == label or key.startswith(label + "#") for key in named)
+            named[label if not same else f"{label}#{same + 1}"] = found
     return named
 
 
-def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
+def remaining_spaces(manifest: Manifest, probe: Probe) -> dict[str, Any]:
     """The spaces of the input that are valid for the result: those of unchanged leaves with unchanged successors."""
     if probe.changed is None:
         return {}
@@ -81,7 +80,7 @@ def remaining_spaces(manifest: Manifest, probe: ProbeResult) -> dict[str, Any]:
     return {name: space for name, space in manifest.spaces.items() if below[name] and below[name] <= same}
 
 
-def leaf_changes(probe: ProbeResult, other_returns: bool) -> dict[str, list[str]]:
+def leaf_changes(probe: Probe, other_returns: bool) -> dict[str, list[str]]:
     """Leaves that were added, dropped and changed. Where episodes have ``other_returns``, the rewards were changed."""
     before, after, changed = probe.before, probe.after, probe.changed
     if changed is None:
@@ -98,46 +97,25 @@ def leaf_changes(probe: ProbeResult, other_returns: bool) -> dict[str, list[str]
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The differences between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
     changed: list[str] = []
-    old, new = (list(record.get("functions") or ()) for record in (before, after))
-    if [fn.get("function") for fn in old] != [fn.get("function") for fn in new]:
+    old = [*(before.get("functions") or ()), *(before.get("arguments") or ())]
+    new = list(after["functions"])
+    if [fn.get("function") for fn in old] != [fn["function"] for fn in new]:
         changed.append(f"the functions ({', '.join(str(fn.get('function')) for fn in old)} before)")
-    else:
-        for one, other in zip(old, new):
-            changed += _changes_of_function(one, other)
+    for one, other in zip(old, new) if not changed else ():
+        files, now = one.get("files") or {}, other.get("files") or {}
+        changed += [name for name in sorted({*files, *now}) if files.get(name) != now.get(name)]
+    old_args, args = before.get("args") or {}, after["args"]
+    names = sorted({*old_args, *args})
+    changed += [f"the argument {key}" for key in names if key not in args or old_args.get(key) != args[key]]
     content = before.get("input")
     content = content.get("content") if isinstance(content, Mapping) else content
-    if content != after.get("input"):
+    if content != after["input"]:
         changed.append("the input")
-    for name in ("per", "batch", "num_frames", "seed", "codec", "layout"):
-        if name in before and before[name] != after.get(name):
+    for name in ("batch", "num_frames", "seed", "codec", "layout", "version", *(["per"] if after["per"] else [])):
+        if name in before and before[name] != after[name]:
             changed.append(f"{name} ({before[name]} before)")
-    if (before.get("windows") or {}) != (after.get("windows") or {}):
+    if (before.get("windows") or {}) != after["windows"]:
         changed.append("the windows")
-    if before.get("process") != after.get("process"):
-        changed.append("settings of torch or decimal in the process that asks for it")
-    old_versions, new_versions = before.get("versions") or {}, after.get("versions") or {}
-    changed += [f"the version of {name}" for name in new_versions if old_versions.get(name) != new_versions[name]]
-    return list(dict.fromkeys(changed))
-
-
-def _changes_of_function(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    name = str(after.get("function"))
-    old, new = ({**(fn.get("files") or {}), _own_file(fn): fn.get("file_sha256")} for fn in (before, after))
-    changed = [label for label in sorted({*old, *new}) if old.get(label) != new.get(label)]
-    values = differing_values(before.get("values"), after.get("values"))
-    if values:  # files without a hash are of modules in which the program has set values
-        changed = [label for label in changed if None not in (old.get(label), new.get(label))]
-    old, new = before.get("args") or {}, after.get("args") or {}
-    args = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) or (key in old) != (key in new)]
-    if before.get("args_sha256") != after.get("args_sha256") and not args:
-        args = sorted(new)
-    changed += [f"the argument {key} of {name}" for key in args]
-    if any(before.get(key) != after.get(key) for key in ("source_sha256", "fn_sha256")) and not changed:
-        named = f": {', '.join(values)}" if values else ""
-        changed.append(f"{name}: its code, its state or a value that it uses{named}")
+    old_versions = before.get("versions") or {}
+    changed += [f"the version of {name}" for name, now in after["versions"].items() if old_versions.get(name) != now]
     return changed
-
-
-def _own_file(fn: Mapping[str, Any]) -> str:
-    where = str(fn.get("function")).rpartition(":")[0]
-    return where if where.endswith(".py") or "/" in where else f"{where.replace('.', '/')}.py"

@@ -1,8 +1,8 @@
 """The forms of a request, from the user's arguments to the configuration of workers.
 
 Request       the user's arguments, with `ReadOptions`: how the steps of the input are read
-RunContext    the request bound to its input, its destination and its chunks: all that is known before anything is written
-RunConfig     the part that workers need; small and picklable, with the `CallerSettings` of the requesting process
+Run           the request bound to its input and its destination: all that is known before anything is written
+RunConfig     the part that workers need
 Preprocessed  the outcome; `DryRun` is that of a dry run
 """
 
@@ -12,8 +12,7 @@ import math
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
-from ..datasets.user_code_old.opened_files import differing
-from ..datasets.user_code_old.process_state import CallerSettings
-from ..errors import DatasetExistsError, NotADatasetError, RbdataError, UsageError
+from ..errors import DatasetExistsError, NotADatasetError, UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import codec_of, resolve_choice
 from ..storage.episodes import EpisodeTable, open_episodes
@@ -31,12 +28,11 @@ from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
 from ..storage.writer import fingerprint
-from .chunks import Chunk, Episodes, choose_chunk_steps, choose_sizes, cut, cut_sections, view_episodes
-from .function_chain import FunctionChain, Per
+from .chunks import Episodes, choose_sizes, chunk_size, cut, cut_sections, view_episodes
+from .function import Chain, Given, Per, describe, to_json
 from .functions.checks import choice, positive, whole
-from .layout import Shapes
+from .layout import Probe, Shapes
 from .lineage import describe_changes, versions
-from .records import ProbeResult
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -83,7 +79,9 @@ class Request:
 
     - ``id``: the dataset to read, an id or a folder; or ``dataset``, one that is open (a view). ``dest``: the id of the
       dataset to make.
-    - ``functions``: text (`functions.lookup`) or callables, applied one after the other; ``args``: their `arguments`.
+    - ``functions``: text or callables (`function`), applied one after the other; ``args``: their arguments.
+    - ``version``: what functions and arguments that are objects are, in the user's words. Without one their result is never
+      complete already, and never continued.
     - ``per``: the input of one call: a ``batch`` of steps, one ``sample``, one ``episode``; None: as the functions need it.
     - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
     - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
@@ -92,7 +90,7 @@ class Request:
     - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third. ``layout``
       ``ted`` stores observations and successors, raw.
     - ``seed``: determines the random numbers of every batch or episode, together with the number of its first step.
-    - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result.
+    - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result. ``procs`` 0 is this process.
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
@@ -100,7 +98,7 @@ class Request:
     """
 
     id: str
-    functions: Sequence[str | Callable[..., Any]]
+    functions: Sequence[Given]
     dest: str
     per: Per | None = None
     read_options: ReadOptions = field(default_factory=ReadOptions)
@@ -120,11 +118,12 @@ class Request:
     command: str = ""
     folder: Path | None = None
     dataset: Dataset | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_frames", "batch_size", "procs"):
+        for name, low in (("num_frames", 1), ("batch_size", 1), ("procs", 0)):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low=1, high=MOST_RECORDS if name == "batch_size" else math.inf)
+                whole(name, getattr(self, name), low=low, high=MOST_RECORDS if name == "batch_size" else math.inf)
         whole("seed", self.seed)
         if self.per is not None:
             choice("per", self.per, get_args(Per))
@@ -144,7 +143,7 @@ class DryRun:
 
     functions: Sequence[str]
     per: str
-    probe: ProbeResult
+    probe: Probe
     after: Shapes
     stored: Mapping[str, str]
     seconds: float
@@ -213,12 +212,6 @@ class Input:
         """The location of the dataset, for messages."""
         return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
 
-    def replaced(self) -> bool:
-        """Whether the content of one of its folders has changed meanwhile."""
-        with suppress(RbdataError, OSError):
-            return any(read_manifest(path).content != manifest.content for path, manifest in self.folders)
-        return False
-
 
 def _open(path: Path, content: str) -> Dataset:
     from ..storage.dataset import open_folder
@@ -232,77 +225,101 @@ def _itself(dataset: Dataset) -> Dataset:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run; small and picklable.
+    """The configuration of a run for its workers; functions that are objects are pickled with it.
 
-    - ``run``: the fingerprint of the run. ``attempt`` differs in every run: a worker reuses open objects within one attempt.
-    - ``open``: opens the input; ``copyable``: see `Input`; ``inputs``: its folders. ``folder``: where parts and samples are
-      written.
+    - ``records``: what `function.describe` said of the functions. ``code``: the folder in which they are found.
+    - ``open``: opens the input; ``copyable``: see `Input`. ``folder``: where parts are written.
     - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
-    - ``statistics``: the statistics of each function, None if it needs none or if they are not known yet.
+    - ``statistics``: those of each function, None if it needs none or if they are not known yet.
     """
 
-    run: str
+    functions: tuple[Given, ...]
+    args: Mapping[str, Any]
+    code: Path
+    records: Sequence[Mapping[str, Any]]
+    chain: Chain
     open: Callable[[], Dataset]
     copyable: Mapping[str, Path]
-    inputs: tuple[Path, ...]
     folder: Path
-    chain: FunctionChain
     read_options: ReadOptions
     num_frames: int | None
     batch: int
     seed: int
     statistics: tuple[dict[str, Any] | None, ...]
-    caller: CallerSettings = field(default_factory=CallerSettings)
-    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    @cached_property
-    def key(self) -> str:
-        """Equal for configurations that read and call alike: a worker reuses open objects while the key stays the same."""
-        return fingerprint({"run": self.run, "attempt": self.attempt, "statistics": list(self.statistics)})
 
     @property
     def whole_episodes(self) -> bool:
         return self.chain.per == "episode"
 
     @property
-    def ignores_observations(self) -> int:
+    def ignoring(self) -> int:
         """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
-        as_stored = self.chain.per != "sample" and self.read_options == ReadOptions()
-        return self.chain.ignores_observations if as_stored else 0
+        return self.chain.ignoring if self.chain.per != "sample" and self.read_options == ReadOptions() else 0
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """One run. ``identity`` is everything that decides the bytes of the result; ``config.run`` is its fingerprint."""
+class Run:
+    """One request bound to its input and its destination.
 
-    request: Request
-    config: RunConfig
-    source: Input
-    place: DatasetPlace
-    episodes: Episodes
-    sections: list[Chunk]
-    #: Steps of a section; with whole episodes, about as many.
-    section_steps: int
-    identity: dict[str, Any]
-    #: None until the functions have been tried.
-    chunks: tuple[Chunk, ...] = ()
+    ``identity`` is everything that decides the bytes of the result, as far as it is known (``is_identified``);
+    ``fingerprint`` is its digest.
+    """
+
+    def __init__(self, request: Request, source: Input, place: DatasetPlace) -> None:
+        self.request, self.source, self.place, self.input = request, source, place, source.manifest
+        self.code = (request.folder or Path.cwd()).absolute()
+        options = request.read_options
+        self.episodes: Episodes = view_episodes(source.open_episodes(), request.num_frames, options.slice_len)
+        if not self.episodes.steps:
+            raise UsageError(f"{self.input.id} has no steps: there is nothing to preprocess")
+        step_bytes = options.step_bytes(self.input.schema)
+        self.batch, self.section = choose_sizes(request.batch_size, step_bytes, self.episodes.steps)
+        self.records, self.is_text = describe(request.functions, request.args, self.code)
+        self.is_identified = self.is_text or request.version is not None
+        self.identity = {
+            "preprocess": 4,
+            "id": place.id,
+            "input": self.input.content,
+            "functions": self.records,
+            "args": to_json(request.args),
+            "version": request.version,
+            "per": request.per,
+            "batch": self.batch,
+            "section": self.section,
+            "windows": options.to_json(),
+            "num_frames": request.num_frames,
+            "seed": request.seed,
+            "codec": request.codec,
+            "layout": request.layout,
+            "versions": versions(),
+        }
+        self.fingerprint = fingerprint(self.identity) if self.is_identified else uuid.uuid4().hex
 
     @property
-    def input(self) -> Manifest:
-        """The manifest of the input."""
-        return self.source.manifest
+    def runs_own_code(self) -> bool:
+        """Whether a function of the user is called."""
+        return not self.is_text or any("files" in record for record in self.records)
 
-    def choose_chunk_steps(self, step_seconds: float, parallel: int) -> int:
-        """The steps of a chunk for functions that take ``step_seconds`` for a step, see `chunks.choose_chunk_steps`."""
-        config, steps = self.config, self.episodes.steps
-        return choose_chunk_steps(
-            step_seconds, steps, config.batch, self.section_steps, config.whole_episodes, parallel
+    def configure(self, chain: Chain) -> RunConfig:
+        """Bind the functions as they were found; sets ``whole_episodes``, ``sections`` and ``chunks``."""
+        self.whole_episodes, request = chain.per == "episode", self.request
+        self.sections = cut(self.episodes, self.section, self.whole_episodes)
+        size = chunk_size(self.episodes.steps, self.batch, self.section, self.whole_episodes)
+        self.chunks = cut_sections(self.sections, self.episodes, size, self.whole_episodes)
+        return RunConfig(
+            functions=tuple(request.functions),
+            args=request.args,
+            code=self.code,
+            records=self.records,
+            chain=chain,
+            open=self.source.opener,
+            copyable=self.source.copyable,
+            folder=self.place.working,
+            read_options=request.read_options,
+            num_frames=request.num_frames,
+            batch=self.batch,
+            seed=request.seed,
+            statistics=(None,) * len(chain.names),
         )
-
-    def with_chunks(self, steps: int) -> RunContext:
-        """The run with chunks of about ``steps`` steps."""
-        chunks = cut_sections(self.sections, self.episodes, steps, self.config.whole_episodes)
-        return replace(self, chunks=tuple(chunks))
 
     @property
     def chunks_of_sections(self) -> list[tuple[int, int]]:
@@ -323,11 +340,17 @@ class RunContext:
         except NotADatasetError:
             return None
         lineage = manifest.lineage or {}
-        edited = differing(lineage.get("opened"), self.config.chain.folder)
-        if lineage.get("fingerprint") == self.config.run and not edited:
+        if lineage.get("fingerprint") == self.fingerprint:
             return manifest
-        options = manifest.source.get("options") or {}
-        changed = [*describe_changes({**options, **lineage}, self.identity), *edited] if lineage else []
+        if not self.is_identified:
+            message = (
+                f"{self.place.id} exists already, and nothing tells whether these functions made it: one is an object"
+            )
+            hint = "replace it with force=True; give the function as text ('file.py:name'), or state version='...'"
+            raise DatasetExistsError(message, hint=hint)
+        changed = (
+            describe_changes({**(manifest.source.get("options") or {}), **lineage}, self.identity) if lineage else []
+        )
         message = f"{self.place.id} exists already and was made with another request{listed(changed)}"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
@@ -349,54 +372,10 @@ class RunContext:
             done_parts=done,
             parts=len(self.chunks),
             part_names=[chunk.describe() for chunk in self.chunks],
-            estimated=self.config.whole_episodes,
-            at_most=self.config.whole_episodes and not measured,
+            estimated=self.whole_episodes,
+            at_most=self.whole_episodes and not measured,
         )
 
 
 def listed(changed: Sequence[str]) -> str:
     return f" (differs in {', '.join(changed)})" if changed else ""
-
-
-def make_context(request: Request, chain: FunctionChain, source: Input, place: DatasetPlace) -> RunContext:
-    """The context of a request whose input lies at ``path``. Raises UsageError for an input without steps."""
-    options, manifest = request.read_options, source.manifest
-    episodes = view_episodes(source.open_episodes(), request.num_frames, options.slice_len)
-    if not episodes.steps:
-        raise UsageError(f"{manifest.id} has no steps: there is nothing to preprocess")
-    batch, size = choose_sizes(request.batch_size, options.step_bytes(manifest.schema), episodes.steps)
-    # The keys and values are part of the fingerprints of existing datasets.
-    identity = {
-        "preprocess": 3,
-        "id": place.id,
-        "input": manifest.content,
-        "functions": list(chain.identities),
-        "per": chain.per,
-        "batch": batch,
-        "section": size,
-        "windows": options.to_json(),
-        "num_frames": request.num_frames,
-        "seed": request.seed,
-        "codec": request.codec,
-        "layout": request.layout,
-        "versions": versions(),
-    }
-    caller = replace(CallerSettings.read(), **chain.settings)
-    if caller.to_json():
-        identity["process"] = caller.to_json()
-    config = RunConfig(
-        run=fingerprint(identity),
-        open=source.opener,
-        copyable=source.copyable,
-        inputs=tuple(path for path, _ in source.folders),
-        folder=place.working,
-        chain=chain,
-        read_options=options,
-        num_frames=request.num_frames,
-        batch=batch,
-        seed=request.seed,
-        statistics=(None,) * len(chain.functions),
-        caller=caller,
-    )
-    sections = cut(episodes, size, config.whole_episodes)
-    return RunContext(request, config, source, place, episodes, sections, size, identity)

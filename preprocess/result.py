@@ -40,7 +40,6 @@ from .layout import RESULT_FLAGS, REWARD, Shapes, observation_pairs
 Columns = dict[str, torch.Tensor]
 _BOOKKEEPING = (REWARD, *RESULT_FLAGS)
 _BOOKKEEPING_KEYS = {path: tuple(path.split("/")) for path in _BOOKKEEPING}
-_FLAG_KEYS = (*FLAGS, *(("next", flag) for flag in FLAGS))
 
 
 def bookkeeping_of(td: TensorDictBase) -> Columns:
@@ -52,10 +51,14 @@ def bookkeeping_of(td: TensorDictBase) -> Columns:
 class ResultCounts:
     """Counts over the results of a chunk, for the manifest."""
 
-    #: NaN values by leaf that the input does not have.
+    #: NaN values by leaf.
     nans: Counter[str] = field(default_factory=Counter)
     #: Episodes whose last step was no longer done, and was truncated.
     ended: int = 0
+
+    def add_nans(self, columns: Columns, before: Mapping[str, int]) -> None:
+        """Count the NaN values of a result in leaves that have none in its input."""
+        self.nans += Counter({name: number for name, number in count_nans(columns).items() if not before.get(name)})
 
 
 def leaves_of(td: TensorDictBase) -> Columns:
@@ -227,13 +230,8 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
 # -- results that are kept while functions are called ---------------------------------------------------------------------
 
 
-def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
-    """A checked result as the TensorDict that would be read if it had been stored: dense, and with the flags at the root.
-
-    ``copy``: the tensors may share memory, with each other or with tensors that the function keeps.
-    """
-    if copy:
-        columns = copied(columns)
+def as_stored(columns: Columns) -> TensorDict:
+    """A checked result as the TensorDict that would be read if it had been stored: with the flags at the root."""
     done = columns["next/done"]
     flags = {flag: torch.zeros_like(done) for flag in FLAGS}
     nested = nest({**columns, **flags}, (len(done),))
@@ -242,74 +240,9 @@ def as_stored(columns: Columns, *, copy: bool) -> TensorDict:
     return TensorDict._new_unsafe({name: nested.get(name) for name in names}, batch_size=nested.batch_size)
 
 
-def keeps_bookkeeping(td: TensorDictBase, out: TensorDictBase) -> bool:
-    """Whether the result of a built-in function has the very flag tensors of its input, and rewards that can be stored.
-
-    Such a result needs neither to be completed nor to be split into episodes.
-    """
-    if any(out.get(key, None) is not td.get(key, None) for key in _FLAG_KEYS):
-        return False
-    old, new = (one.get(_BOOKKEEPING_KEYS[REWARD], None) for one in (td, out))
-    if new is None or new is old:
-        return new is not None
-    return new.dtype == old.dtype and new.shape == old.shape and bool(torch.isfinite(new).all())
-
-
 def copied(columns: Columns) -> Columns:
     """A result in new memory."""
     return {path: rows.clone(memory_format=torch.contiguous_format) for path, rows in columns.items()}
-
-
-def concatenate(pieces: list[Columns], name: str, wheres: list[str]) -> Columns:
-    """The results of several episodes, concatenated. Raises ResultError where keys, dtypes or shapes differ."""
-    if len(pieces) == 1:
-        return pieces[0]
-    expected = shapes_of(pieces[0])
-    for piece, where in zip(pieces[1:], wheres[1:]):
-        check_same(piece, expected, name, where)
-    return {path: torch.cat([piece[path] for piece in pieces]) for path in pieces[0]}
-
-
-class CollectedSteps:
-    """The results of single steps, batch ``[]``, copied when they are added."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
-        #: The paths of each dtype, and a row per step with the elements of all tensors of the dtype. Copying each tensor
-        #: separately would take several times as long, mostly because of the number of objects.
-        self._paths: dict[torch.dtype, list[str]] = {}
-        self._rows: dict[torch.dtype, list[torch.Tensor]] = {}
-
-    def add(self, sample: TensorDictBase, where: str) -> None:
-        """Append a step. Raises ResultError where it cannot be stored, or where keys, dtypes or shapes differ."""
-        leaves = leaves_of(sample)
-        if not self._kinds:
-            first = columns_of(sample.unsqueeze(0), self._name, where)
-            self._kinds = {path: (rows.dtype, rows.shape[1:]) for path, rows in first.items()}
-            for path, (dtype, _) in self._kinds.items():
-                self._paths.setdefault(dtype, []).append(path)
-            self._rows = {dtype: [] for dtype in self._paths}
-        if leaves.keys() != self._kinds.keys():
-            odd = sorted(leaves.keys() ^ self._kinds.keys())[0]
-            message = f"{self._name} returned other keys than before ({odd!r}), for {where}"
-            raise ResultError(message, hint="every result must have the keys of the first one")
-        if {path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()} != self._kinds:
-            columns_of(sample.unsqueeze(0), self._name, where)  # may raise a more specific error
-            hint = "every result must have the dtypes and shapes of the first one"
-            raise ResultError(f"{self._name} returned steps of different shapes or dtypes, for {where}", hint=hint)
-        for dtype, paths in self._paths.items():
-            values = (leaves[path] for path in paths)
-            self._rows[dtype].append(torch.cat([value if value.ndim == 1 else value.reshape(-1) for value in values]))
-
-    @property
-    def columns(self) -> Columns:
-        columns: Columns = {}
-        for dtype, paths in self._paths.items():
-            shapes = [self._kinds[path][1] for path in paths]
-            parts = torch.stack(self._rows[dtype]).detach().split([shape.numel() for shape in shapes], 1)
-            columns.update({path: part.reshape(-1, *shape) for path, part, shape in zip(paths, parts, shapes)})
-        return {path: columns[path] for path in self._kinds}
 
 
 #: Up to this many episodes in a batch it is faster to compare them one by one.

@@ -1,6 +1,6 @@
 """The work of one chunk, in a worker: write a part; before that try the functions, sample results, collect statistics.
 
-All four are called by `planning.Workers`; they return the record that the engine yields.
+`do` calls one of them for the process that distributes the work; they return the record that the engine yields.
 
 A part holds the results of one chunk on disk: a file for each leaf, until it is appended to the new dataset. The rows of a
 state leaf are in the order of states: the observation of each step, and after the last step of an episode its successor. The
@@ -11,35 +11,26 @@ are stored.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..datasets.user_code_old.opened_files import OpenedFiles
 from ..datasets.workers.task import OnBlock
 from ..errors import FunctionError
 from ..storage.codecs import codec_of
 from ..storage.durable import sync_folder
 from ..storage.parts import PARTS
 from ..storage.schema import Schema
-from .apply import Applier, ResultBatch, isolated
+from .apply import Applier, ResultBatch
 from .chunks import Chunk, split
-from .function import check_loaded, files_of_chain
+from .function import unpickled
 from .functions.leaves import covers
-from .layout import Shapes, observation_pairs
-from .records import (
-    ROWS_PER_SAMPLE,
-    ProbeResult,
-    collected_path,
-    pack_counts,
-    sample_path,
-    save_arrays,
-    unchained_error,
-)
+from .layout import Probe, Shapes, observation_pairs, unchained_error
 from .request import RunConfig
 from .result import (
     Columns,
@@ -168,103 +159,118 @@ def _hash_row(row: torch.Tensor) -> str:
     return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
 
 
-#: Maximum number of episodes that are tried for the rows of a sampled chunk.
-_EPISODES_PER_SAMPLE = 4
+#: Number of rows of results from each sampled chunk, of the first few of its episodes.
+ROWS_PER_SAMPLE, _EPISODES_PER_SAMPLE = 128, 4
 #: Maximum number of kept episodes that decide the leaves.
 _MOST_EPISODES = 16
 
-_opened: dict[tuple[str, str], Applier] = {}
-#: The files that functions opened in this process in an attempt, the last one.
-_files: dict[str, OpenedFiles] = {}
+
+def do(task: str, config: RunConfig | bytes, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
+    """One of the functions below for a chunk. A process keeps the input and the functions of the last ``config``, which is
+    pickled where they are another process's."""
+    applier = _unpickled(config) if isinstance(config, bytes) else _opened(config)
+    work: Callable[..., dict[str, Any]] = _TASKS[task]
+    with _one_thread(), torch.no_grad():
+        record = work(applier, chunk, on_block, **options)
+    applier.view.release()
+    return record
 
 
-def open_applier(config: RunConfig, purpose: str) -> Applier:
-    """The applier of a configuration for one ``purpose``; each process keeps the last one.
-
-    Each purpose has its own copies of the functions: a trial or a first pass must not change the state (such as a counter) of
-    the copies that make the data.
-    """
-    key = (config.key, purpose)
-    if key not in _opened:
-        _opened.clear()
-        _opened[key] = Applier(config, _files_of(config))
-    return _opened[key]
+@lru_cache(maxsize=1)
+def _unpickled(config: bytes) -> Applier:
+    return Applier(unpickled(config))
 
 
-def _files_of(config: RunConfig) -> OpenedFiles:
-    if config.attempt not in _files:
-        _files.clear()
-        _files[config.attempt] = OpenedFiles([*config.inputs, config.folder])
-    return _files[config.attempt]
+_here: list[tuple[RunConfig, Applier]] = []
 
 
-def opened_files(config: RunConfig) -> dict[str, str]:
-    """The files that functions opened in this process, except their own code; see `datasets.user_code_old.opened_files`.
-
-    Raises FunctionError for files that changed meanwhile, and if functions imported code other than the request recorded.
-    """
-    functions = config.chain.functions
-    check_loaded(functions)
-    own = {*files_of_chain(functions).values(), *(fn.identity.file for fn in functions)}
-    found = _files_of(config).labelled(config.chain.folder)
-    return {label: state for label, state in found.items() if state not in own}
+def _opened(config: RunConfig) -> Applier:
+    if not _here or _here[0][0] is not config:
+        _here[:] = [(config, Applier(config))]
+    return _here[0][1]
 
 
-def close_appliers() -> None:
-    """Close the open appliers of this process."""
-    _opened.clear()
-    _files.clear()
+def close() -> None:
+    """Close the input and forget the functions of a run in this process."""
+    _here.clear()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes run in parallel: torch uses one thread in each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def write_part(
-    config: RunConfig, chunk: Chunk, on_block: OnBlock, schema: Schema, shapes: Shapes, undecoded: frozenset[str]
+    applier: Applier, chunk: Chunk, on_block: OnBlock, schema: Schema, shapes: Shapes, undecoded: frozenset[str]
 ) -> dict[str, Any]:
     """Write the results of a chunk as a part. ``shapes`` are those that every result must have.
 
-    The leaves ``undecoded`` are copied as they are stored, and functions do not get them.
+    The leaves ``undecoded`` are copied as they are stored, and functions do not get them. The first chunk is made twice, and
+    must come out the same.
+
     The record is that of `PartWriter.finish`, the fields of `ResultCounts`, ``dones``: how many episodes each episode of
-    the chunk became, and where there are any ``lost_edges``, both as `records.pack_counts`; ``changed``: leaves with a
-    space whose values are not those of the input; ``seconds``.
+    the chunk became, and where there are any ``lost_edges`` (`ResultBatch`); ``changed``: leaves with a space whose values
+    are not those of the input; ``seconds``.
     """
     began = time.perf_counter()
-    applier = open_applier(config, "data")
-    name = config.chain.last_name
-    part = PartWriter(config, applier.view.dataset.schema, schema, shapes, chunk.index)
+    part = PartWriter(applier.config, applier.view.dataset.schema, schema, shapes, chunk.index)
     dones = np.zeros(chunk.last - chunk.first, np.int64)
     lost_edges = np.zeros_like(dones)
     counts, steps = ResultCounts(), 0
     expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
     watched = _leaves_with_space(applier) - undecoded
     changed: set[str] = set()
+    repeated = chunk.index == 0 and applier.runs_own_code
+    digests: list[bytes] = []
     try:
-        with isolated(applier):
-            for batch in applier.apply(chunk, counts, undecoded=undecoded):
-                if batch.columns:
-                    check_same(batch.columns, expected, name, batch.where)
-                    copied = part.add(batch.columns, batch.where, batch.source)
-                    start = chunk.start + steps
-                    changed |= _other_values(applier, batch, start, watched - changed - copied)
-                low = batch.first - chunk.first
-                dones[low : low + len(batch.dones)] += batch.dones
-                if batch.lost_edges is not None:
-                    lost_edges[low : low + len(batch.dones)] = batch.lost_edges
-                steps += batch.steps_in
-                on_block(steps, 0, 0)
-        record = {**part.finish(), "dones": pack_counts(dones), "ended": counts.ended, "nans": counts.nans}
-        if lost_edges.any():
-            record["lost_edges"] = pack_counts(lost_edges)
-        if changed:
-            record["changed"] = sorted(changed)
-        return {**record, "seconds": round(time.perf_counter() - began, 6)}
+        for batch in applier.apply(chunk, counts, undecoded):
+            if repeated:
+                digests.append(batch.digest())
+            if batch.columns:
+                check_same(batch.columns, expected, applier.name, batch.where)
+                copied = part.add(batch.columns, batch.where, batch.source)
+                changed |= _other_values(applier, batch, chunk.start + steps, watched - changed - copied)
+            low = batch.first - chunk.first
+            dones[low : low + len(batch.dones)] += batch.dones
+            if batch.lost_edges is not None:
+                lost_edges[low : low + len(batch.dones)] = batch.lost_edges
+            steps += batch.steps_in
+            on_block(steps, 0, 0)
+        seconds = round(time.perf_counter() - began, 6)
+        if repeated:
+            _check_again(applier, chunk, undecoded, digests)
+        record = {**part.finish(), "dones": dones.tolist(), "ended": counts.ended, "nans": counts.nans}
     except BaseException:
         part.abandon()
         raise
+    if lost_edges.any():
+        record["lost_edges"] = lost_edges.tolist()
+    return {**record, "changed": sorted(changed), "seconds": seconds}
+
+
+def _check_again(applier: Applier, chunk: Chunk, undecoded: frozenset[str], digests: list[bytes]) -> None:
+    """Raise FunctionError unless the functions return the same for a chunk as before, bit by bit."""
+    for batch, before in zip(applier.apply(chunk, ResultCounts(), undecoded), digests):
+        if batch.digest() != before:
+            names = ", ".join(fn.name for fn in applier.chain if fn.is_own)
+            message = f"{names} returned something else when it was called again, for {batch.where}"
+            hint = (
+                "a function must keep nothing from call to call, and draw random numbers from the global generators of torch, "
+                "numpy and Python, or from an argument called generator: a torch.Generator that is seeded for every batch"
+            )
+            raise FunctionError(message, hint=hint)
 
 
 def _leaves_with_space(applier: Applier) -> frozenset[str]:
     """The leaves whose space holds for the result as long as a function of the user does not change them."""
     dataset = applier.view.dataset
-    if applier.config.whole_episodes or not any(fn.runs_users_code for fn in applier.chain):
+    if applier.config.whole_episodes or not applier.runs_own_code:
         return frozenset()  # of episodes no space is kept
     spaces = dataset.manifest.spaces
     return frozenset(leaf.name for leaf in dataset.schema if covers(spaces, leaf.name.removeprefix("next/")))
@@ -284,83 +290,43 @@ def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Colle
     return other
 
 
-def try_functions(config: RunConfig, section: Chunk, on_block: OnBlock) -> dict[str, Any]:
-    """Apply the functions to the first batch of a section, or to its first episodes until one is kept; write nothing.
+def try_functions(applier: Applier, section: Chunk, on_block: OnBlock) -> dict[str, Any]:
+    """Apply the functions to the first batch of a section, or to its first episodes; write nothing.
 
     Episodes are tried until one is kept that has two steps, so that its successors can be compared, at most
-    _MOST_EPISODES of those that are kept. Then a batch or an episode of about the mean length is applied once more to
-    measure the time, because the first call may load or compile something.
-
-    Returns ``{probe}``: a `ProbeResult`, None where every episode was dropped.
+    _MOST_EPISODES of those that are kept. Returns ``{probe}``: a `Probe`, None where every episode was dropped.
     """
-    applier = open_applier(config, "trial")
-    counts, shapes = ResultCounts(), Shapes()
+    counts, shapes, config = ResultCounts(), Shapes(), applier.config
     unchained: dict[str, int] = {}
     changed: list[str] | None = None
     passthrough: list[str] = []
     kept = steps_in = steps_out = dropped = 0
-    with isolated(applier):
-        size = 1 if config.whole_episodes else config.batch
-        spans = split(section, applier.view.episodes, size, config.whole_episodes)
-        for span in spans:
-            began = time.perf_counter()
-            (batch,) = applier.apply(span, counts, map_states=False)
-            seconds = time.perf_counter() - began
-            if not steps_in:
-                _check_draws(applier, span)
-            steps_in += batch.steps_in
-            on_block(steps_in, 0, 0)
-            if not batch.columns:
-                dropped += 1
-                continue
-            if not kept:
-                shapes = shapes_of(batch.columns)
-                passthrough = _compressed_passthrough(applier, batch)
-                if not config.whole_episodes:
-                    changed = _changed_leaves(applier, span, batch.columns)
-            check_same(batch.columns, shapes, config.chain.last_name, batch.where)
-            done = batch.columns["next/done"].view(-1)
-            unchained = {**find_unchained(batch.columns, done), **unchained}
-            steps_out += len(done)
-            kept += 1
-            if not config.whole_episodes or not bool(done[:-1].all()) or kept == _MOST_EPISODES:
-                break
-        before = shapes_of(leaves_of(applier.view.read(section.start, section.start + 1)))
+    for span in split(
+        section, applier.view.episodes, 1 if config.whole_episodes else config.batch, config.whole_episodes
+    ):
+        (batch,) = applier.apply(span, counts)
+        steps_in += batch.steps_in
+        on_block(steps_in, 0, 0)
+        if not batch.columns:
+            dropped += 1
+            continue
         if not kept:
-            return {"probe": None}
-        if config.whole_episodes:  # the first one whose length is nearest to the mean
-            mean = sum(span.rows for span in spans) / len(spans)
-            span = min(spans, key=lambda span: abs(span.rows - mean))
-        step_seconds = _measure(applier, span, seconds)
-    found = (before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans, step_seconds)
-    return {"probe": ProbeResult(*found)}
-
-
-def _measure(applier: Applier, span: Chunk, seconds: float) -> float:
-    """Seconds per step, measured on a batch or an episode; on a piece of the batch if it took more than one second before."""
-    if seconds > 1 and not applier.config.whole_episodes:
-        span = split(span, applier.view.episodes, max(1, span.rows // 16), False)[0]
-    began = time.perf_counter()
-    for _ in applier.apply(span, ResultCounts()):
-        pass
-    return (time.perf_counter() - began) / span.rows
-
-
-def _check_draws(applier: Applier, span: Chunk) -> None:
-    """Raise FunctionError if functions that were called with these steps draw other numbers from generators of their own when
-    they are called with them again: they draw once what they keep, such as a random projection, which would be another one in
-    every process.
-    """
-    drawn = applier.own_generators.states
-    if not drawn:
-        return
-    for _ in applier.apply(span, ResultCounts(), map_states=False):
-        pass
-    if applier.own_generators.states != drawn:
-        name = applier.config.chain.last_name
-        message = f"{name} draws other numbers from its random generator when it is called again with the same steps"
-        hint = "draw what all calls use when the function or its object is made, not in the first call"
-        raise FunctionError(message, hint=hint)
+            shapes = shapes_of(batch.columns)
+            passthrough = _compressed_passthrough(applier, batch)
+            if not config.whole_episodes:
+                changed = _changed_leaves(applier, span, batch.columns)
+        check_same(batch.columns, shapes, applier.name, batch.where)
+        done = batch.columns["next/done"].view(-1)
+        unchained = {**find_unchained(batch.columns, done), **unchained}
+        steps_out += len(done)
+        kept += 1
+        if not config.whole_episodes or not bool(done[:-1].all()) or kept == _MOST_EPISODES:
+            break
+    if not kept:
+        return {"probe": None}
+    before = shapes_of(leaves_of(applier.view.read(section.start, section.start + 1)))
+    found = (before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans)
+    return {"probe": Probe(*found)}
 
 
 def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
@@ -373,7 +339,7 @@ def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
 
 def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:
     """The leaves of input and result that differ in the first batch."""
-    before = leaves_of(applier.view.read(chunk.start, chunk.start + len(columns["next/done"])))
+    before = leaves_of(applier.view.read(chunk.start, chunk.stop))
     old, new = shapes_of(before), shapes_of(columns)
     return sorted(
         path
@@ -382,22 +348,19 @@ def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[st
     )
 
 
-def sample_results(config: RunConfig, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
-    """Write a few rows of the leaves ``names`` of the results, one file each, for codecs and dictionaries."""
-    applier = open_applier(config, "trial")
-    with isolated(applier):
-        if config.whole_episodes:
-            columns = _sample_episodes(applier, chunk)
-        else:
-            count = min(ROWS_PER_SAMPLE, chunk.rows)
-            steps = torch.linspace(chunk.start, chunk.stop - 1, count, dtype=torch.float64, device="cpu").long()
-            columns = applier.apply_to_steps(steps)
-    for name in names:
-        rows = columns.get(name)
-        data = as_bytes(rows) if rows is not None else np.zeros((0, 1), np.uint8)
-        save_arrays(sample_path(config.folder, name, chunk.index), {"rows": data})
+def sample_results(applier: Applier, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
+    """A few rows of the leaves ``names`` of the results, uint8 ``[n, row_bytes]``, for codecs and dictionaries."""
+    if applier.config.whole_episodes:
+        columns = _sample_episodes(applier, chunk)
+    else:
+        columns = applier.apply_to_steps(_spread(chunk.start, chunk.stop))
     on_block(chunk.rows, 0, 0)
-    return {}
+    return {name: as_bytes(columns[name]) for name in names if name in columns}
+
+
+def _spread(start: int, stop: int) -> torch.Tensor:
+    count = min(ROWS_PER_SAMPLE, stop - start)
+    return torch.linspace(start, stop - 1, count, dtype=torch.float64, device="cpu").long()
 
 
 def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
@@ -406,25 +369,23 @@ def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
     few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
     for batch in applier.apply(few, ResultCounts()):
         if batch.columns:
-            rows = len(batch.columns["next/done"])
-            chosen = torch.linspace(0, rows - 1, min(ROWS_PER_SAMPLE, rows), dtype=torch.float64, device="cpu").long()
+            chosen = _spread(0, len(batch.columns["next/done"]))
             return {name: tensor[chosen] for name, tensor in batch.columns.items()}
     return {}
 
 
-def collect_statistics(config: RunConfig, chunk: Chunk, on_block: OnBlock, number: int) -> dict[str, Any]:
-    """Write the partial statistics for function ``number``, merged in the order of batches or episodes."""
-    applier = open_applier(config, f"first pass {number}")
-    fn = config.chain.functions[number]
+def collect_statistics(applier: Applier, chunk: Chunk, on_block: OnBlock, number: int) -> dict[str, Any]:
+    """The partial statistics for function ``number``, merged in order; empty where every episode was dropped."""
+    fn = applier.chain[number]
     fit = fn.fit
     assert fit is not None
-    merged: dict[str, torch.Tensor] | None = None
-    with isolated(applier):
-        for td, where in applier.apply_first(number, chunk):
-            with applier.guard(fn.name, where):
-                partial = fit.collect(td, **fn.args)
-                merged = partial if merged is None else fit.merge(merged, partial)
-    arrays = {} if merged is None else {name: tensor.numpy() for name, tensor in merged.items()}
-    save_arrays(collected_path(config.folder, number, chunk.index), arrays, json.dumps(opened_files(config)))
+    merged: dict[str, torch.Tensor] = {}
+    for td, where in applier.apply_first(number, chunk):
+        with applier.guard(fn.name, where):
+            partial = fit.collect(td, **fn.args)
+            merged = fit.merge(merged, partial) if merged else partial
     on_block(chunk.rows, 0, 0)
-    return {}
+    return {name: tensor.numpy() for name, tensor in merged.items()}
+
+
+_TASKS = {fn.__name__: fn for fn in (write_part, try_functions, sample_results, collect_statistics)}

@@ -96,13 +96,8 @@ class FunctionRecord(TypedDict, total=False):
     """One function of a preprocess run."""
 
     function: Text
-    source_sha256: Text | None
-    file_sha256: Text | None
-    fn_sha256: Text | None
-    args: dict[str, Any]
-    args_sha256: Text | None
     files: dict[Text, Text]
-    values: dict[Text, Text]
+    args: dict[str, Any]
 
 
 class InputRecord(TypedDict, total=False):

@@ -354,10 +354,6 @@ def state_origin(manifest: Manifest, licence: str = "") -> Facts:
     return [(name, str(value)) for name, value in facts if value]
 
 
-#: Files that functions opened.
-_FILES_SHOWN = 8
-
-
 def state_lineage(record: Mapping[str, Any]) -> Facts:
     """How a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
     source = record.get("input", {})
@@ -365,10 +361,9 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
     lines = [("made from", made_from)]
     for fn in record.get("functions", []):
         args = ", ".join(f"{name}={json.dumps(value)}" for name, value in fn.get("args", {}).items())
-        lines.append(("function", f"{fn.get('function')}({args}), sha256 {_short(fn.get('source_sha256'))}"))
-    opened = [*record["opened"]] if isinstance(record.get("opened"), Mapping) else []
-    if opened:
-        lines.append(("files that were read", amounts.listed(opened, _FILES_SHOWN)))
+        files = fn["files"] if isinstance(fn.get("files"), Mapping) else {}
+        own = next(iter(files.values()), None) or fn.get("source_sha256")
+        lines.append(("function", f"{fn.get('function')}({args})" + (f", sha256 {_short(own)}" if own else "")))
     how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
     how.update(record.get("windows") or {})
     if record.get("num_frames"):

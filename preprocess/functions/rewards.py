@@ -19,7 +19,6 @@ r_{n-1}, return G, and steps counted by t:
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,9 +101,9 @@ def _check_relabel(fn: object, rule: object, gamma: object, keep: object) -> Non
 def _resolve(fn: object) -> Rewards:
     """A callable, or the function that a text in the form of ``--fn`` names."""
     if isinstance(fn, str):
-        from .lookup import find_function
+        from ...datasets import user_code
 
-        return find_function(fn, Path.cwd())  # workers run in the folder of the command
+        fn = user_code.find(fn)  # workers run in the folder of the command
     if not callable(fn):
         raise UsageError(f"fn must be a function or its name, and is {fn!r}")
     return fn

@@ -116,7 +116,7 @@ def test_files_of_two_folders_have_their_own_helpers(project, tmp_path_factory):
         ("mime.py:fn", FunctionNotFoundError, "mine.py"),
         ("mine.py:fm", FunctionNotFoundError, "fn"),
         ("mine:fm", FunctionNotFoundError, "fn"),
-        ("helpers:late", FunctionNotFoundError, "helper.py:late"),
+        ("helpers:late", FunctionNotFoundError, "helper:late"),
         ("own.deep.tool:x", FunctionNotFoundError, "no module"),
         ("mine.x:fn", FunctionNotFoundError, "no module"),
     ],

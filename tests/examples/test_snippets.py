@@ -79,7 +79,7 @@ def root(providers, tmp_path_factory) -> Path:
         for copy in ("d4rl/antmaze-umaze-v2", "d4rl/hopper-medium-replay-v2", "my/maze"):
             shutil.copytree(root / "d4rl/hopper-medium-v2", root / copy)
         first = rbdata.open_dataset("Pong/5", root=root).select(steps=slice(0, 2000))
-        rbdata.preprocess(first, in_colour, dest="my/colour", root=root, procs=1)
+        rbdata.preprocess(first, in_colour, dest="my/colour", root=root, procs=0)
     return root
 
 

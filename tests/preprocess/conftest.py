@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from preprocess_tools import KeptEngine, make_input
 from rbdata.datasets.workers.fork_server import ForkServer
@@ -25,16 +26,24 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def workers(fork_server: ForkServer) -> Iterator[LocalEngine]:
+def workers(fork_server: ForkServer, by_value: None) -> Iterator[LocalEngine]:
     """Two workers that no other test has used."""
     with closing(KeptEngine(2, fork_server)) as engine:
         yield engine
 
 
 @pytest.fixture
-def kept_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Functions of a module of tests, which workers cannot import, are sent as they are."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture
+def kept_server(fork_server: ForkServer, by_value: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that runs open themselves fork from the server that is kept, too."""
-    monkeypatch.setattr(driver, "_open_engine", lambda request, procs: KeptEngine(procs, fork_server))
+    monkeypatch.setattr(driver, "open_engine", lambda name, procs, **options: KeptEngine(procs, fork_server))
 
 
 @pytest.fixture(scope="module")

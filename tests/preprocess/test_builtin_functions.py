@@ -55,7 +55,7 @@ def test_every_function_is_here():
 @pytest.mark.parametrize(("name", "layout", "args"), ALONE)
 def test_alone(name, layout, args, tmp_path):
     make_input(tmp_path, layout)
-    made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=9, procs=1)
+    made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=9, procs=0)
     function = partial(find_builtin(name), **args)
     statistics = made.statistics.get(name)
     fit = traits_of(find_builtin(name)).fit
@@ -76,7 +76,7 @@ def test_alone(name, layout, args, tmp_path):
 
 def test_normalized_data_are_normal(tmp_path):
     make_input(tmp_path)
-    made = run(tmp_path, "rbdata:normalize_observations", args={"eps": 0}, batch_size=16, procs=1)
+    made = run(tmp_path, "rbdata:normalize_observations", args={"eps": 0}, batch_size=16, procs=0)
     rows = made["observation"].double()
     assert torch.allclose(rows.mean(0), torch.zeros(4, dtype=torch.float64), atol=1e-6)
     assert torch.allclose(rows.std(0, correction=0), torch.ones(4, dtype=torch.float64), atol=1e-6)
@@ -91,7 +91,7 @@ def test_normalized_data_are_normal(tmp_path):
 
 def test_n_steps_are_those_of_the_runtime(tmp_path):
     make_input(tmp_path)
-    made = run(tmp_path, "rbdata:n_step", args={"n": 4, "gamma": 0.9}, procs=1).to_tensordict()
+    made = run(tmp_path, "rbdata:n_step", args={"n": 4, "gamma": 0.9}, procs=0).to_tensordict()
     options = {"replacement": False, "shuffle": False, "batch_size": len(made)}
     batch = rbdata.load(tmp_path / "my/input", n_step=4, gamma=0.9, **options).sample()
     batch = batch[batch["index"].argsort()]
@@ -105,7 +105,7 @@ def test_a_chain_of_three_with_two_first_passes(tmp_path):
     make_input(tmp_path)
     functions = ["rbdata:filter_episodes", "rbdata:normalize_observations", "rbdata:returns_to_go"]
     args = {"min_quantile": 0.5, "returns_to_go.gamma": 0.9}
-    made = run(tmp_path, functions, args=args, batch_size=16, procs=1)
+    made = run(tmp_path, functions, args=args, batch_size=16, procs=0)
     source = Dataset(tmp_path / "my/input")
     bound = np.quantile(source.episodes.returns, 0.5)
     kept = [source.episode(n) for n in range(len(source.episodes)) if source.episodes.returns[n] >= bound]
@@ -147,7 +147,7 @@ def test_frames_grey_small_and_float(tmp_path):
 def test_invalid_requests_fail_before_anything_is_written(functions, args, why, tmp_path):
     make_input(tmp_path)
     with pytest.raises(UsageError, match=why):
-        run(tmp_path, functions, args=args, procs=1)
+        run(tmp_path, functions, args=args, procs=0)
     assert not (tmp_path / "my/output").exists()
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.chunks import choose_chunk_steps, choose_sizes, cut, cut_sections, split, view_episodes
+from rbdata.preprocess.chunks import CHUNKS, choose_sizes, chunk_size, cut, cut_sections, split, view_episodes
 from storage_tools import make_episodes, table
 
 
@@ -38,15 +38,13 @@ class TestChunks:
         st.lists(st.integers(1, 30), min_size=1, max_size=40),
         st.integers(1, 40),
         st.integers(1, 8),
-        st.floats(1e-6, 10),
-        st.integers(1, 9),
         st.booleans(),
     )
-    def test_whole_batches_or_episodes_of_a_section(self, lengths, batch, times, seconds, parallel, whole):
-        """For any time that a step takes: chunks cover all sections, and the batches are those of the sections."""
+    def test_whole_batches_or_episodes_of_a_section(self, lengths, batch, times, whole):
+        """Chunks cover all sections, and the batches are those of the sections."""
         episodes = view_episodes(table(make_episodes(lengths)), None, None)
         sections = cut(episodes, batch * times, whole)
-        size = choose_chunk_steps(seconds, sum(lengths), batch, batch * times, whole, parallel)
+        size = chunk_size(sum(lengths), batch, batch * times, whole)
         chunks = cut_sections(sections, episodes, size, whole)
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert all(a.stop == b.start for a, b in pairwise(chunks))
@@ -60,16 +58,15 @@ class TestChunks:
 
 
 class TestSizes:
-    def test_a_slow_function_has_small_chunks(self):
-        """885 episodes of 100 steps, 20 ms each: about a second a chunk, and several for each process."""
-        for parallel in (1, 2, 8):
-            steps = choose_chunk_steps(0.02 / 100, 88_500, 1383, 1 << 16, True, parallel)
-            assert 25 * 100 <= steps <= 50 * 100
-            assert 88_500 / steps >= 4 * parallel - 1
-        assert choose_chunk_steps(1.0, 88_500, 1383, 1 << 16, False, 2) == 1383  # a batch at least
+    def test_a_small_dataset_has_a_chunk_or_more_for_every_process(self):
+        """885 episodes of 100 steps."""
+        for whole in (False, True):
+            steps = chunk_size(88_500, 1383, 1 << 16, whole)
+            assert CHUNKS - 1 < 88_500 / steps < 2 * CHUNKS + 1
+        assert chunk_size(40, 32, 1 << 16, False) == 32  # a batch at least
 
-    def test_a_fast_one_has_whole_sections(self):
-        assert choose_chunk_steps(1e-7, 10**7, 1 << 14, 1 << 16, False, 2) == 1 << 16
+    def test_a_large_one_has_whole_sections(self):
+        assert chunk_size(10**7, 1 << 14, 1 << 16, False) == 1 << 16
 
     def test_small_datasets_have_more_than_one_batch(self):
         assert choose_sizes(None, 100, 10**7) == (1 << 14, 1 << 16)

@@ -40,7 +40,7 @@ class TestChains:
             dest="my/normal",
             args={"scale_rewards.scale": 3},
             batch_size=5,
-            procs=1,
+            procs=0,
             force=True,
         )
         source = Dataset(inputs / "my" / "flat")

@@ -35,10 +35,8 @@ class TestLayout:
         assert torch.equal(plain_folder["next", "observation"], source["next/observation"])
 
     def test_auto_codec_by_what_it_saves(self, inputs, tmp_path):
-        noise = torch.Generator().manual_seed(0)
-
         def random_frames(td):
-            frames = torch.rand(len(td), 300, generator=noise)
+            frames = torch.rand(len(td), 300)
             return td.set("frames", frames).set(("next", "frames"), frames.roll(-1, 0))
 
         def even_frames(td):
@@ -47,6 +45,6 @@ class TestLayout:
         options = {"source": "my/flat", "force": True, "per": "episode"}
         even = run(inputs, even_frames, dest="my/even", **options)
         assert even.schema["frames"].to_json()["codec"] == "zstd"
-        rough = run(inputs, random_frames, dest="my/rough", layout="auto", procs=1, **options)
+        rough = run(inputs, random_frames, dest="my/rough", layout="auto", procs=0, **options)
         leaf = rough.schema.get("frames")
         assert leaf is not None and leaf.codec == "raw"

@@ -21,7 +21,7 @@ class TestLineage:
         (fn,) = lineage["functions"]
         assert fn["function"] == "rbdata:scale_rewards"
         assert fn["args"] == {"scale": 2}
-        assert len(fn["source_sha256"]) == 64
+        assert "files" not in fn  # of a built-in function, the version of rbdata counts
         assert (lineage["per"], lineage["seed"]) == ("batch", 7)
         assert {"rbdata", "torch", "tensordict", "python"} <= set(lineage["versions"])
         assert lineage["leaves"] == {"added": [], "dropped": [], "changed": ["next/reward"]}

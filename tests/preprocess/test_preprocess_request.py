@@ -8,7 +8,6 @@ from rbdata.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     DiskSpaceError,
-    FunctionError,
     UnknownDatasetError,
     UsageError,
 )
@@ -38,13 +37,14 @@ class TestPlaces:
             run(shared, double_rewards, dest=dest)
 
     def test_dest_exists(self, shared):
-        first = run(shared, double_rewards, dest="my/there", force=True)
+        scale = {"functions": "rbdata:scale_rewards", "args": {"scale": 2}, "dest": "my/there"}
+        first = run(shared, **scale, force=True)
         made = contents(first.path)
-        run(shared, double_rewards, dest="my/there")  # the same again: nothing to do
+        run(shared, **scale)  # the same again: nothing to do
         assert contents(first.path) == made
-        for other in ({"seed": 1}, {"num_frames": 9}, {"batch_size": 9}, {"codec": "raw"}):
+        for other in ({"seed": 1}, {"num_frames": 9}, {"batch_size": 9}, {"codec": "raw"}, {"args": {"scale": 3}}):
             with pytest.raises(DatasetExistsError, match="made with another request") as caught:
-                run(shared, double_rewards, dest="my/there", **other)
+                run(shared, **{**scale, **other})
             assert "--force" in caught.value.hint
         with pytest.raises(DatasetExistsError):
             run(shared, lambda td: td, dest="my/there")
@@ -64,27 +64,11 @@ class TestPlaces:
         monkeypatch.setattr(folder, "free_bytes", lambda path: 1000)
         fails(shared, double_rewards, DiskSpaceError, "my/bad needs about")
 
-    def test_a_changed_function_does_not_continue(self, shared):
-        def fails_late(td):
-            if len(td) < 20:
-                raise RuntimeError("late")
-            return td
-
-        for _ in range(2):
-            with pytest.raises(FunctionError, match="late"):
-                run(shared, fails_late, dest="my/half", batch_size=20, procs=1)
-        assert (shared / "my" / ".half.writing").is_dir()
-        with pytest.raises(DatasetExistsError, match="started with another function"):
-            run(shared, double_rewards, dest="my/half", batch_size=20, procs=1)
-        run(shared, double_rewards, dest="my/half", batch_size=20, procs=1, force=True)
-        assert not (shared / "my" / ".half.writing").exists()
-
 
 class TestOptions:
     @pytest.mark.parametrize(
         "options",
         [
-            {"procs": 0},
             {"procs": -1},
             {"batch_size": 0},
             {"batch_size": 1.5},

@@ -13,9 +13,8 @@ import psutil
 import pytest
 from preprocess_tools import lasting, make_input, run
 from processes import RBDATA, start_interruptible
-from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.local import list_local
-from rbdata.preprocess import chunks, driver
+from rbdata.preprocess import driver
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
 from rbdata.storage.dataset import Dataset
@@ -58,7 +57,7 @@ def dest_files(root: Path, name: str) -> dict:
 class TestStopped:
     def test_between_chunks(self, tmp_path, slow):
         """Stopped after each of its chunks in turn, and gone on with."""
-        options = {"batch_size": 7, "procs": 1}
+        options = {"batch_size": 7, "procs": 0}
         calm = run(tmp_path, slow, dest="my/calm", **options)
 
         class Stop(Exception):
@@ -88,7 +87,7 @@ class TestStopped:
         """What the journal says is done must be there; else it is done again."""
         if what == "part":
             monkeypatch.setattr(driver, "MERGE_EVERY", 60.0)
-        options = {"batch_size": 7, "procs": 1, "codec": "zstd" if what == "dictionary" else "auto"}
+        options = {"batch_size": 7, "procs": 0, "codec": "zstd" if what == "dictionary" else "auto"}
         run(tmp_path, slow, dest="my/calm", **options)
         seen = []
 
@@ -112,41 +111,17 @@ class TestStopped:
 
 
 def test_a_run_that_finds_everything_done_removes_what_a_killed_one_left(tmp_path, slow):
-    run(tmp_path, slow, dest="my/done", procs=1)
+    run(tmp_path, slow, dest="my/done", procs=0)
     (tmp_path / "my" / ".done.lock").write_text('{"pid": 1073741824, "host": "gone"}')
     os.utime(tmp_path / "my" / ".done.lock", (0, 0))
-    run(tmp_path, slow, dest="my/done", procs=1)
+    run(tmp_path, slow, dest="my/done", procs=0)
     assert not (tmp_path / "my" / ".done.lock").exists()
-
-
-def test_the_chunks_of_the_first_run_are_kept(tmp_path, slow, monkeypatch):
-    """A small dataset, one section: stopped between its chunks, and continued where others would be chosen."""
-    calm = run(tmp_path, slow, dest="my/calm", procs=1)
-    assert len(calm.manifest.parts) == 1
-    monkeypatch.setattr(chunks, "CHUNK_SECONDS", 1e-9)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK_SECONDS", 1e-9)
-
-    def stop(index: int) -> None:
-        done.append(index)
-        if len(done) == 3:
-            raise KeyboardInterrupt
-
-    done: list[int] = []
-    request = Request("my/input", [slow], "my/stopped", root=tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        preprocess(request, Listener(on_part_done=stop))
-    monkeypatch.undo()
-    seen: list[Estimate] = []
-    outcome = preprocess(request, Listener(on_estimate=seen.append))
-    assert outcome.action == "written"
-    assert (seen[0].done_parts, seen[0].parts) == (3, -(-len(calm) // 32))
-    assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
 
 class TestKilled:
     def test_at_random_moments(self, tmp_path, slow):
         """The whole run or one of its workers, by SIGKILL; CI has a few kills, the benchmark twenty."""
-        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=1)
+        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=0)
         rng = random.Random(int(os.environ.get("RBDATA_TEST_SEED", "0")))
         kills = int(os.environ.get("RBDATA_TEST_KILLS", "3"))
         for number in range(kills):
@@ -173,13 +148,13 @@ class TestKilled:
             else:
                 process.kill()
             process.wait(30)
-        dataset = run(tmp_path, slow, dest="my/killed", batch_size=7, procs=1)
+        dataset = run(tmp_path, slow, dest="my/killed", batch_size=7, procs=0)
         assert dest_files(tmp_path, "killed") == dest_files(tmp_path, "calm")
         assert verify(dataset.path).ok
 
     def test_ctrl_c(self, tmp_path, slow):
         """Exit code 130, what is finished is kept, and the message says how to go on."""
-        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=1)
+        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=0)
         command = [*RBDATA, *words(tmp_path, slow, "my/stopped", "--procs", 1)]
         process = start_interruptible(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         journal = tmp_path / "my" / ".stopped.writing" / "journal.jsonl"
@@ -197,24 +172,21 @@ class TestKilled:
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
 
-def test_first_passes_are_kept(tmp_path):
-    """Statistics that were found are not looked for again, and come out the same."""
+def test_statistics_are_kept(tmp_path):
+    """Those that were found are not looked for again, and come out the same."""
     make_input(tmp_path)
-    options = {"batch_size": 7, "procs": 1}
+    options = {"batch_size": 7, "procs": 0}
     calm = run(tmp_path, "rbdata:normalize_observations", dest="my/calm", **options)
-    told: list[str] = []
 
-    def stop(stage: str) -> None:
-        told.append(stage)
-        if "2 of" in stage and not [other for other in told if "3 of" in other]:
-            raise KeyboardInterrupt
+    def stop(index: int) -> None:
+        raise KeyboardInterrupt
 
     request = Request("my/input", ["rbdata:normalize_observations"], "my/stopped", root=tmp_path, **options)
     with pytest.raises(KeyboardInterrupt):
-        preprocess(request, Listener(on_stage=stop))
-    told.clear()
+        preprocess(request, Listener(on_part_done=stop))
+    told: list[str] = []
     preprocess(request, Listener(on_stage=told.append))
-    assert not [stage for stage in told if "1 of" in stage or "2 of" in stage]  # those two are done
+    assert told and not [stage for stage in told if "first pass" in stage]
     assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
     found = Dataset(tmp_path / "my" / "stopped").statistics["normalize_observations"]["observation"]
     assert found == calm.statistics["normalize_observations"]["observation"]

@@ -14,8 +14,7 @@ PACKAGE = Path(untrusted_json.__file__).parents[1]
 #: What reads JSON that rbdata, the user or a program of this machine wrote, or of at most 1 MiB.
 OWN = {
     "cli/options.py": "an option that is typed",
-    "preprocess/function_chain.py": "an argument that is typed",
-    "preprocess/planning.py": "what a worker wrote",
+    "preprocess/function.py": "an argument that is typed",
     "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",

@@ -53,8 +53,8 @@ class KeptEngine(LocalEngine):
     """
 
     def __init__(self, procs: int, server: ForkServer) -> None:
-        super().__init__(procs)
-        self._server = server if self.separate else None
+        super().__init__(procs or 1)
+        self._server = server
 
     def close(self) -> None:
         self.end_workers()
@@ -62,7 +62,7 @@ class KeptEngine(LocalEngine):
 
 def run(root: Path, functions: Any, dest: str = "my/output", source: Any = "my/input", **options: Any) -> Dataset:
     """Preprocess, in this process unless told otherwise, and open what comes out."""
-    options.setdefault("procs", 1)
+    options.setdefault("procs", 0)
     engine = options.pop("open_engine", None)
     given = functions if isinstance(functions, list) else [functions]
     outcome = preprocess(Request(str(source), given, dest, root=root, **options), engine=engine)

@@ -65,4 +65,4 @@ class TestFindingFunctions:
 
     def test_cannot_be_sent(self, shared, tmp_path):
         with (tmp_path / "open").open("w") as file:
-            fails(shared, lambda td: file.name and td, UsageError, "cannot be sent to worker processes")
+            fails(shared, lambda td: file.name and td, UsageError, "cannot be sent to worker processes", procs=1)
