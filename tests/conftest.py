@@ -9,6 +9,7 @@ import os
 import pytest
 from hypothesis import settings
 from rbdata.cli.console import out
+from rbdata.datasets.workers import sandbox
 
 # Modules and tests are never freed: no collection of garbage searches them.
 gc.disable()
@@ -42,4 +43,4 @@ def own_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
     out.configure(())
     # What a test replaces in a module is replaced in sandboxes too; threads of test servers hold no lock that these need.
-    monkeypatch.setattr("rbdata.datasets.workers.sandbox._may_fork", lambda: True)
+    monkeypatch.setattr(sandbox, "_may_fork", lambda: not sandbox._is_in_ray())

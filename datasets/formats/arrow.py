@@ -124,7 +124,7 @@ def open_parquet(path: Path, name: str, **options: Any) -> Any:
 
     if not path.stat().st_size:
         raise CorruptSourceError(f"{name} is empty")
-    return parquet.ParquetFile(path, **options)
+    return parquet.ParquetFile(path, page_checksum_verification=True, **options)
 
 
 def parquet_records(data: bytes, name: str, without: str | None = None) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def parquet_records(data: bytes, name: str, without: str | None = None) -> list[
     from pyarrow import parquet
 
     with damage_reported(name):
-        file = parquet.ParquetFile(pyarrow.BufferReader(data))
+        file = parquet.ParquetFile(pyarrow.BufferReader(data), page_checksum_verification=True)
         check_rows(file.metadata.num_rows, len(data), name)
         names = [one for one in file.schema_arrow.names if without is None or not one.startswith(without)]
         if len(set(names)) < len(names):

@@ -204,7 +204,14 @@ _servers = threading.local()
 
 def _may_fork() -> bool:
     """Whether no other thread can hold a lock that would stay locked in a child."""
-    return {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()} <= _HARMLESS
+    others = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
+    return others <= _HARMLESS and not _is_in_ray()
+
+
+def _is_in_ray() -> bool:
+    """Whether gRPC's threads run here, which are none of Python's: in a child its queues fail again and again."""
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def _context(modules: Sequence[str]) -> Any:

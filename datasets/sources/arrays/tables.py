@@ -15,6 +15,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -443,6 +444,8 @@ def _open_npz(path: Path, scratch: Path) -> Table:
                 continue
             try:
                 _add(table, member.removesuffix(".npy"), _member_rows(path, archive, member, scratch))
+            except CorruptSourceError:
+                raise
             except (ValueError, EOFError) as error:  # objects, mostly
                 table.unreadable[member.removesuffix(".npy")] = reason(error)
             except OSError as error:
@@ -665,7 +668,7 @@ def _open_columns(path: Path, scratch: Path) -> Table:
     try:
         for batch in _batches(path):
             columns.append(batch)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         _refuse_full(error, path, scratch)
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
     return columns.table()
