@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -26,7 +26,6 @@ from .ingest.job import ConvertOptions
 from .ingest.progress import progress_listener
 from .ingest.request import Listener, Outcome, Request
 from .ingest.run import find_existing, run
-from .user_code_old.identity import content_hash, identify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,18 +107,15 @@ def from_episodes(
     ``episodes`` may be a generator: memory stays flat, however many there are, and frames are compressed as they arrive. If it
     raises, no dataset is made.
 
-    An interrupted run can be continued if ``episodes`` is a function: ``episodes(first)`` gives the episodes from number
-    ``first`` on, the same episodes in every call. The next run checks that the first episode is the same, and then takes the
-    missing episodes; the dataset has the bytes of an uninterrupted run. The function is identified by its content, like the
-    functions of `preprocess`, or by ``identity``, a text that you choose: another identity means another run. With an
-    ``identity``, a run over an iterable is continued as well: it skips the episodes that are stored already. With any other
-    iterable, a run starts over.
+    An interrupted run is continued by the next one with the same ``identity``, a text that you choose for what makes the
+    episodes. It checks that the first episode is the same, and skips those that are stored already; if ``episodes`` is a
+    function, ``episodes(first)`` gives the episodes from number ``first`` on, and only the missing ones are made. The dataset
+    has the bytes of an uninterrupted run. Without an ``identity`` a run starts over.
 
-    Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit and for a
-    function without an identity, UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless
-    ``force``.
+    Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit,
+    UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless ``force``.
     """
-    made_from = {"made_from": "episodes", "script": _script(), **_identified(episodes, identity)}
+    made_from = {"made_from": "episodes", "script": _script(), **({"identity": identity} if identity else {})}
     options = ConvertOptions(codec, layout, unknown_next)
     request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
     remaining = iter(_begun(episodes, 0))
@@ -129,15 +125,23 @@ def from_episodes(
     arrays = _arrays_of(first[0], 0)
     named, tables = {key: key for key in arrays}, _tables(chain(first, remaining))
     about = tables, named, request, environment, made_from, progress, listener
-    if not callable(episodes) and identity is None:
+    if identity is None:
         return _make(*about)
 
     def begin(number: int) -> Iterator[Table]:
         rest = _begun(episodes, number) if callable(episodes) else islice(remaining, number - 1, None)
         return _tables(rest, number)
 
-    content = [made_from.get("identity") or made_from["function"], content_hash(arrays)]
-    return _make(*about, content, begin)
+    return _make(*about, [identity, _digest(arrays)], begin)
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """sha256 of an episode."""
+    digest = hashlib.sha256()
+    for key, array in sorted(arrays.items()):
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
@@ -155,20 +159,6 @@ def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
         what = f"episodes({first}) returned" if callable(episodes) else "episodes are"
         raise UsageError(f"{what} a {type(begun).__name__}, not an iterable of episodes")
     return begun
-
-
-def _identified(episodes: Any, identity: str | None) -> dict[str, Any]:
-    """What identifies the episodes, for the lineage; empty where nothing does."""
-    if identity is not None:
-        return {"identity": identity}
-    if not callable(episodes):
-        return {}
-    try:
-        found = identify(episodes, "episodes")
-    except UsageError as error:
-        hint = 'state what identifies its episodes: from_episodes(..., identity="simulator 3, seed 0")'
-        raise UsageError(error.message, hint=hint) from error
-    return {"function": {name: value for name, value in asdict(found).items() if value}}
 
 
 def _make(
