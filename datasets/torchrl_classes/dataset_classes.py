@@ -1,7 +1,7 @@
 """TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded if it is missing.
 
 They have the arguments, keys and attributes that TorchRL documents. Arguments of `rbdata.download` and `rbdata.load` have the
-same meaning as there. The TypedDicts are the keyword arguments that the classes pass on, see `storage.replay.arguments`.
+same meaning as there. `_passes_on` has the classes show the arguments that they pass on.
 
 `load_dataset` finds the classes by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
 """
@@ -13,26 +13,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
-from tensordict import TensorDict
-from typing_extensions import TypedDict, Unpack
 
 from ... import settings
 from ...errors import UnknownDatasetError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import ComputedRows, Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
 from ...storage.folder import DatasetPlace, remove_tree
-from ...storage.keywords import with_options
+from ...storage.keywords import Function, check_keywords
 from ...storage.leaf import Leaf
 from ...storage.manifest import read_manifest
-from ...storage.replay.arguments import CollateOptions, CommonOptions, EndOptions, PriorityKeyOptions
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import SAMPLING, make_sampler
-from ...storage.replay.samplers.slices import SliceSampler, Span, UniformOver
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
 from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeStorage
 from ...storage.replay.storages.tensor_storage import TensorStorage
@@ -42,97 +38,8 @@ from .. import acquire, catalogue, local
 from ..ingest.job import ConvertOptions
 from ..ingest.request import make_request
 from ..sources.minari.source import local_root
-from ..sources.options import (
-    AcceptChangedOption,
-    AtariOptions,
-    D4RLOptions,
-    LerobotOptions,
-    OpenMLOptions,
-    RldsOptions,
-    TextOption,
-)
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name
 from .record_map import map_records
-
-
-class ReplayOptions(EndOptions, PriorityKeyOptions, CommonOptions, total=False):
-    """Arguments of every class: where the data come from, and what a sampler does beside slices."""
-
-    mirror: str | None
-    shards: str | Sequence[int] | None
-    codec: Literal["auto", "raw", "zstd"]
-    layout: Literal["auto", "ted"]
-    unknown_next: Literal["truncate", "zero"]
-    pad_output: bool
-    span: Span
-    uniform_over: UniformOver
-    drop_last: bool
-    shuffle: bool
-    alpha: float | None
-    beta: float | None
-
-
-class DrawOptions(TypedDict, total=False):
-    """How all classes draw; the Atari class declares these arguments itself."""
-
-    procs: int | None
-    num_slices: int | None
-    slice_len: int | None
-    strict_length: bool
-    replacement: bool
-
-
-class ComponentOptions(CollateOptions, total=False):
-    """Arguments of the classes that take none of them by position."""
-
-    sampler: Any
-    writer: Any
-    transform: Any
-
-
-class GetOption(TypedDict, total=False):
-    download: bool | str
-
-
-class SplitOption(TypedDict, total=False):
-    """Refused by the class of OpenML: there is nothing to split."""
-
-    split_trajs: bool
-
-
-class AtariReplayOptions(ComponentOptions, ReplayOptions, SplitOption, AtariOptions, total=False):
-    pass
-
-
-class D4RLReplayOptions(DrawOptions, ReplayOptions, D4RLOptions, AcceptChangedOption, total=False):
-    pass
-
-
-class MinariReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOption, total=False):
-    pass
-
-
-class GenDGRLReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, SplitOption, total=False):
-    pass
-
-
-class OpenMLReplayOptions(
-    DrawOptions, ReplayOptions, GetOption, OpenMLOptions, SplitOption, AcceptChangedOption, total=False
-):
-    pass
-
-
-class PlainReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, total=False):
-    """Arguments of the classes of sources without options."""
-
-
-class LeRobotReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, LerobotOptions, total=False):
-    pass
-
-
-class OpenXReplayOptions(ComponentOptions, DrawOptions, ReplayOptions, TextOption, RldsOptions, total=False):
-    pass
-
 
 #: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
@@ -201,39 +108,14 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         num_workers: int | None = None,
         *,
         dest: str | os.PathLike[str],
-        num_frames: int | None = None,
-        chunksize: int | None = None,
-        num_chunks: int | None = None,
-        generator: torch.Generator | None = None,
-        max_tasks_per_child: int | None = None,
-        worker_threads: int = 1,
-        index_with_generator: bool = False,
-        pbar: bool = False,
-        mp_start_method: str | None = None,
-        pool: Any = None,
+        **options: Any,
     ) -> TensorStorage:
         """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
 
-        ``fn`` is given records as they are stored, not as transforms leave them. Raises as `map_records`; arguments not named
-        there are those of ``TensorDict.map``.
+        ``options`` are those of `map_records`. ``fn`` is given records as they are stored, not as transforms leave them. Raises
+        as `map_records`.
         """
-        return map_records(
-            self._storage,
-            fn,
-            dest,
-            dim=dim,
-            num_workers=num_workers,
-            num_frames=num_frames,
-            chunksize=chunksize,
-            num_chunks=num_chunks,
-            generator=generator,
-            max_tasks_per_child=max_tasks_per_child,
-            worker_threads=worker_threads,
-            index_with_generator=index_with_generator,
-            pbar=pbar,
-            mp_start_method=mp_start_method,
-            pool=pool,
-        )
+        return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
 
     def delete(self) -> None:
         """Delete the dataset from the disk. For a source's dataset, raises DatasetBusyError while another process writes it."""
@@ -304,14 +186,36 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
 
 PathLike = str | os.PathLike[str]
-#: The functions that take the options of the classes, with their defaults.
-_ORIGINS = (
-    ReplayBuffer.__init__,
-    TensorDictReplayBuffer.__init__,
-    make_sampler,
-    ConvertOptions,
-    BaseDatasetExperienceReplay._open,
-)
+
+
+def _passes_on(source: str) -> Callable[[Function], Function]:
+    """A decorator for the ``__init__`` of a class: its signature shows what it passes on, and other keywords are refused.
+
+    That is, the arguments of `BaseDatasetExperienceReplay._open`, of the buffer, of `make_sampler`, and of a download with the
+    options that the source declares.
+    """
+
+    def decorate(function: Function) -> Function:
+        own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        taken = {*(one.name for one in own), "self", "storage", "dataset_id", "derive"}
+        taken |= {"procs"} if "num_procs" in taken else set()
+        parts: list[Any] = [BaseDatasetExperienceReplay._open, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__]
+        passed = [one for part in parts for one in signature(part).parameters.values()]
+        passed += [signature(make_sampler).parameters[name] for name in SAMPLING]
+        convert = signature(ConvertOptions).parameters
+        passed += [
+            convert.get(name, Parameter(name, Parameter.KEYWORD_ONLY, default=None)) for name in sorted(DOWNLOAD)
+        ]
+        declared = catalogue.load_source(source).options_of("download")
+        passed += [Parameter(one.name, Parameter.KEYWORD_ONLY, default=None) for one in declared]
+        shown: dict[str, Parameter] = {}
+        for one in passed:
+            if one.name not in taken and one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+                shown.setdefault(one.name, one.replace(kind=Parameter.KEYWORD_ONLY))
+        function.__signature__ = Signature([*own, *shown.values()])  # type: ignore[attr-defined]
+        return check_keywords(function)
+
+    return decorate
 
 
 class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
@@ -333,7 +237,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     #: For a first try: only the shards (checkpoints) below this number are downloaded.
     _max_runs: int | None = None
 
-    @with_options(AtariReplayOptions, *_ORIGINS)
+    @_passes_on("atari")
     def __init__(
         self,
         dataset_id: str,
@@ -348,7 +252,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         strict_length: bool = True,
         replacement: bool = True,
         mp_start_method: str = "fork",
-        **options: Unpack[AtariReplayOptions],
+        **options: Any,
     ) -> None:
         if self._max_runs is not None:
             options.setdefault("shards", range(self._max_runs))
@@ -401,7 +305,7 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
 
     source = "d4rl"
 
-    @with_options(D4RLReplayOptions, *_ORIGINS)
+    @_passes_on("d4rl")
     def __init__(
         self,
         dataset_id: str,
@@ -419,7 +323,7 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
         terminate_on_end: bool | None = None,
         download: bool | str = True,
         root: PathLike | None = None,
-        **options: Unpack[D4RLReplayOptions],
+        **options: Any,
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
         self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
@@ -489,7 +393,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     source = "minari"
     _derive = staticmethod(add_episode)
 
-    @with_options(MinariReplayOptions, *_ORIGINS)
+    @_passes_on("minari")
     def __init__(
         self,
         dataset_id: str,
@@ -499,7 +403,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         download: bool | str = True,
         split_trajs: bool = False,
         load_from_local_minari: bool = False,
-        **options: Unpack[MinariReplayOptions],
+        **options: Any,
     ) -> None:
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
@@ -538,7 +442,7 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
 
     source = "gen_dgrl"
 
-    @with_options(GenDGRLReplayOptions, *_ORIGINS)
+    @_passes_on("gen_dgrl")
     def __init__(
         self,
         dataset_id: str,
@@ -546,7 +450,7 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
         *,
         download: bool | str = True,
         root: PathLike | None = None,
-        **options: Unpack[GenDGRLReplayOptions],
+        **options: Any,
     ) -> None:
         self._open(dataset_id, batch_size, root=root, download=download, **options)
 
@@ -571,7 +475,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     source = "openml"
     _derive = staticmethod(_table)
 
-    @with_options(OpenMLReplayOptions, *_ORIGINS)
+    @_passes_on("openml")
     def __init__(
         self,
         name: str,
@@ -583,7 +487,7 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
-        **options: Unpack[OpenMLReplayOptions],
+        **options: Any,
     ) -> None:
         if "split_trajs" in options:
             raise UsageError("every row of a table is an episode: there is nothing to split")
@@ -634,7 +538,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     source = "openx"
     _derive = staticmethod(_openx_leaves)
 
-    @with_options(OpenXReplayOptions, *_ORIGINS)
+    @_passes_on("openx")
     def __init__(
         self,
         dataset_id: str,
@@ -645,7 +549,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         streaming: bool | None = None,
         pad: bool | None = None,
         split_trajs: bool = False,
-        **options: Unpack[OpenXReplayOptions],
+        **options: Any,
     ) -> None:
         self.download, self.streaming = download, streaming
         if pad:
@@ -684,7 +588,7 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     source = "lerobot"
     _derive = staticmethod(_lerobot_leaves)
 
-    @with_options(LeRobotReplayOptions, *_ORIGINS)
+    @_passes_on("lerobot")
     def __init__(
         self,
         repo_id: str,
@@ -695,82 +599,10 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         decode_video: bool = True,
         rehydrate: bool = True,
         split_trajs: bool = False,
-        **options: Unpack[LeRobotReplayOptions],
+        **options: Any,
     ) -> None:
         self.repo_id = repo_id
         self._open(repo_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
-
-    @classmethod
-    def from_columns(
-        cls,
-        columns: Mapping[str, Any],
-        *,
-        batch_size: int | None = None,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        strict_length: bool = True,
-        rehydrate: bool = False,
-        **options: Any,
-    ) -> TensorDictReplayBuffer:
-        """A buffer in memory over columns as lerobot names them: tensors ``[rows, ...]`` and lists of texts.
-
-        ``episode_index`` says which rows are an episode. With ``rehydrate``, ``("next", "observation", ...)`` is the next row
-        of the episode, and for its last row that row itself, flagged ``("next", "truncated")``. ``options`` are those of
-        `TensorDictReplayBuffer`. Raises UsageError for columns of different lengths, or a missing ``episode_index``.
-        """
-        if num_slices is not None or slice_len is not None:
-            slices: dict[str, Any] = {"num_slices": num_slices, "slice_len": slice_len}
-            slices |= {"strict_length": strict_length, "traj_key": "episode"}
-            options.setdefault("sampler", SliceSampler(**slices))
-        storage = TensorStorage(_lerobot_records(columns, rehydrate))
-        return TensorDictReplayBuffer(storage=storage, batch_size=batch_size, **options)
-
-
-_LEROBOT_KEYS = {"episode_index": ("episode",), "frame_index": ("frame",), "task": ("language_instruction",)}
-
-
-def _lerobot_records(columns: Mapping[str, Any], with_next: bool) -> TensorDict:
-    """Columns of a LeRobotDataset in memory, ``[rows, ...]``, under TorchRL's keys; texts as UTF-8 bytes, uint8
-    ``[rows, longest]``.
-
-    ``with_next``: see `LeRobotExperienceReplay.from_columns`. Raises UsageError.
-    """
-    rows = {_lerobot_key(name): _column(values) for name, values in columns.items()}
-    lengths = {len(values) for values in rows.values()}
-    if len(lengths) != 1:
-        message = f"the columns have {', '.join(map(str, sorted(lengths)))} rows"
-        raise UsageError(message, hint="all need the same number")
-    count = lengths.pop()
-    data = TensorDict({}, [count])
-    for key, values in rows.items():
-        data[key] = values[:, None] if key[0] == "next" and values.ndim == 1 else values
-    if not with_next:
-        return data
-    if ("episode",) not in rows:
-        raise UsageError("there is no column episode_index, which says where episodes end")
-    ends = torch.ones(count, dtype=torch.bool, device="cpu")
-    ends[:-1] = data["episode"][1:] != data["episode"][:-1]
-    after = torch.arange(count, device="cpu") + ~ends
-    for key, values in rows.items():
-        if key[0] == "observation":
-            data.set(("next", *key), values[after])
-    data["next", "truncated"] = ends[:, None]
-    return data
-
-
-def _lerobot_key(name: str) -> tuple[str, ...]:
-    camera = name.removeprefix("observation.images.")
-    return _LEROBOT_KEYS.get(name) or (("observation", "image", camera) if camera != name else tuple(name.split(".")))
-
-
-def _column(values: Any) -> torch.Tensor:
-    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
-        return torch.as_tensor(values)
-    texts = [value.encode() for value in values]
-    padded = np.zeros((len(texts), max(map(len, texts), default=1)), np.uint8)
-    for row, text in zip(padded, texts):
-        row[: len(text)] = np.frombuffer(text, np.uint8)
-    return torch.from_numpy(padded)
 
 
 class _InitRows(ComputedRows):
@@ -815,7 +647,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     source = "vd4rl"
     _derive = staticmethod(_vd4rl_leaves)
 
-    @with_options(PlainReplayOptions, *_ORIGINS)
+    @_passes_on("vd4rl")
     def __init__(
         self,
         dataset_id: str,
@@ -827,7 +659,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         totensor: bool = True,
         image_size: int | Sequence[int] | None = None,
         num_workers: int = 0,
-        **options: Unpack[PlainReplayOptions],
+        **options: Any,
     ) -> None:
         size = _checked_size(image_size)
         self._open(short_name(dataset_id), batch_size, root=root, download=download, split_trajs=split_trajs, **options)
@@ -888,7 +720,7 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
 
     source = "roboset"
 
-    @with_options(PlainReplayOptions, *_ORIGINS)
+    @_passes_on("roboset")
     def __init__(
         self,
         dataset_id: str,
@@ -897,7 +729,7 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
         root: PathLike | None = None,
         download: bool | str = True,
         split_trajs: bool = False,
-        **options: Unpack[PlainReplayOptions],
+        **options: Any,
     ) -> None:
         self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
