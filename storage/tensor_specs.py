@@ -7,9 +7,9 @@
     Binary                        zeros and ones
     Composite                     specs by key, as a TensorDict has tensors
 
-A value has the dtype of its spec, and its last dimensions are the shape of the spec; there may be others before them. A
-spec is changed by `Composite`'s methods and by ``update_mask`` alone: everything else returns another spec. `specs` makes
-those of a dataset.
+A value has the dtype of its spec, and its last dimensions are the shape of the spec; there may be others before them. All
+methods return another spec, except those that set a key of a Composite. `specs` makes those of a dataset. What they leave
+out (masks, registers, values that are not tensors) is TorchRL's: ``spec.to_torchrl()``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,38 +28,18 @@ from typing_extensions import Self
 
 from ..errors import ArgumentTypeError, MissingExtraError, SpecError, UnknownKeyError, UsageError
 
-__all__ = [
-    "Binary",
-    "BinaryDiscreteTensorSpec",
-    "Bounded",
-    "BoundedTensorSpec",
-    "Categorical",
-    "Composite",
-    "CompositeSpec",
-    "DiscreteTensorSpec",
-    "MultiCategorical",
-    "MultiDiscreteTensorSpec",
-    "MultiOneHot",
-    "MultiOneHotDiscreteTensorSpec",
-    "OneHot",
-    "OneHotDiscreteTensorSpec",
-    "TensorSpec",
-    "Unbounded",
-    "UnboundedContinuous",
-    "UnboundedContinuousTensorSpec",
-    "UnboundedDiscrete",
-    "UnboundedDiscreteTensorSpec",
-]
+__all__ = ["Binary", "Bounded", "Categorical", "Composite", "MultiCategorical", "MultiOneHot", "OneHot", "TensorSpec"]
+__all__ += ["Unbounded"]
 
 Shape: TypeAlias = int | Sequence[int]
 Device: TypeAlias = torch.device | str | int | None
-Key: TypeAlias = str | tuple[Any, ...]
-Domain: TypeAlias = Literal["continuous", "discrete"]
-#: The types of a bound, a mask or a value to be encoded.
+#: A bound, or a value to be encoded: a number, a list, an array or a tensor.
 Numbers: TypeAlias = Any
 
-_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = (*_WHOLE, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
 
 
 class ContinuousBox(NamedTuple):
@@ -76,24 +56,30 @@ class CategoricalBox(NamedTuple):
 
 
 class TensorSpec:
-    """Base of all specs. ``domain`` is "continuous", "discrete" or "composite"; a Composite has no ``dtype``.
+    """Base of all specs.
 
     ``expand``, ``reshape``, ``squeeze``, ``[...]`` and so on do to a spec what they do to its values, except that the last
-    dimension of OneHot, MultiOneHot and MultiCategorical stays as it is. `torch.stack` takes specs whose bounds and masks
-    differ, nothing else. Raises UsageError for shapes that do not fit.
+    dimension of OneHot, MultiOneHot and MultiCategorical stays as it is. `torch.stack` takes specs that differ in bounds
+    alone. Raises UsageError for shapes that do not fit.
     """
 
     _shape: torch.Size
     _device: torch.device | None
     _dtype: torch.dtype | None = None
-    _domain: str
     #: How many of the last dimensions hold one value together.
     _kept = 0
+    #: The attributes that are tensors of the shape: bounds.
+    _tensors: tuple[str, ...] = ()
 
     @property
     def shape(self) -> torch.Size:
         """The last dimensions of the values; of a Composite, the first dimensions of all its values."""
         return self._shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the shape."""
+        return len(self._shape)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -102,18 +88,16 @@ class TensorSpec:
 
     @property
     def device(self) -> torch.device | None:
-        """Where values are made; those on other devices are checked all the same."""
+        """Where values are made; those on other devices are checked all the same. None for a Composite that leaves it open."""
         return self._device
 
     @property
     def domain(self) -> str:
-        """Either "continuous", "discrete" or "composite"."""
-        return self._domain
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the shape."""
-        return len(self._shape)
+        """Either "continuous" (Bounded and Unbounded of floating-point numbers), "discrete" or "composite"."""
+        if isinstance(self, Composite):
+            return "composite"
+        numbers = isinstance(self, (Bounded, Unbounded)) and self._dtype.is_floating_point
+        return "continuous" if numbers else "discrete"
 
     # -- values ----------------------------------------------------------------------------------------------------------
 
@@ -127,19 +111,16 @@ class TensorSpec:
 
     def zero(self, shape: Shape = ()) -> Any:
         """Zeros of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
-        raise NotImplementedError
-
-    def zeros(self, shape: Shape = ()) -> Any:
-        """The same as `zero`."""
-        return self.zero(shape)
+        return self._filled(shape, torch.zeros)
 
     def one(self, shape: Shape = ()) -> Any:
         """Ones of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
-        raise NotImplementedError
+        return self._filled(shape, torch.ones)
 
-    def ones(self, shape: Shape = ()) -> Any:
-        """The same as `one`."""
-        return self.one(shape)
+    def _filled(self, shape: Shape, make: Callable[..., Tensor]) -> Any:
+        return make((*_size(shape), *self._shape), dtype=self._dtype, device=self._device)
+
+    zeros, ones = zero, one
 
     def is_in(self, value: Any) -> bool:
         """Whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
@@ -154,15 +135,19 @@ class TensorSpec:
         if fault is not None:
             raise SpecError(f"the value is not in the spec: {fault}", hint="spec.project(value) is in it")
 
+    def _fault(self, value: Any) -> str | None:
+        """Why a value is not in the spec; None if it is."""
+        raise NotImplementedError
+
     def project(self, value: Any) -> Any:
         """``value`` itself if it is in the spec, otherwise a value near it that is; ``value`` is not changed.
 
-        Numbers are rounded and limited. If a mask forbids a choice, another choice is drawn. Rows of OneHot are drawn by
-        their weights. Raises UsageError for a shape that does not fit, SpecError for NaN.
+        Numbers are rounded and limited; rows of OneHot are drawn by their weights. Raises UsageError for a shape that does not
+        fit, SpecError for NaN.
         """
         raise NotImplementedError
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
+    def encode(self, value: Any) -> Any:
         """A number, list, array or tensor (a Composite: a dict of them) as a tensor that is in the spec.
 
         OneHot and MultiOneHot take the numbers of the choices. The shape is that of the spec, but for sizes of 1, or it ends
@@ -178,18 +163,6 @@ class TensorSpec:
         """
         raise NotImplementedError
 
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
-        """The entries of the last dimension of ``tensor``, as many as there are choices, that the value ``index`` chooses.
-
-        The other dimensions of both are broadcast. Of several choices (MultiCategorical, MultiOneHot) each has entries of
-        its own, one after the other; the result has one for each. Raises UsageError where a spec has no choices.
-        """
-        raise UsageError(f"{type(self).__name__} has no choices that could index a tensor")
-
-    def _fault(self, value: Any) -> str | None:
-        """Why a value is not in the spec; None if it is."""
-        raise NotImplementedError
-
     # -- shapes ----------------------------------------------------------------------------------------------------------
 
     def expand(self, *shape: Any) -> Self:
@@ -202,14 +175,6 @@ class TensorSpec:
 
     view = reshape
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """The spec of values that are flattened, as `torch.flatten`."""
-        return self._reshaped(lambda values: values.flatten(start_dim, end_dim))
-
-    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """The spec of values one of whose dimensions is divided, as `torch.unflatten`."""
-        return self._reshaped(lambda values: values.unflatten(dim, sizes))
-
     def squeeze(self, dim: int | None = None) -> Self:
         """The spec of values without dimensions of size 1, as `torch.squeeze`."""
         return self._reshaped(lambda values: values.squeeze() if dim is None else values.squeeze(dim))
@@ -218,19 +183,12 @@ class TensorSpec:
         """The spec of values with one more dimension of size 1, as `torch.unsqueeze`."""
         return self._reshaped(lambda values: values.unsqueeze(dim))
 
-    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """The specs of the parts of values along one dimension, as `torch.unbind`."""
-        dim = _dimension(dim, self.ndim - self._kept, self.ndim)
-        return tuple(self[(slice(None),) * dim + (place,)] for place in range(self._shape[dim]))
-
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, range):
-            index = list(index)
         depth = self.ndim - self._kept
         size = math.prod(self._shape[:depth])
         chosen = torch.arange(size, device="cpu").reshape(self._shape[:depth])[index]
-        return self._arranged(
-            depth, chosen.shape, lambda values: values.reshape(size, *values.shape[depth:])[chosen.to(values.device)]
+        return self._with(
+            depth, chosen.shape, lambda part: part.reshape(size, *part.shape[depth:])[chosen.to(part.device)]
         )
 
     def _reshaped(
@@ -246,87 +204,53 @@ class TensorSpec:
             message = f"{list(full)} changes the last dimension of {type(self).__name__} of shape {list(self._shape)}"
             raise UsageError(message, hint="that dimension holds the choices")
         first = full[:kept]
-        return self._arranged(depth, first, lambda values: how(values, (*first, *values.shape[depth:])))
+        return self._with(depth, first, lambda part: how(part, (*first, *part.shape[depth:])))
 
-    def _arranged(self, depth: int, first: torch.Size, change: Callable[[Tensor], Tensor]) -> Self:
-        """The spec with ``first`` in place of its first ``depth`` dimensions; ``change`` does that to a tensor."""
-        changed = self._with(
-            lambda _, part: change(part) if isinstance(part, Tensor) else part._arranged(depth, first, change)
-        )
+    def _with(self, depth: int, first: Sequence[int], change: Callable[[Tensor], Tensor]) -> Self:
+        """A copy with ``first`` in place of its first ``depth`` dimensions; ``change`` does that to a tensor."""
+        changed = copy.copy(self)
         changed._shape = torch.Size([*first, *self._shape[depth:]])
+        for name in self._tensors:
+            setattr(changed, name, change(getattr(self, name)))
         return changed
 
     def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
         """``specs``, of which this is the first, as one with a further dimension at ``dim``."""
-        for other in specs:
-            if self._description() != other._description():
-                message = f"specs {self._unlike} are not stacked: {self} and {other}"
-                raise UsageError(message, hint="keep them under keys of their own in a Composite")
-        every = [spec._parts() for spec in specs]
-        stacked = self._with(lambda name, _: torch.stack([parts[name] for parts in every], dim))
-        stacked._shape = torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]])
+        if any(self._facts() != other._facts() for other in specs):
+            raise UsageError(
+                "specs that differ in more than their bounds are not stacked", hint="keep them in a Composite"
+            )
+        stacked = self._with(dim, (*self._shape[:dim], len(specs)), lambda part: part)
+        for name in self._tensors:
+            setattr(stacked, name, torch.stack([getattr(spec, name) for spec in specs], dim))
         return stacked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        handler = _FUNCTIONS.get(func)
-        return NotImplemented if handler is None else handler(*args, **(kwargs or {}))
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _stack(*args, **(kwargs or {})) if func is torch.stack else NotImplemented
 
     # -- the spec itself -------------------------------------------------------------------------------------------------
 
     def to(self, dest: torch.dtype | Device) -> Self:
-        """The spec of another dtype or device; itself where nothing changes.
-
-        A Composite passes a dtype on to all its specs. Raises UsageError for a dtype that cannot hold the values.
-        """
+        """The spec of another dtype or device. Raises UsageError for a dtype that cannot hold the values."""
         raise NotImplementedError
 
     def cpu(self) -> Self:
         """The spec of the CPU."""
         return self.to("cpu")
 
-    def cuda(self, device: int | None = None) -> Self:
-        """The spec of a GPU."""
-        return self.to("cuda" if device is None else f"cuda:{device}")
-
     def clone(self) -> Self:
         """A copy that shares nothing with the spec."""
-        return self._with(lambda _, part: part.clone())
+        return copy.deepcopy(self)
+
+    def _facts(self) -> tuple[Any, ...]:
+        """All that distinguishes specs, except bounds and the specs of a Composite."""
+        return type(self), self._shape, self._dtype, self._device
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TensorSpec):
-            return NotImplemented
-        if self._description() != other._description():
+        if not isinstance(other, TensorSpec) or self._facts() != other._facts():
             return False
-        theirs = other._parts()
-        return all(
-            torch.equal(part, theirs[name]) if isinstance(part, Tensor) else part == theirs[name]
-            for name, part in self._parts().items()
-        )
-
-    # -- parts: the tensors (bounds, masks) of a leaf's spec, the specs of a Composite -------------------------------------
-
-    #: For messages: how specs differ that cannot be stacked.
-    _unlike = "that differ in more than their bounds and masks"
-
-    def _parts(self) -> dict[str, Any]:
-        """The parts by name; None for one that is not stated."""
-        raise NotImplementedError
-
-    def _set_parts(self, parts: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _description(self) -> tuple[Any, ...]:
-        """All attributes that distinguish specs, except their parts."""
-        raise NotImplementedError
-
-    def _with(self, change: Callable[[str, Any], Any]) -> Self:
-        """A copy with ``change`` applied to its parts, by name."""
-        changed, parts = copy.copy(self), self._parts().items()
-        changed._set_parts({name: None if part is None else change(name, part) for name, part in parts})
-        return changed
+        return all(torch.equal(getattr(self, name), getattr(other, name)) for name in self._tensors)
 
     def to_torchrl(self) -> Any:
         """The same as one of TorchRL's specs. Raises MissingExtraError without torchrl."""
@@ -334,10 +258,9 @@ class TensorSpec:
 
     @staticmethod
     def from_torchrl(spec: Any) -> Any:
-        """One of TorchRL's specs as ours; stacks of specs whose bounds and masks alone differ become one.
+        """One of TorchRL's specs as ours; stacks of specs that differ in bounds alone become one.
 
-        Raises UsageError for what there is no class for (NonTensor, Choice), and for what ours do not have: sizes of -1,
-        numbers of choices that are not known, registers, names of dimensions, ``data_cls`` and ``step_mdp_static``.
+        Raises UsageError for what ours do not have: NonTensor, Choice, masks, registers, sizes of -1, names of dimensions.
         """
         return _from_torchrl(spec)
 
@@ -347,43 +270,27 @@ class _LeafSpec(TensorSpec):
 
     _device: torch.device
     _dtype: torch.dtype
-    _domain = "discrete"
-    #: The attributes that tell specs of one class apart: plain ones, and tensors whose first dimensions are those of the
-    #: shape (without the dimensions that are kept).
-    _plain: tuple[str, ...] = ()
-    _tensors: tuple[str, ...] = ()
+    #: The arguments of the constructor beside shape, device and dtype.
+    _own: tuple[str, ...] = ()
 
-    def __init__(self, shape: Shape, device: Device, dtype: torch.dtype) -> None:
-        if not isinstance(dtype, torch.dtype):
+    def __init__(self, shape: Shape, device: Device, dtype: torch.dtype | None) -> None:
+        if not isinstance(dtype, torch.dtype | None):
             raise ArgumentTypeError(f"dtype={dtype!r} is not a torch.dtype")
-        if dtype not in _DTYPES:
+        self._shape, self._device = _size(shape), _device(device)
+        self._dtype = torch.get_default_dtype() if dtype is None else dtype
+        if self._dtype not in _DTYPES:
             raise UsageError(f"there are no specs of {dtype}", hint=f"there are {', '.join(map(str, _DTYPES))}")
-        self._shape, self._device, self._dtype = _size(shape), _device(device), dtype
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where values are made; those on other devices are checked all the same."""
-        return self._device
-
-    def zero(self, shape: Shape = ()) -> Tensor:
-        return torch.zeros(self._full(shape), dtype=self._dtype, device=self._device)
-
-    def one(self, shape: Shape = ()) -> Tensor:
-        return torch.ones(self._full(shape), dtype=self._dtype, device=self._device)
 
     def project(self, value: Tensor) -> Tensor:
         if self._fault(value) is None:
             return value
         if not self._fits(value.shape):
             raise UsageError(f"a value of shape {list(value.shape)} does not end with {list(self._shape)}")
+        if value.is_floating_point() and value.isnan().any():
+            raise SpecError("no value of the spec is near NaN")
         return self._project(_tensor(value))
 
-    def encode(self, value: Numbers, *, ignore_device: bool = False) -> Tensor:
+    def encode(self, value: Numbers) -> Tensor:
         tensor = _converted(_tensor(value), self._dtype)
         if not (isinstance(value, Tensor) and self._fits(tensor.shape)):
             given, wanted = ([size for size in shape if size != 1] for shape in (tensor.shape, self._shape))
@@ -391,7 +298,7 @@ class _LeafSpec(TensorSpec):
         if not self._fits(tensor.shape):
             raise UsageError(f"a value of shape {list(tensor.shape)} for a spec of shape {list(self._shape)}")
         self.assert_is_in(tensor)
-        return tensor if ignore_device else tensor.to(self._device)
+        return tensor.to(self._device)
 
     def to_numpy(self, value: Tensor, safe: bool = True) -> np.ndarray[Any, Any]:
         if safe:
@@ -400,8 +307,9 @@ class _LeafSpec(TensorSpec):
 
     def _fault(self, value: Any) -> str | None:
         if not isinstance(value, Tensor):
-            message = f"{type(value).__name__} is not a tensor"
-            raise ArgumentTypeError(message, hint="spec.encode(value) makes one of it")
+            raise ArgumentTypeError(
+                f"{type(value).__name__} is not a tensor", hint="spec.encode(value) makes one of it"
+            )
         if value.dtype != self._dtype:
             return f"its dtype is {value.dtype}, not {self._dtype}"
         if not self._fits(value.shape):
@@ -411,9 +319,6 @@ class _LeafSpec(TensorSpec):
     def _fits(self, shape: torch.Size) -> bool:
         return len(shape) >= self.ndim and shape[len(shape) - self.ndim :] == self._shape
 
-    def _full(self, shape: Shape) -> torch.Size:
-        return torch.Size([*_size(shape), *self._shape])
-
     def _holds(self, value: Tensor) -> bool:
         """Whether the numbers of a value of the right dtype and shape are allowed."""
         raise NotImplementedError
@@ -422,42 +327,25 @@ class _LeafSpec(TensorSpec):
         """A value of the right shape that is not in the spec, made one that is."""
         raise NotImplementedError
 
-    def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._tensors}
-
-    def _set_parts(self, parts: dict[str, Any]) -> None:
-        vars(self).update(parts)
-
     def to(self, dest: torch.dtype | Device) -> Self:
         if dest is None or dest == self._dtype:
             return self
-        if isinstance(dest, torch.dtype):
-            changed = copy.copy(self)
-            changed._to_dtype(dest)
-            return changed
-        device = _device(dest)
-        if device == self._device:
-            return self
-        changed = self._with(lambda _, tensor: tensor.to(device))
-        changed._device = device
-        return changed
+        changes = {"dtype": dest} if isinstance(dest, torch.dtype) else {"device": _device(dest)}
+        given = {"shape": self._shape, "device": self._device, "dtype": self._dtype, **self._arguments(), **changes}
+        return self if changes.get("device") == self._device else type(self)(**given)
 
-    def _to_dtype(self, dtype: torch.dtype) -> None:
-        _LeafSpec.__init__(self, self._shape, self._device, dtype)
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._own}
+
+    def _facts(self) -> tuple[Any, ...]:
+        return (*super()._facts(), *(getattr(self, name) for name in self._own if name not in self._tensors))
 
     def to_torchrl(self) -> Any:
-        theirs, own = _torchrl(), self.clone()
-        kind = next(kind.__name__ for kind in type(self).__mro__ if kind in _LEAVES)
-        arguments = {name: getattr(own, name) for name in (*self._plain, *self._tensors)}
-        return getattr(theirs, kind)(shape=self._shape, device=self._device, dtype=self._dtype, **arguments)
-
-    def _description(self) -> tuple[Any, ...]:
-        there = [part is not None for part in self._parts().values()]
-        return type(self), self._shape, self._dtype, self._device, there, *(getattr(self, name) for name in self._plain)
+        made = getattr(_torchrl(), type(self).__name__)
+        return made(shape=self._shape, device=self._device, dtype=self._dtype, **self.clone()._arguments())
 
     def __repr__(self) -> str:
-        named = [(name, getattr(self, name)) for name in (*self._plain, *self._tensors)]
-        own = [f"{name}={_shown(value)}" for name, value in named if value is not None]
+        own = [f"{name}={_shown(value)}" for name, value in self._arguments().items()]
         facts = [f"shape={self._shape}", *own, f"device={self._device}", f"dtype={self._dtype}"]
         return f"{type(self).__name__}({', '.join(facts)})"
 
@@ -469,7 +357,7 @@ class Bounded(_LeafSpec):
     Raises UsageError for bounds that the dtype cannot hold, NaN, and a low above its high.
     """
 
-    _plain, _tensors = ("domain",), ("low", "high")
+    _own = _tensors = ("low", "high")
     low: Tensor
     high: Tensor
 
@@ -480,27 +368,20 @@ class Bounded(_LeafSpec):
         shape: Shape | None = None,
         device: Device = None,
         dtype: torch.dtype | None = None,
-        domain: Domain | None = None,
     ) -> None:
         bounds = [_tensor(low), _tensor(high)]
         if shape is None:
             if not any(bound.ndim for bound in bounds):
                 raise UsageError("the shape of Bounded is not known", hint="Bounded(low, high, shape=...)")
             shape = torch.broadcast_shapes(*(bound.shape for bound in bounds))
-        super().__init__(shape, device, torch.get_default_dtype() if dtype is None else dtype)
-        self._domain = _domain(domain, self._dtype)
-        self._bound(*bounds)
-
-    def _bound(self, low: Tensor, high: Tensor) -> None:
+        super().__init__(shape, device, dtype)
         try:
-            self.low, self.high = (
-                _converted(bound, self._dtype, "bounds").to(self._device).clone().expand(self._shape)
-                for bound in (low, high)
-            )
+            stated = [_converted(bound, self._dtype, "bounds").expand(self._shape) for bound in bounds]
         except (SpecError, RuntimeError) as error:
             raise UsageError(f"bounds for a spec of shape {list(self._shape)}: {error}") from error
-        if not (self.low <= self.high).all():
+        if not (stated[0] <= stated[1]).all():
             raise UsageError("a lower bound is above its upper bound, or a bound is NaN")
+        self.low, self.high = (bound.to(self._device, copy=True) for bound in stated)
 
     @property
     def space(self) -> ContinuousBox:
@@ -508,9 +389,9 @@ class Bounded(_LeafSpec):
         return ContinuousBox(self.low, self.high)
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        full = self._full(shape)
+        full = (*_size(shape), *self._shape)
         if not self._dtype.is_floating_point:
-            return _whole_numbers(self.low, self.high, full).to(self._device, self._dtype)
+            return _whole_numbers(self.low, self.high, full).to(self._device)
         low, high = self.low.double(), self.high.double()
         share = torch.rand(full, dtype=torch.float64, device=self._device)
         drawn = low * (1 - share) + high * share  # the difference of the bounds may be too large for the dtype
@@ -524,36 +405,17 @@ class Bounded(_LeafSpec):
 
     def _holds(self, value: Tensor) -> bool:
         low, high = self.low.to(value.device), self.high.to(value.device)
-        return bool((value >= low).all()) and bool((value <= high).all())
+        return bool(((value >= low) & (value <= high)).all())
 
     def _project(self, value: Tensor) -> Tensor:
         return _nearest(value, self.low, self.high)
 
-    def _to_dtype(self, dtype: torch.dtype) -> None:
-        super()._to_dtype(dtype)
-        self._domain = _domain(None, dtype)
-        self._bound(self.low, self.high)
-
 
 class Unbounded(_LeafSpec):
-    """All numbers of a dtype, NaN and infinities included; the default dtype is `torch.get_default_dtype`.
+    """All numbers of a dtype, NaN and infinities included; by default `torch.get_default_dtype`, and the shape ``[1]``."""
 
-    Instances are UnboundedContinuous where ``domain`` is "continuous", which it is for floating-point dtypes, and
-    UnboundedDiscrete otherwise. The default shape is ``[1]``.
-    """
-
-    _plain = ("domain",)
-
-    def __init__(
-        self, shape: Shape = (1,), device: Device = None, dtype: torch.dtype | None = None, domain: Domain | None = None
-    ) -> None:
-        super().__init__(shape, device, torch.get_default_dtype() if dtype is None else dtype)
-        self._of_domain(domain)
-
-    def _of_domain(self, domain: str | None) -> None:
-        self._domain = _domain(domain, self._dtype)
-        if type(self) in (Unbounded, UnboundedContinuous, UnboundedDiscrete):
-            self.__class__ = UnboundedContinuous if self._domain == "continuous" else UnboundedDiscrete
+    def __init__(self, shape: Shape = (1,), device: Device = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(shape, device, dtype)
 
     @property
     def space(self) -> ContinuousBox:
@@ -564,10 +426,10 @@ class Unbounded(_LeafSpec):
         return ContinuousBox(low, high)
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        full = self._full(shape)
+        full = (*_size(shape), *self._shape)
         if self._dtype.is_floating_point:
             return torch.randn(full, dtype=self._dtype, device=self._device)
-        return _whole_numbers(*self.space, full).to(self._device, self._dtype)
+        return _whole_numbers(*self.space, full).to(self._device)
 
     def _holds(self, value: Tensor) -> bool:
         return True
@@ -575,232 +437,89 @@ class Unbounded(_LeafSpec):
     def _project(self, value: Tensor) -> Tensor:
         return value.to(self._dtype) if self._dtype.is_floating_point else _nearest(value, *self.space)
 
-    def _to_dtype(self, dtype: torch.dtype) -> None:
-        super()._to_dtype(dtype)
-        self._of_domain(None)
 
+class Categorical(_LeafSpec):
+    """One of ``n`` choices: a whole number from 0 to n - 1. The default shape is ``[]``, the default dtype int64.
 
-class UnboundedContinuous(Unbounded):
-    """An `Unbounded` of the domain "continuous"."""
-
-
-class UnboundedDiscrete(Unbounded):
-    """An `Unbounded` of the domain "discrete"; the default dtype is int64."""
-
-    def __init__(
-        self,
-        shape: Shape = (1,),
-        device: Device = None,
-        dtype: torch.dtype | None = torch.int64,
-        domain: Domain | None = None,
-    ) -> None:
-        super().__init__(shape, device, dtype, domain)
-
-
-class _Choices(_LeafSpec):
-    """Base of specs of one choice (``n``) and of several choices (``nvec``).
-
-    ``mask`` is False where a choice is not allowed: it is not drawn, and not in the spec. Its last dimension has the choices;
-    of several, those of the first, then those of the second.
+    Raises UsageError for a dtype that cannot hold the numbers.
     """
 
-    _plain: tuple[str, ...] = ("n",)
-    _tensors: tuple[str, ...] = ("mask",)
-    #: Whether the last dimension of the numbers has several choices.
-    _several = False
+    _own: tuple[str, ...] = ("n",)
     n: int
-    mask: Tensor | None
+
+    def __init__(
+        self, n: int, shape: Shape | None = None, device: Device = None, dtype: torch.dtype = torch.int64
+    ) -> None:
+        super().__init__(() if shape is None else shape, device, dtype)
+        (self.n,) = self._counted([n])
+
+    def _counted(self, counts: Sequence[Any]) -> tuple[int, ...]:
+        found = _counts(counts)
+        if max(found) - 1 > _largest(self._dtype):
+            raise UsageError(f"{self._dtype} cannot hold {max(found) - 1:,}, the number of a choice")
+        return found
 
     @property
     def space(self) -> Any:
         """The number of choices, as a CategoricalBox; a tuple of them for several choices."""
-        boxes = tuple(map(CategoricalBox, self._widths))
-        return boxes if self._several else boxes[0]
+        return CategoricalBox(self.n)
 
-    @property
-    def _widths(self) -> tuple[int, ...]:
-        """The number of values of each choice."""
-        return (self.n,)
-
-    def _together(self, numbers: Sequence[Tensor]) -> Tensor:
-        return torch.stack(tuple(numbers), -1) if self._several else numbers[0]
-
-    def update_mask(self, mask: Numbers | None) -> None:
-        """Allow only the choices for which ``mask`` is True; None allows all.
-
-        Raises UsageError for a mask that cannot be expanded to ``[*shape, n]`` (OneHot: ``shape``; of several choices,
-        their sum in place of the last dimension), and for one of other numbers than 0 and 1.
-        """
-        if mask is None:
-            self.mask = None
-            return
-        given = _tensor(mask)
-        shape = (*self._shape[: self.ndim - self._kept], sum(self._widths))
-        if given.dtype != torch.bool and not ((given == 0) | (given == 1)).all():
-            raise UsageError("a mask is True where a choice is allowed: it has no other values than those of bool")
-        if given.numel() == shape[-1]:
-            given = given.reshape(-1)
-        try:
-            self.mask = given.to(self._device, torch.bool, copy=True).expand(shape)
-        except RuntimeError as error:
-            raise UsageError(f"a mask of shape {list(given.shape)} for one of {list(shape)}") from error
-
-
-class Categorical(_Choices):
-    """One of ``n`` choices: a whole number from 0 to n - 1. The default shape is ``[]``, the default dtype int64.
-
-    ``mask`` (bool, broadcast to ``[*shape, n]``): see `update_mask`. Raises UsageError for a dtype that cannot hold the
-    numbers.
-    """
-
-    def __init__(
-        self,
-        n: int,
-        shape: Shape | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Numbers | None = None,
-    ) -> None:
-        super().__init__(() if shape is None else shape, device, dtype)
-        self.n = _counts([n])[0]
-        self._check_dtype()
-        self.update_mask(mask)
-
-    def _last(self) -> Tensor:
-        return torch.tensor(self.n - 1, device=self._device)
-
-    def _apart(self, value: Tensor) -> tuple[Tensor, ...]:
-        return value.unbind(-1) if self._several else (value,)
-
-    def _check_dtype(self) -> None:
-        last = self._last()
-        if last.numel() and last.max() > _largest(self._dtype):
-            raise UsageError(f"{self._dtype} cannot hold {int(last.max()):,}, the number of a choice")
-
-    def _to_dtype(self, dtype: torch.dtype) -> None:
-        super()._to_dtype(dtype)
-        self._check_dtype()
+    def _last(self, device: torch.device) -> Tensor:
+        """The numbers of the last choices, in the shape of a value."""
+        return torch.tensor(self.n - 1, dtype=self._dtype, device=device).expand(self._shape)
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        if self.mask is not None:
-            allowed = self.mask.expand(*_size(shape), *self.mask.shape).split(self._widths, -1)
-            drawn = self._together([_drawn(one) for one in allowed])
-        elif self._several:
-            drawn = _whole_numbers(torch.zeros_like(self._last()), self._last(), self._full(shape))
-        else:
-            drawn = torch.randint(self.n, self._full(shape), device=self._device)
+        last = self._last(torch.device("cpu")).long()
+        drawn = _whole_numbers(torch.zeros_like(last), last, (*_size(shape), *self._shape))
         return drawn.to(self._device, self._dtype)
 
     def _holds(self, value: Tensor) -> bool:
-        if value.is_floating_point() and not (value == value.round()).all():
-            return False
-        if not ((value >= 0) & (value <= self._last().to(value.device))).all():
-            return False
-        return self.mask is None or bool(self._allowed(value, self.mask).all())
-
-    def _allowed(self, value: Tensor, mask: Tensor) -> Tensor:
-        pairs = zip(mask.to(value.device).split(self._widths, -1), self._apart(value))
-        return self._together([_picked(one, numbers) for one, numbers in pairs])
+        whole = not value.is_floating_point() or bool((value == value.round()).all())
+        return whole and bool(((value >= 0) & (value <= self._last(value.device))).all())
 
     def _project(self, value: Tensor) -> Tensor:
-        last = self._last().to(self._dtype)
-        nearest = _nearest(value.round() if value.is_floating_point() else value, torch.zeros_like(last), last)
-        if self.mask is None:
-            return nearest
-        others = self.rand(value.shape[: value.ndim - self.ndim]).to(value.device)
-        return torch.where(self._allowed(nearest, self.mask), nearest, others)
-
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
-        entries, numbers = self._entries(tensor)[0], self.encode(index)
-        return _picked(entries.unsqueeze(-2) if self.ndim else entries, numbers)
-
-    def _entries(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """The entries of a tensor to be indexed that each choice has."""
-        if tensor.shape[-1:] != (sum(self._widths),):
-            raise UsageError(f"a tensor of shape {list(tensor.shape)}: its last dimension must be {sum(self._widths)}")
-        return tensor.split(self._widths, -1)
-
-    def to_one_hot(self, value: Tensor, safe: bool = True) -> Tensor:
-        """The choices as rows of zeros with a single one, bool ``[..., n]``. Raises SpecError for values outside the spec."""
-        if safe:
-            self.assert_is_in(value)
-        return torch.cat([_one_hot(*pair) for pair in zip(self._apart(value), self._widths)], -1)
-
-    def to_one_hot_spec(self) -> OneHot:
-        """The spec of the result of `to_one_hot`."""
-        return OneHot(self.n, (*self._shape, self.n), self._device, mask=self.mask)
-
-    def to_categorical(self, value: Tensor, safe: bool = True) -> Tensor:
-        """The value itself."""
-        return value
-
-    def to_categorical_spec(self) -> Categorical:
-        """The spec itself."""
-        return self
+        last = self._last(value.device)
+        rounded = value.double().round() if value.is_floating_point() else value
+        return _nearest(rounded, torch.zeros_like(last), last)
 
 
 class MultiCategorical(Categorical):
     """A row of choices: ``nvec[i]`` of the i-th, a whole number from 0 to nvec[i] - 1. The default dtype is int64.
 
-    ``nvec`` is broadcast to ``shape``, whose default is its own. ``mask`` has the shape ``[*shape[:-1], sum(nvec)]``, see
-    `update_mask`; it needs an ``nvec`` that is the same everywhere.
+    The last dimension of ``shape``, which is ``[len(nvec)]`` by default, has the choices.
     """
 
-    _plain, _tensors = (), ("nvec", "mask")
-    _kept, _several = 1, True
-    nvec: Tensor
+    _own = ("nvec",)
+    _kept = 1
+    nvec: tuple[int, ...]
 
     def __init__(
-        self,
-        nvec: Numbers,
-        shape: Shape | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.int64,
-        mask: Numbers | None = None,
+        self, nvec: Sequence[int], shape: Shape | None = None, device: Device = None, dtype: torch.dtype = torch.int64
     ) -> None:
         counts = _tensor(nvec)
-        counts = counts.reshape(-1) if counts.ndim < 1 else counts
-        _LeafSpec.__init__(self, counts.shape if shape is None else shape, device, dtype)
-        _counts(counts.reshape(-1).tolist())
-        if not counts.numel() or self._shape[-1:] != counts.shape[-1:]:
-            raise UsageError(f"a spec of shape {list(self._shape)} for {counts.shape[-1]} choices")
-        try:
-            self.nvec = counts.to(self._device, torch.int64, copy=True).expand(self._shape)
-        except RuntimeError as error:
-            raise UsageError(f"nvec of shape {list(counts.shape)} for a spec of shape {list(self._shape)}") from error
-        self._check_dtype()
-        self.update_mask(mask)
+        if counts.ndim > 1 or not counts.numel():
+            raise UsageError(f"nvec of shape {list(counts.shape)}", hint="a number for each choice")
+        _LeafSpec.__init__(self, counts.numel() if shape is None else shape, device, dtype)
+        self.nvec = self._counted(counts.reshape(-1).tolist())
+        if self._shape[-1:] != (len(self.nvec),):
+            raise UsageError(f"a spec of shape {list(self._shape)} for {len(self.nvec)} choices")
 
     @property
-    def _widths(self) -> tuple[int, ...]:
-        rows = self.nvec.reshape(-1, self._shape[-1])
-        if not len(rows) or (rows != rows[0]).any():
-            raise UsageError("this takes a MultiCategorical whose numbers of choices are the same everywhere")
-        return tuple(rows[0].tolist())
+    def space(self) -> tuple[CategoricalBox, ...]:
+        """The numbers of choices."""
+        return tuple(map(CategoricalBox, self.nvec))
 
-    def _last(self) -> Tensor:
-        return self.nvec - 1
-
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
-        pairs = zip(self._entries(tensor), self._apart(self.encode(index)))
-        return self._together([_picked(entries, numbers) for entries, numbers in pairs])
-
-    def to_one_hot_spec(self) -> MultiOneHot:
-        widths = self._widths
-        return MultiOneHot(widths, (*self._shape[:-1], sum(widths)), self._device, mask=self.mask)
+    def _last(self, device: torch.device) -> Tensor:
+        return torch.tensor([n - 1 for n in self.nvec], device=device).to(self._dtype).expand(self._shape)
 
 
 class Binary(Categorical):
-    """Zeros and ones. The shape is ``[n]`` or stated; the default dtype is int8. There are no masks."""
+    """Zeros and ones. The shape is ``[n]`` or stated; the default dtype is int8."""
 
-    _plain, _tensors = (), ()
+    _own = ()
 
     def __init__(
-        self,
-        n: int | None = None,
-        shape: Shape | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.int8,
+        self, n: int | None = None, shape: Shape | None = None, device: Device = None, dtype: torch.dtype = torch.int8
     ) -> None:
         if n is None and shape is None:
             raise UsageError("the shape of Binary is not known", hint="Binary(n) or Binary(shape=...)")
@@ -808,133 +527,104 @@ class Binary(Categorical):
         if n is not None and (self._shape[-1] if self._shape else 0) != n:
             raise UsageError(f"Binary of n={n} and shape {list(self._shape)}: the last dimension must be n")
 
-    def update_mask(self, mask: Numbers | None) -> None:
-        if mask is not None:
-            raise UsageError("Binary has no choices that a mask could forbid")
-        self.mask = None
 
+class OneHot(_LeafSpec):
+    """One of ``n`` choices: a row of zeros with a single one. The default shape is ``[n]``, the default dtype bool."""
 
-class OneHot(_Choices):
-    """One of ``n`` choices: a row of zeros with a single one. The default shape is ``[n]``, the default dtype bool.
-
-    ``mask`` (bool, broadcast to ``shape``): see `update_mask`.
-    """
-
+    _own: tuple[str, ...] = ("n",)
     _kept = 1
+    n: int
 
     def __init__(
-        self,
-        n: int,
-        shape: Shape | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.bool,
-        *,
-        mask: Numbers | None = None,
+        self, n: int, shape: Shape | None = None, device: Device = None, dtype: torch.dtype = torch.bool
     ) -> None:
-        self.n = _counts([n])[0]
-        self._start(shape, device, dtype, mask)
+        (self.n,) = _counts([n])
+        self._start(shape, device, dtype)
 
-    def _start(self, shape: Shape | None, device: Device, dtype: torch.dtype, mask: Numbers | None) -> None:
+    def _start(self, shape: Shape | None, device: Device, dtype: torch.dtype) -> None:
         size = sum(self._widths)
         super().__init__(size if shape is None else shape, device, dtype)
         if self._shape[-1:] != (size,):
             raise UsageError(f"a {type(self).__name__} of shape {list(self._shape)}: its last dimension must be {size}")
-        self.update_mask(mask)
 
-    def _weights(self, value: Tensor) -> Tensor:
-        """``value`` with zeros where the mask forbids a choice."""
-        return value if self.mask is None else torch.where(self.mask.to(value.device), value, torch.zeros_like(value))
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """The number of values of each choice."""
+        return (self.n,)
+
+    @property
+    def _choices(self) -> Categorical:
+        """The spec of the numbers of the choices."""
+        return Categorical(self.n, self._shape[:-1], self._device)
+
+    @property
+    def space(self) -> Any:
+        """The number of choices, as a CategoricalBox; a tuple of them for several choices."""
+        return self._choices.space
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        """Numbers of choices as rows of zeros and ones."""
+        columns = numbers.unbind(-1) if self._choices._kept else (numbers,)
+        rows = [one.unsqueeze(-1) == torch.arange(n, device=one.device) for one, n in zip(columns, self._widths)]
+        return torch.cat(rows, -1).to(self._dtype)
 
     def rand(self, shape: Shape = ()) -> Tensor:
-        choices = self.to_categorical_spec()
-        return choices.to_one_hot(choices.rand(shape), safe=False).to(self._dtype)
+        return self._rows(self._choices.rand(shape))
 
     def _holds(self, value: Tensor) -> bool:
-        if not ((value == 0) | (value == 1)).all() or not (value == self._weights(value)).all():
-            return False
-        return all(bool((one.sum(-1) == 1).all()) for one in value.split(self._widths, -1))
+        single = [(one.sum(-1) == 1).all() for one in value.split(self._widths, -1)]
+        return bool(((value == 0) | (value == 1)).all()) and all(map(bool, single))
 
     def _project(self, value: Tensor) -> Tensor:
-        if value.is_floating_point() and value.isnan().any():
-            raise SpecError("no value of the spec is near NaN")
-        weights = self._weights(value.double().clamp(0, 1e30)).split(self._widths, -1)
-        others = self._weights(torch.ones_like(value, dtype=torch.float64)).split(self._widths, -1)
-        drawn = [_drawn(torch.where(one.any(-1, True), one, other)) for one, other in zip(weights, others)]
-        return torch.cat([_one_hot(*pair) for pair in zip(drawn, self._widths)], -1).to(self._dtype)
+        drawn = [_drawn(one) for one in value.double().clamp(0, 1e30).split(self._widths, -1)]
+        return self._rows(torch.stack(drawn, -1) if self._choices._kept else drawn[0])
 
-    def encode(self, value: Numbers, *, ignore_device: bool = False) -> Tensor:
-        given, choices = _tensor(value), self.to_categorical_spec()
+    def encode(self, value: Numbers) -> Tensor:
+        given = _tensor(value)
         if given.dtype == torch.bool and given.ndim:
             raise UsageError("encode takes the numbers of the choices, not rows of zeros and ones")
-        numbers = choices.encode(value, ignore_device=ignore_device)
-        return choices.to_one_hot(numbers, safe=False).to(self._dtype)
+        return self._rows(self._choices.encode(value))
 
     def to_numpy(self, value: Tensor, safe: bool = True) -> np.ndarray[Any, Any]:
-        return self.to_categorical(value, safe).cpu().numpy()
-
-    def index(self, index: Any, tensor: Tensor) -> Tensor:
-        return self.to_categorical_spec().index(self.to_categorical(index), tensor)
-
-    def to_categorical(self, value: Tensor, safe: bool = True) -> Tensor:
-        """The numbers of the choices, int64 ``[...]``. Raises SpecError for values outside the spec."""
         if safe:
             self.assert_is_in(value)
-        return self._together([one.long().argmax(-1) for one in value.split(self._widths, -1)])
-
-    def to_categorical_spec(self) -> Categorical:
-        """The spec of the result of `to_categorical`."""
-        return Categorical(self.n, self._shape[:-1], self._device, mask=self.mask)
-
-    def to_one_hot(self, value: Tensor, safe: bool = True) -> Tensor:
-        """The value itself."""
-        return value
-
-    def to_one_hot_spec(self) -> OneHot:
-        """The spec itself."""
-        return self
+        numbers = [one.long().argmax(-1) for one in value.split(self._widths, -1)]
+        return (torch.stack(numbers, -1) if self._choices._kept else numbers[0]).cpu().numpy()
 
 
 class MultiOneHot(OneHot):
     """A row of choices: for each the zeros and the single one of `OneHot`, one after the other. The default dtype is bool.
 
-    ``nvec`` has the numbers of choices; the last dimension of ``shape`` and of ``mask`` is their sum.
+    ``nvec`` has the numbers of choices; the last dimension of ``shape`` is their sum.
     """
 
-    _plain, _several = ("nvec",), True
+    _own = ("nvec",)
     nvec: tuple[int, ...]
 
     def __init__(
-        self,
-        nvec: Sequence[int],
-        shape: Shape | None = None,
-        device: Device = None,
-        dtype: torch.dtype = torch.bool,
-        *,
-        mask: Numbers | None = None,
+        self, nvec: Sequence[int], shape: Shape | None = None, device: Device = None, dtype: torch.dtype = torch.bool
     ) -> None:
         self.nvec = _counts(_tensor(nvec).reshape(-1).tolist())
-        self._start(shape, device, dtype, mask)
+        self._start(shape, device, dtype)
 
     @property
     def _widths(self) -> tuple[int, ...]:
         return self.nvec
 
-    def to_categorical_spec(self) -> MultiCategorical:
-        return MultiCategorical(self.nvec, (*self._shape[:-1], len(self.nvec)), self._device, mask=self.mask)
+    @property
+    def _choices(self) -> Categorical:
+        return MultiCategorical(self.nvec, (*self._shape[:-1], len(self.nvec)), self._device)
 
 
 class Composite(TensorSpec):
     """Specs by key; a key may be a tuple that leads into nested ones.
 
     - ``shape`` (also ``batch_size``): the first dimensions of all values, which are the batch size of TensorDicts.
-    - ``device``: that of all specs; None (the default) leaves it to each.
+    - ``device``: that to which all specs are moved; None (the default) leaves it to each.
 
     Specs are given as one mapping, whose nested mappings become Composites, or as keywords. Of a key whose spec is None
-    everything is in the spec. Raises UsageError for a spec whose shape does not begin with that of the Composite, or of
-    another device.
+    everything is in the spec. Raises UsageError for a spec whose shape does not begin with that of the Composite.
     """
-
-    _domain = "composite"
 
     def __init__(
         self,
@@ -956,17 +646,6 @@ class Composite(TensorSpec):
             self[key] = spec
 
     @property
-    def shape(self) -> torch.Size:
-        """The first dimensions of all values; can be set to another beginning of their shapes."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: Shape) -> None:
-        size = _size(shape)
-        self._specs = {key: _below(size, self._device, key, spec) for key, spec in self._specs.items()}
-        self._shape = size
-
-    @property
     def batch_size(self) -> torch.Size:
         """The same as ``shape``."""
         return self._shape
@@ -980,30 +659,41 @@ class Composite(TensorSpec):
         found: Any = self
         for part in path:
             if not isinstance(found, Composite) or part not in found._specs:
-                hint = f"there are {', '.join(map(str, self.keys(True)))}"
-                raise UnknownKeyError(f"there is no spec {key!r}", hint=hint)
+                raise UnknownKeyError(
+                    f"there is no spec {key!r}", hint=f"there are {', '.join(map(str, self.keys(True)))}"
+                )
             found = found._specs[part]
         return found
 
-    def __setitem__(self, key: Key, spec: TensorSpec | Mapping[Any, Any] | None) -> None:
+    def __setitem__(self, key: Any, spec: TensorSpec | Mapping[Any, Any] | None) -> None:
         path = _path(key)
         if path is None:
             raise ArgumentTypeError(f"{key!r} is not a key: a string, or a tuple of strings")
         first, rest = path[0], path[1:]
         if rest:
-            inner = self._specs[first] if first in self._specs else self.empty()
+            inner = self._specs.get(first, Composite(shape=self._shape, device=self._device))
             if not isinstance(inner, Composite):
                 raise UsageError(f"{first!r} is the key of a spec: there cannot be others below it")
             inner[rest] = spec
             spec = inner
         elif isinstance(spec, Mapping):
             spec = Composite(spec, shape=self._shape, device=self._device)
-        self._specs[first] = _below(self._shape, self._device, first, spec)
+        self._specs[first] = None if spec is None else self._checked(first, spec)
 
-    def __delitem__(self, key: Key) -> None:
-        path = _path(key)
+    def _checked(self, key: str, spec: Any) -> TensorSpec:
+        """A spec as this Composite holds it: of its shape and device."""
+        if not isinstance(spec, TensorSpec):
+            hint = "TensorSpec.from_torchrl(spec)" if hasattr(spec, "is_in") else None
+            raise ArgumentTypeError(f"{key}: {type(spec).__name__} is not a spec", hint=hint)
+        if isinstance(spec, Composite) and spec.ndim < self.ndim and self._shape[: spec.ndim] == spec.shape:
+            spec = Composite(spec, shape=self._shape, device=spec.device)
+        if spec.shape[: self.ndim] != self._shape or spec.ndim - spec._kept < self.ndim:
+            raise UsageError(f"{key}: a spec of shape {list(spec.shape)} in a Composite of shape {list(self._shape)}")
+        return spec.to(self._device)
+
+    def __delitem__(self, key: Any) -> None:
         self[key]  # raises for a missing key
-        assert path is not None
+        path = _path(key) or ()
         del (self[path[:-1]] if path[1:] else self)._specs[path[-1]]
 
     def __contains__(self, key: Any) -> bool:
@@ -1036,58 +726,39 @@ class Composite(TensorSpec):
         """The specs of `items`."""
         return [spec for _, spec in self.items(include_nested, leaves_only)]
 
-    def get(self, key: Key, default: Any = None) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:
         """The spec of a key; ``default`` if there is none."""
         try:
             return self[key]
         except UnknownKeyError:
             return default
 
-    def set(self, key: Key, spec: TensorSpec | Mapping[Any, Any] | None) -> Self:
+    def set(self, key: Any, spec: TensorSpec | Mapping[Any, Any] | None) -> Self:
         """Set the spec of a key; returns the Composite."""
         self[key] = spec
         return self
 
     def update(self, specs: Mapping[Any, Any] | Composite) -> Self:
-        """Set several specs, also of nested ones; they are moved to the Composite's device, if it has one."""
+        """Set several specs, also of nested ones."""
         for key, spec in specs.items():
             if isinstance(self.get(key), Composite) and isinstance(spec, (Mapping, Composite)):
                 self[key].update(spec)
             else:
-                self[key] = spec.to(self._device) if isinstance(spec, TensorSpec) else spec
+                self[key] = spec
         return self
 
-    def pop(self, key: Key, *default: Any) -> Any:
-        """Remove a key and return its spec; ``default``, if given, where there is none. Raises UnknownKeyError without."""
-        if default and key not in self:
-            return default[0]
-        spec = self[key]
-        del self[key]
-        return spec
-
-    def empty(self) -> Composite:
-        """A Composite of the same shape and device without specs."""
-        return Composite(shape=self._shape, device=self._device)
-
-    def is_empty(self, recurse: bool = False) -> bool:
-        """Whether there are no specs; with ``recurse``, none but empty Composites and None."""
-        return not (self._stated() if recurse else self._specs)
-
     def _stated(self) -> list[tuple[str, Any]]:
-        """The keys whose spec is not None, and their specs."""
-        empty = (spec is None or (isinstance(spec, Composite) and spec.is_empty(True)) for spec in self._specs.values())
-        return [item for item, nothing in zip(self._specs.items(), empty) if not nothing]
+        """The keys whose spec is not None or empty, and their specs."""
+        items = self._specs.items()
+        return [(key, one) for key, one in items if (one._stated() if isinstance(one, Composite) else one is not None)]
 
     # -- values ----------------------------------------------------------------------------------------------------------
 
     def rand(self, shape: Shape = ()) -> TensorDict:
         return self._made(shape, lambda spec: spec.rand(shape))
 
-    def zero(self, shape: Shape = ()) -> TensorDict:
-        return self._made(shape, lambda spec: spec.zero(shape))
-
-    def one(self, shape: Shape = ()) -> TensorDict:
-        return self._made(shape, lambda spec: spec.one(shape))
+    def _filled(self, shape: Shape, make: Callable[..., Tensor]) -> TensorDict:
+        return self._made(shape, lambda spec: spec._filled(shape, make))
 
     def _made(self, shape: Shape, make: Callable[[TensorSpec], Any]) -> TensorDict:
         values = {key: make(spec) for key, spec in self._specs.items() if spec is not None}
@@ -1104,11 +775,9 @@ class Composite(TensorSpec):
             projected[key] = one
         return projected
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> TensorDict:
+    def encode(self, value: Any) -> TensorDict:
         shape = value.batch_size if isinstance(value, TensorDictBase) else self._shape
-        device = None if ignore_device else self._device
-        encoded = self._each(value, lambda spec, one: spec.encode(one, ignore_device=ignore_device))
-        return TensorDict(encoded, batch_size=shape, device=device)
+        return TensorDict(self._each(value, lambda spec, one: spec.encode(one)), batch_size=shape, device=self._device)
 
     def to_numpy(self, value: Any, safe: bool = True) -> dict[str, Any]:
         return self._each(value, lambda spec, one: spec.to_numpy(one, safe))
@@ -1117,11 +786,10 @@ class Composite(TensorSpec):
         """The results of ``change`` for the values of each key; SpecError names the key."""
         changed = {}
         for key, one in _with_keys(value).items():
-            spec = self[key]
-            if spec is None:
+            if self[key] is None:
                 raise UsageError(f"the spec of {key!r} is None: its values cannot be converted")
             try:
-                changed[key] = change(spec, one)
+                changed[key] = change(self[key], one)
             except SpecError as error:
                 leaf = f"{key}/{error.leaf}" if error.leaf else key
                 raise SpecError(f"{key}: {error.message}", leaf=leaf, hint=error.hint) from error
@@ -1142,25 +810,37 @@ class Composite(TensorSpec):
 
     # -- the Composite itself --------------------------------------------------------------------------------------------
 
-    _unlike = "of other keys, shapes or devices"
+    def _each_spec(self, change: Callable[[Any], Any]) -> Self:
+        changed = copy.copy(self)
+        changed._specs = {key: None if spec is None else change(spec) for key, spec in self._specs.items()}
+        return changed
 
-    def _parts(self) -> dict[str, Any]:
-        return self._specs
+    def _with(self, depth: int, first: Sequence[int], change: Callable[[Tensor], Tensor]) -> Self:
+        changed = self._each_spec(lambda spec: spec._with(depth, first, change))
+        changed._shape = torch.Size([*first, *self._shape[depth:]])
+        return changed
 
-    def _set_parts(self, parts: dict[str, Any]) -> None:
-        self._specs = parts
+    def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
+        stacked = super()._stacked(specs, dim)
+        stacked._specs = {
+            key: None if spec is None else spec._stacked([one._specs[key] for one in specs], dim)
+            for key, spec in self._specs.items()
+        }
+        return stacked
 
-    def _description(self) -> tuple[Any, ...]:
-        return type(self), self._shape, self._device, {key: spec is None for key, spec in self._specs.items()}
+    def _facts(self) -> tuple[Any, ...]:
+        return (*super()._facts(), {key: spec is None for key, spec in self._specs.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Composite) and super().__eq__(other) and self._specs == other._specs
 
     def to(self, dest: torch.dtype | Device) -> Self:
         if dest is None:
             return self
-        changed = self._with(lambda _, spec: spec.to(dest))
+        changed = self._each_spec(lambda spec: spec.to(dest))
         if not isinstance(dest, torch.dtype):
             changed._device = _device(dest)
-        same = all(changed._specs[key] is spec for key, spec in self._specs.items())
-        return self if same and changed._device == self._device else changed
+        return changed
 
     def __repr__(self) -> str:
         lines = [f"{key}: {spec!r}".replace("\n", "\n    ") for key, spec in self._specs.items()]
@@ -1170,19 +850,6 @@ class Composite(TensorSpec):
     def to_torchrl(self) -> Any:
         specs = {key: None if spec is None else spec.to_torchrl() for key, spec in self._specs.items()}
         return _torchrl().Composite(specs, shape=self._shape, device=self._device)
-
-
-# -- names of TorchRL before 0.6 -----------------------------------------------------------------------------------------
-
-BinaryDiscreteTensorSpec = Binary
-BoundedTensorSpec = Bounded
-CompositeSpec = Composite
-DiscreteTensorSpec = Categorical
-MultiDiscreteTensorSpec = MultiCategorical
-MultiOneHotDiscreteTensorSpec = MultiOneHot
-OneHotDiscreteTensorSpec = OneHot
-UnboundedContinuousTensorSpec = UnboundedContinuous
-UnboundedDiscreteTensorSpec = UnboundedDiscrete
 
 
 # -- arguments -----------------------------------------------------------------------------------------------------------
@@ -1206,30 +873,13 @@ def _device(device: Device) -> torch.device:
     return found
 
 
-def _domain(domain: str | None, dtype: torch.dtype) -> str:
-    if domain is None:
-        return "continuous" if dtype.is_floating_point else "discrete"
-    if domain not in ("continuous", "discrete"):
-        raise UsageError(f"domain={domain!r}: it is 'continuous' or 'discrete'")
-    return domain
-
-
-def _dimension(dim: int, most: int, ndim: int) -> int:
-    """``dim`` counted from the front; it must be below ``most``."""
-    found = dim + ndim if dim < 0 else dim
-    if not 0 <= found < most:
-        raise UsageError(f"dim={dim} of a spec with {ndim} dimensions", hint=f"from 0 to {most - 1}" if most else None)
-    return found
-
-
 def _counts(counts: Sequence[Any]) -> tuple[int, ...]:
     try:
         found = tuple(map(operator.index, counts))
     except TypeError as error:
         raise ArgumentTypeError(f"numbers of choices are whole numbers, not {str(counts)[:80]}") from error
-    for count in found:
-        if not 1 <= count < 2**63:
-            raise UsageError(f"{count} choices: there must be at least 1, and fewer than 2**63")
+    if not all(1 <= count < 2**63 for count in found):
+        raise UsageError(f"{str(found)[:80]} choices: there must be at least 1, and fewer than 2**63")
     return found
 
 
@@ -1244,35 +894,13 @@ def _path(key: Any) -> tuple[str, ...] | None:
     """A key as a tuple of strings; None for an index."""
     if isinstance(key, str):
         return (key,)
-    if not isinstance(key, tuple) or not key:
-        return None
-    parts = [_path(part) for part in key]
-    return None if None in parts else tuple(name for part in parts for name in part or ())
+    return key if isinstance(key, tuple) and key and all(isinstance(part, str) for part in key) else None
 
 
 def _with_keys(value: Any) -> Any:
     if not isinstance(value, (Mapping, TensorDictBase)):
         raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
     return value
-
-
-def _below(shape: torch.Size, device: torch.device | None, key: str, spec: Any) -> Any:
-    """A spec as a Composite of this shape and device holds it under ``key``."""
-    if spec is None:
-        return None
-    if not isinstance(spec, TensorSpec):
-        hint = "TensorSpec.from_torchrl(spec)" if hasattr(spec, "is_in") else None
-        raise ArgumentTypeError(f"{key}: {type(spec).__name__} is not a spec", hint=hint)
-    if isinstance(spec, Composite) and spec.ndim < len(shape) and shape[: spec.ndim] == spec.shape:
-        spec = spec.clone()
-        spec.shape = shape
-    if spec.shape[: len(shape)] != shape or spec.ndim - spec._kept < len(shape):
-        raise UsageError(f"{key}: a spec of shape {list(spec.shape)} in a Composite of shape {list(shape)}")
-    if device is not None and spec.device is None:
-        return spec.to(device)
-    if device is not None and spec.device != device:
-        raise UsageError(f"{key}: a spec of {spec.device} in a Composite of {device}", hint=f"spec.to({str(device)!r})")
-    return spec
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------------
@@ -1291,9 +919,9 @@ def _tensor(value: Numbers) -> Tensor:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise ArgumentTypeError(f"{str(value)[:80]} is not an array of numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # of these PyTorch calculates with uint8 only
-        if (array > np.iinfo(np.int64).max).any():
-            raise SpecError(f"{array.max()} is too large for int64")
         array = array.astype(np.int64)
+        if (array < 0).any():
+            raise SpecError("a number is too large for int64")
     return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device="cpu")
 
 
@@ -1315,10 +943,7 @@ def _nearest(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The numbers nearest to those of ``value`` between ``low`` and ``high``, in the dtype of these."""
     # 64 bits: a bound, or a number beyond the bounds, may be too large for the other dtype.
     wide = value.double() if value.is_floating_point() else value.long()
-    if value.is_floating_point():
-        if wide.isnan().any():
-            raise SpecError("no value of the spec is near NaN")
-        wide = wide if low.is_floating_point() else wide.round()
+    wide = wide.round() if value.is_floating_point() and not low.is_floating_point() else wide
     low, high = low.to(value.device), high.to(value.device)
     return torch.where(wide <= low, low, torch.where(wide >= high, high, wide.to(low.dtype)))
 
@@ -1331,40 +956,18 @@ def _whole_numbers(low: Tensor, high: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _drawn(weights: Tensor) -> Tensor:
-    """For each row of weights ``[..., n]`` the number of an entry, drawn with these weights, int64 ``[...]``."""
-    rows = weights.reshape(-1, weights.shape[-1]).double()
-    if not rows.any(-1).all():
-        raise SpecError("the mask of the spec allows no choice")
-    return torch.multinomial(rows, 1).reshape(weights.shape[:-1])
-
-
-def _picked(entries: Tensor, numbers: Tensor) -> Tensor:
-    """For each row of ``entries`` ``[..., n]``, the entry with the number in ``numbers`` ``[...]``, both broadcast."""
-    try:
-        shape = torch.broadcast_shapes(entries.shape[:-1], numbers.shape)
-    except RuntimeError as error:
-        raise UsageError(f"numbers of shape {list(numbers.shape)} for rows of {list(entries.shape[:-1])}") from error
-    places = numbers.to(entries.device, torch.int64).expand(shape).unsqueeze(-1)
-    return entries.expand(*shape, entries.shape[-1]).gather(-1, places).squeeze(-1)
-
-
-def _one_hot(numbers: Tensor, width: int) -> Tensor:
-    return numbers.unsqueeze(-1) == torch.arange(width, device=numbers.device)
+    """For each row of weights ``[..., n]`` the number of an entry, int64 ``[...]``; all alike where all are zero."""
+    rows = weights.reshape(-1, weights.shape[-1])
+    return torch.multinomial(rows + ~rows.any(-1, keepdim=True), 1).reshape(weights.shape[:-1])
 
 
 def _shown(value: Any) -> str:
-    """An attribute as `repr` has it: a tensor by its number, if it has only one, otherwise by its shape."""
-    if not isinstance(value, Tensor):
+    """An attribute as `repr` has it: a tensor by its ends."""
+    shown = isinstance(value, Tensor) and value.numel() and not value.is_meta
+    if not shown:
         return str(value)
-    if not value.numel() or value.is_meta:
-        return f"Tensor(shape={list(value.shape)})"
     least, most = value.min().item(), value.max().item()
-    if least == most:
-        return str(least)
-    return str(value.tolist()) if value.numel() <= 8 else f"Tensor({least}..{most}, shape={list(value.shape)})"
-
-
-# -- stacks --------------------------------------------------------------------------------------------------------------
+    return str(least) if least == most else f"{least}..{most}"
 
 
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -1372,14 +975,10 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     if not all(isinstance(spec, TensorSpec) for spec in specs):
         raise ArgumentTypeError("specs are stacked with specs alone")
     first = specs[0]
-    return first._stacked(specs, _dimension(dim, first.ndim - first._kept + 1, first.ndim + 1))
-
-
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.stack: _stack,
-    torch.squeeze: lambda input, dim=None: input.squeeze(dim),
-    torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
-}
+    place = dim + first.ndim + 1 if dim < 0 else dim
+    if not 0 <= place <= first.ndim - first._kept:
+        raise UsageError(f"dim={dim} of specs with {first.ndim} dimensions")
+    return first._stacked(specs, place)
 
 
 # -- TorchRL -------------------------------------------------------------------------------------------------------------
@@ -1406,15 +1005,14 @@ def _from_torchrl(spec: Any) -> Any:
     if isinstance(spec, theirs.Composite):
         if spec.data_cls is not None or spec.step_mdp_static or spec._has_names():
             raise UsageError("a Composite with data_cls, step_mdp_static or names has no equal here")
-        specs = {key: _from_torchrl(one) for key, one in spec.items()}
-        return Composite(specs, shape=spec.shape, device=spec.device)
+        return Composite({key: _from_torchrl(one) for key, one in spec.items()}, shape=spec.shape, device=spec.device)
     kind = next((kind for kind in _LEAVES if isinstance(spec, getattr(theirs, kind.__name__))), None)
-    if kind is None:
-        raise UsageError(f"{type(spec).__name__} has no equal here")
-    if getattr(spec, "use_register", False):
-        raise UsageError(f"a {type(spec).__name__} with a register has no equal here")
+    if kind is None or getattr(spec, "use_register", False) or getattr(spec, "mask", None) is not None:
+        raise UsageError(f"a {type(spec).__name__}, or one with a register or a mask, has no equal here")
     try:
-        own = {name: getattr(spec, name) for name in (*kind._plain, *kind._tensors)}
+        own = {name: getattr(spec, name) for name in kind._own}
     except RuntimeError as error:  # Categorical(-1)
         raise UsageError(f"a {type(spec).__name__} without a number of choices has no equal here") from error
+    if "nvec" in own and isinstance(own["nvec"], Tensor):  # theirs has it in the shape of the values
+        own["nvec"] = own["nvec"].reshape(-1, own["nvec"].shape[-1])[0]
     return kind(shape=spec.shape, device=spec.device, dtype=spec.dtype, **own)

@@ -188,7 +188,6 @@ def test_samplers_show_their_arguments():
         ("preprocess", ["Pong/5", "f"], {"destination": "my/x"}, "preprocess.* 'destination'", "did you mean dest?"),
         ("delete", ["Pong/5"], {"Root": "/"}, "delete.* 'Root'", "did you mean root?"),
         ("record", ["CartPole-v1"], {"step": 5}, "record.* 'step'", "did you mean steps"),
-        ("check_specs", ["Pong/5"], {"batchs": 5}, "check_specs.* 'batchs'", "did you mean batches"),
         ("normalized_score", ["Pong/5", 1], {"Root": 5}, "score.* 'Root'", "did you mean root?"),
         ("list_datasets", [], {"quick": True}, "list_datasets.* 'quick'", "it takes root"),
         ("TensorDictReplayBuffer", [], {"batchsize": 8}, "Buffer.* 'batchsize'", "did you mean batch_size?"),
