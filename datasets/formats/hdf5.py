@@ -1,19 +1,15 @@
-"""HDF5 files from third parties: damage becomes a CorruptSourceError, and what would be wrong or endless is refused.
+"""HDF5 files from third parties: damage becomes a CorruptSourceError that names the file.
 
 HDF5 itself is not protected from a file here: it is used in a sandbox (`workers.sandbox`).
 
-`ChunkedRows` reads the rows of a dataset with its chunks unpacked in threads, and never into more than they may hold. D4RL's
-files are in chunks packed by deflate, and HDF5 unpacks them one after the other with plain zlib: two thirds of the time it
-takes to convert a file. Here the packed chunks are read as they are and unpacked by ISA-L, several at once and ahead of what
-is being written. HDF5 also trusts a chunk to be as large as it should be: it unpacks 10 GB where the file has them, and reads
-beyond the end of a chunk that is too short. So arrays stored in any other way are checked (`_check_chunks`) before HDF5 reads
-them.
+`ChunkedRows` reads the rows of a dataset with its chunks unpacked in threads. D4RL's files are in chunks packed by deflate, and
+HDF5 unpacks them one after the other with plain zlib: two thirds of the time it takes to convert a file. Here the packed chunks
+are read as they are and unpacked by ISA-L, several at once and ahead of what is being written.
 
 A chunk of shape ``chunks`` at grid position g holds the cells from ``g * chunks`` on; chunks at the far edges extend beyond the
 array. Filters, in the order they were applied: ``shuffle`` (2; byte i of all cells, then byte i + 1), ``deflate`` (1; a zlib
-stream), ``fletcher32`` (3; a checksum of 4 bytes after the data), and h5py's own ``lzf`` (32000).
+stream).
 https://docs.h5py.org/en/stable/high/dataset.html#lossless-compression-filters
-https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
 from __future__ import annotations
@@ -116,6 +112,8 @@ def missing_part(group: Any, name: str) -> str:
         return f"it is a link to {link.path} of {link.filename}, and leads nowhere"
     if not isinstance(item, h5py.Dataset):
         return ""
+    if problem := unknown_filter(item.id):
+        return f"it is {problem}: h5repack -f GZIP=4 IN OUT repacks it"
     if item.external:
         return f"its values are in {item.external[0][0]}, which is not read: h5repack IN OUT puts them into the file"
     for source in item.virtual_sources() if item.is_virtual else ():
@@ -198,14 +196,22 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     stored: int = array.get_storage_size()
     if stored > size:
         raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
-    if properties.get_layout() == h5d.CHUNKED:
-        _check_chunks(array, what)
+    if problem := unknown_filter(array):
+        raise CorruptSourceError(f"{what} is {problem}", hint="repack it: h5repack -f GZIP=4 IN OUT")
     if not array.shape or array.dtype.hasobject:
         return stored  # no values, one value, or text
     declared = math.prod(array.shape) * array.dtype.itemsize
     if declared > max(stored * _LARGEST_RATIO, least):
         raise CorruptSourceError(f"{what} declares {array.shape}, {declared} bytes, but holds {stored} bytes")
     return stored
+
+
+def unknown_filter(array: Any) -> str:
+    """How an array (``h5py.h5d.DatasetID``) is packed, if h5py cannot unpack it; else ""."""
+    from h5py import h5z
+
+    missing = [number for number in _filters_of(array.get_create_plist()) if not h5z.filter_avail(number)]
+    return f"packed by HDF5's filter {missing[0]}, which h5py does not have" if missing else ""
 
 
 def has_rows(array: h5py.Dataset) -> bool:
@@ -228,8 +234,8 @@ def attributes(owner: Any) -> dict[str, Any]:
 
 #: Bytes of rows that `ChunkedRows.blocks` reads at a time.
 _BLOCK_BYTES = 4 << 20
-_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF = 1, 2, 3, 32000
-#: Filters that are undone here; HDF5 reads arrays with other filters once they are checked.
+_DEFLATE, _SHUFFLE = 1, 2
+#: Filters that are undone here; HDF5 reads arrays with other filters.
 _UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
 #: Smaller chunks cost more to hand to a thread than to unpack; larger ones are not unpacked ahead.
 _SMALLEST_CHUNK, _LARGEST_AHEAD = 1 << 12, 4 << 20
@@ -246,8 +252,10 @@ class ChunkedRows:
     def __init__(self, dataset: h5py.Dataset, pool: Executor | None, ahead: int, name: str) -> None:
         self._dataset, self._pool, self._name = dataset, pool, name
         self._filters = _filters_unpacked_here(dataset.id)
-        few = self._filters and pool and math.prod(dataset.chunks) * dataset.dtype.itemsize <= _LARGEST_AHEAD
-        self._ahead = ahead if few else 0
+        chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if self._filters else 0
+        self._ahead = ahead if pool is not None and 0 < chunk <= _LARGEST_AHEAD else 0
+        if chunk < _SMALLEST_CHUNK:
+            self._pool = None
         self._strips: dict[int, list[tuple[tuple[slice, ...], Future[np.ndarray]]]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
@@ -315,7 +323,7 @@ def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
     chunks = properties.get_chunk()
     size, grid = math.prod(chunks) * dtype.itemsize, [-(-all // one) for all, one in zip(array.shape, chunks)]
     beside = math.prod(grid[1:])
-    if size < _SMALLEST_CHUNK or beside > _MOST_BESIDE or size * beside > most_unpacked(array.get_storage_size()):
+    if beside > _MOST_BESIDE or size * beside > most_unpacked(array.get_storage_size()):
         return None
     # Chunks that were never written are not in the file; HDF5 fills them in.
     return filters if array.get_num_chunks() == math.prod(grid) else None
@@ -324,47 +332,6 @@ def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
 def _filters_of(properties: Any) -> tuple[int, ...]:
     """The filters of a dataset's creation properties, in the order they were applied."""
     return tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
-
-
-def _check_chunks(array: Any, what: str) -> None:
-    """Refuse chunks whose stored or unpacked size differs from that of a chunk: HDF5 fills missing bytes with whatever is in
-    memory there.
-
-    Raises CorruptSourceError that names ``what``. Arrays that `ChunkedRows` unpacks need no check: it never unpacks more.
-    """
-    from h5py import h5t
-
-    properties = array.get_create_plist()
-    filters, chunks = _filters_of(properties), properties.get_chunk()
-    unknown = set(filters) - {_DEFLATE, _SHUFFLE, _FLETCHER32, _LZF} or {_DEFLATE, _LZF} <= set(filters)
-    if unknown or len(set(filters)) < len(filters):
-        known = "shuffle, fletcher32, and deflate or lzf"
-        message = f"{what} is packed by HDF5's filters {list(filters)}, of which only {known} are read"
-        raise CorruptSourceError(message, hint="repack it: h5repack -f GZIP=4 IN OUT")
-    size = math.prod(chunks) * _cell_bytes(array)
-    places: list[tuple[tuple[int, ...], int]] = []
-    array.chunk_iter(lambda info: places.append((info.chunk_offset, info.size)))
-    for offset, held in places:
-        # For texts nested in other types, h5py states another size than they have; they are not read.
-        if not filters and held != size and not isinstance(array.get_type(), h5t.TypeCompoundID):
-            raise CorruptSourceError(f"{what}, the chunk at {offset} claims {held} bytes instead of {size}")
-    if not filters or _filters_unpacked_here(array) is not None:
-        return
-    for offset, _ in places:
-        mask, data = array.read_direct_chunk(offset)
-        applied = [filter for number, filter in enumerate(filters) if not mask >> number & 1]
-        if applied and applied[-1] == _FLETCHER32:
-            data = data[:-4]
-        behind = 4 if _FLETCHER32 in applied[:-1] else 0  # the checksum was packed with the data
-        _unpacked(data, size + behind, applied, f"{what}, the chunk at {offset}")
-
-
-def _cell_bytes(array: Any) -> int:
-    """Bytes of a value in a chunk. For a text, h5py states the size of a pointer; the file holds a length and a position."""
-    from h5py import h5t
-
-    kind = array.get_type()
-    return 16 if isinstance(kind, h5t.TypeStringID) and kind.is_variable_str() else int(kind.get_size())
 
 
 def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
@@ -380,29 +347,9 @@ def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
             raise CorruptSourceError(f"{where} is damaged: {error}") from error
         if len(data) == size and not stream.eof:  # its checksum is at the end
             raise CorruptSourceError(f"{where} is cut short")
-    held = _lzf_size(data) if _LZF in filters else len(data)
-    if held != size:
-        raise CorruptSourceError(f"{where} holds {held} bytes instead of {size}")
+    if len(data) != size:
+        raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
     return data
-
-
-def _lzf_size(data: bytes) -> int:
-    """The unpacked size of LZF data; 0 if they are incomplete.
-
-    A byte below 32 is followed by literal bytes, one more than its value. Other bytes begin a repetition: its length less 2 is
-    in the upper three bits, and where those are all set, in the next byte as well; one more byte says of what.
-    http://oldhome.schmorp.de/marc/liblzf.html
-    """
-    at = size = 0
-    while at < len(data):
-        head = data[at]
-        if head < 32:
-            size, at = size + head + 1, at + head + 2
-        elif head >> 5 < 7:
-            size, at = size + (head >> 5) + 2, at + 2
-        else:
-            size, at = size + 9 + (data[at + 1] if at + 1 < len(data) else 0), at + 3
-    return size if at == len(data) else 0
 
 
 def plain_bools(rows: np.ndarray) -> np.ndarray:

@@ -34,12 +34,7 @@ _DEEP = ("I;16", "I;16B", "I")
 #: The dtype of a picture of any kind, by Pillow's mode.
 _KINDS = {**dict.fromkeys(("L", "LA", "RGB", "RGBA"), "uint8"), **dict.fromkeys(_DEEP, "int32"), "F": "float32"}
 
-_MAGIC, _SCAN = b"\xff\xd8\xff", b"\xff\xda"
-#: Each scan of a JPEG goes over the whole picture, however little it holds; progressive pictures have 10, a few bytes make one
-#: more. Segments before the first scan; a colour profile may have 255.
-_MOST_SCANS, _MOST_SEGMENTS = 100, 1000
-#: Markers without a segment: fill bytes, TEM, RST0..RST7, SOI, EOI.
-_ALONE = {b"", b"\xff", b"\x00", b"\x01", *(bytes([marker]) for marker in range(0xD0, 0xDA))}
+_MAGIC = b"\xff\xd8\xff"
 #: Other formats by their first bytes.
 _OTHERS = {b"BM": "BMP", b"GIF8": "GIF", b"RIFF": "WebP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 _ONE_SIZE = "all pictures of a feature have one size: resize the others"
@@ -158,8 +153,6 @@ def _damage_reported(where: str, what: str = "is damaged") -> Iterator[None]:
 def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> ImageFile:
     from PIL import Image
 
-    if is_jpeg(data):
-        _check_segments(data, where)
     wanted = " or ".join(formats)
     other = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
     if other and other not in formats:
@@ -170,17 +163,3 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
             image.verify()  # the checksums, which decoding leaves out; the picture cannot be read any more
             image = Image.open(io.BytesIO(data), formats=formats)
         return image
-
-
-def _check_segments(data: bytes, where: str) -> None:
-    """Raise CorruptSourceError for more scans or segments than pictures have; Pillow checks everything else."""
-    if data.count(_SCAN) > _MOST_SCANS:
-        raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SCANS} scans", hint=REFETCH)
-    at, found = len(_MAGIC) - 1, 0
-    while data[at : at + 1] == b"\xff" and data[at : at + 2] != _SCAN:
-        marker, found = data[at + 1 : at + 2], found + 1
-        if found > _MOST_SEGMENTS:
-            raise CorruptSourceError(f"{where} is a JPEG of more than {_MOST_SEGMENTS} segments", hint=REFETCH)
-        at += 1 if marker == b"\xff" else 2  # a fill byte
-        if marker not in _ALONE:
-            at += int.from_bytes(data[at : at + 2], "big")

@@ -141,19 +141,6 @@ def test_names_of_attributes_that_are_not_unicode(tmp_path):
         assert attributes(file) == {"caf\\xe9": "a text"}
 
 
-def test_chunks_that_claim_another_size(tmp_path):
-    """HDF5 copies as much into the place of a chunk, whatever that takes."""
-    path = tmp_path / "raw" / "x.hdf5"
-    arrays = make([3, 4], ["terminal", "terminal"])
-    write(path, {key: value for key, value in arrays.items() if key != "rewards"})
-    with h5py.File(path, "a") as file:
-        file.create_dataset("rewards", (7,), "f4", chunks=(4,))[:] = 1
-    data = path.read_bytes()
-    path.write_bytes(put(data, data.index(struct.pack("<IIQ", 16, 0, 4)), "I", 1000))
-    with pytest.raises(CorruptSourceError, match=r"the chunk at \(4,\) claims 1000 bytes"):
-        to_dataset(path, tmp_path)
-
-
 def test_the_mutations_seal_what_they_change(tmp_path):
     """The checksum of Jenkins' own test, and all of a file that HDF5 wrote; tables of chunks are found where HDF5 puts them."""
     arrays = {name: np.zeros((9, 3), "f4") for name in "abcdefg"}
