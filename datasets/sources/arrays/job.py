@@ -103,7 +103,7 @@ class ArraysJob(RecordedJob):
         self.roles = self._roles_of(first)
         #: Of tables that are known beforehand: their sections, steps and episodes.
         self._sections: list[Section] | None = None
-        self._counts = (0, 0)
+        self._counts, self._inner = (0, 0), 0
         notes: list[str] = []
         if isinstance(tables, Sequence):
             notes = self._find_sections(tables, options.unknown_next)
@@ -167,13 +167,13 @@ class ArraysJob(RecordedJob):
             self._check_columns(columns_of(roles, table.arrays), wanted, table, roles)
         whole = isinstance(self._given.get("episode"), (int, float))
         self._sections, notes = sections_of(pairs, whole)
-        steps = episodes = inner = 0
+        steps = episodes = 0
         for one in self._sections:
             rows = end_episodes(one.table, one.roles, unknown_next=unknown_next, whole=one.whole)
             steps, episodes = steps + rows.steps, episodes + int((rows.last & rows.keep).sum())
-            inner += rows.counts.get("inner_flags", 0)
+            self._inner += rows.counts.get("inner_flags", 0)
         self._counts = steps, episodes
-        if inner:
+        if self._inner:
             extra = {
                 key: role
                 for key, role in self.roles.inner_flags().items()
@@ -223,12 +223,12 @@ class ArraysJob(RecordedJob):
 
     def _roles_of(self, table: Table) -> Roles:
         plain = join_columns(table, self._given)  # which adds to the arrays
-        is_episode = table.kind == "episode" or isinstance(self._given.get("episode"), (int, float))
+        is_episode = table.kind != "table" or isinstance(self._given.get("episode"), (int, float))
         return find_roles(table.arrays, plain, table.name, table.unreadable, table.names, is_episode=is_episode)
 
     def expect(self) -> Expectation:
         expected = self.expect_rows(*self._counts)  # which looks at the arrays of all tables
-        return replace(expected, notes=self._notes({}))
+        return replace(expected, notes=self._notes({"inner_flags": self._inner}))
 
     def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
         writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 #: The files that are read (`tables`).
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
+#: Files of a Zarr store, which is refused.
+ZARR = (".zgroup", "zarr.json")
+
 #: Those that are refused: reading them runs code.
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
@@ -65,6 +68,7 @@ NAMES: dict[str, list[str]] = {
 #: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
 OTHER_FLAGS = {
     **dict.fromkeys(("masks", "not_done", "not_dones", "nonterminal", "nonterminals"), "terminated is 1 minus it"),
+    **dict.fromkeys(("episode_starts", "episode_start"), "give episode, which is numpy.cumsum of it"),
     **dict.fromkeys(("dones_float", "is_done"), "it may be terminated, truncated or done"),
     **dict.fromkeys(
         ("discount", "discounts", "is_first", "is_last", "is_terminal", "step_type"),
@@ -84,6 +88,8 @@ _BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 _TED_NAMES = {role: names[:1] for role, names in NAMES.items() if role not in _BOUNDARIES}
 #: Groups that other libraries put all rows into: Tianshou's is ``_meta``.
 _OUTER = ("data/", "_meta/")
+#: What is between a group and an array in it; LeRobot has observation.state, MineRL observation$compass$angle.
+_SEPARATORS = "/.$"
 #: Arrays that an error or a plan lists.
 _MOST_LISTED = 24
 
@@ -199,7 +205,8 @@ def find_roles(
     if problems:
         also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
         raise UsageError(
-            f"{where}: {'; '.join(problems)}", hint=f"{hint or _hint(arrays)}; the arrays are {listed(arrays)}{also}"
+            f"{where}: {'; '.join(problems)}",
+            hint=f"{hint or _hint(arrays, known)}; the arrays are {listed(arrays)}{also}",
         )
     rows = arrays[next(iter(found["action"].values()))].shape[0]
     more, left_out = _others(arrays, taken, rows, extra)
@@ -261,8 +268,10 @@ _BY_EPISODE = (
 _HINT = "state it in the map, ours to theirs, such as --map observation=obs"
 
 
-def _hint(arrays: Iterable[str]) -> str:
+def _hint(arrays: Iterable[str], known: Collection[str]) -> str:
     """How to state a role; with a pattern, if single numbers of observations or actions are arrays: ``obs_0, obs_1``."""
+    if {"observation", "action"} <= set(known) and "reward" not in known:
+        return "state it in the map, --map reward=0 or --map reward=NAME"
     for role in ("observation", "action"):
         for name in arrays:
             stem = name.rstrip("0123456789")
@@ -380,11 +389,15 @@ def _named(
         if name in taken:
             continue
         plain = _inside(name.lower()) if names is NAMES else name
-        tops = (one for one in names[role] if plain == one or (role in _TREES and plain.startswith(one + "/")))
+        separators = (_SEPARATORS if names is NAMES else "/") if role in _TREES else ""
+        tops = (
+            one for one in names[role] if plain == one or plain.startswith(tuple(one + each for each in separators))
+        )
         if (top := next(tops, None)) is not None:
             end = len(name) - len(plain) + len(top)
             # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
-            candidates.setdefault(name[:end], {})[role.removeprefix("next_") + name[end:]] = name
+            key = role.removeprefix("next_") + name[end:].replace(name[end : end + 1] or "/", "/")
+            candidates.setdefault(name[:end], {})[key] = name
     # TED also has the flags of the previous state at the root, and robomimic has the simulator's states beside observations.
     plain_tops = {top: _inside(top.lower()) for top in candidates}
     ted = {top: leaves for top, leaves in candidates.items() if plain_tops[top].startswith("next/")}

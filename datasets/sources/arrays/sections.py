@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import UsageError
-from .roles import Roles
+from .roles import Roles, is_one_value
 from .rows import flags_of, step_names
 from .tables import Table
 
@@ -104,12 +104,14 @@ def _look(table: Table, roles: Roles, whole: bool) -> _File:
         raise UsageError(f"{table.name} has no rows")
     more_states = table.arrays[next(iter(roles.observation.values()))].shape[0] - rows
     several, whole = table.kind != "table", whole or table.kind == "episode"
+    flags = (roles.terminated, roles.truncated, roles.done)
+    whole |= rows > 1 and any(name is not None and is_one_value(table.arrays[name]) for name in flags)
     if whole or roles.episode_lengths is not None or roles.episode_ends is not None:
         return _File(table, roles, whole, sure=True)
     file = _File(table, roles, sure=more_states > 1)
-    flags = [flag for flag in flags_of(table, roles, rows) if flag is not None]
-    if flags:
-        flagged = np.logical_or.reduce(flags)
+    set_in = [flag for flag in flags_of(table, roles, rows) if flag is not None]
+    if set_in:
+        flagged = np.logical_or.reduce(set_in)
         first = int(flagged.argmax())
         stays_set = first > 0 and bool(flagged[first:].all())
         is_one = stays_set and (more_states == 1 or (several and not more_states))

@@ -54,11 +54,11 @@ class ArraysSource(Source):
 
     def recognises(self, path: Path) -> bool:
         from .files import visible
-        from .roles import PICKLES, SUFFIXES, suffix_of
+        from .roles import PICKLES, SUFFIXES, ZARR, suffix_of
 
         if path.is_file():
             return suffix_of(path) in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
-        if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json")):
+        if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json", *ZARR)):
             return True
         return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in visible(path))
 

@@ -36,7 +36,7 @@ from ...formats.packed import ZipArchive
 from ...ingest.request import parse_numbers, select_numbered
 from ...ingest.spaces import as_array
 from .files import SPLITS, choose, data_files, natural
-from .roles import NAMES, PICKLES, SUFFIXES, ArrayInfo, Given, exported_names, is_named, suffix_of
+from .roles import NAMES, PICKLES, SUFFIXES, ZARR, ArrayInfo, Given, exported_names, is_named, suffix_of
 from .stored import FileRows, Hdf5Files, Hdf5Rows, Part, npy_rows
 
 _HDF5 = (".h5", ".hdf5")
@@ -333,6 +333,12 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
         )
         hint = "write a checkpoint with buffer.dumps(), and convert that"
         raise UsageError(message, hint=f"convert {path.parent}, the checkpoint" if in_checkpoint else hint)
+    if any((path / name).is_file() for name in ZARR):
+        message = f"{path.name} is a Zarr store, which is not read"
+        hint = (
+            'open it yourself: rbdata.from_arrays({"observation": store["data/obs"][:], ..., "episode_ends": ...}, ID)'
+        )
+        raise UsageError(message, hint=hint)
     if (path / "meta.json").is_file():
         names = exported_names() if (path / EXPORTED.decode()).is_file() else NAMES
         return [memory_table(read_memmap(path), path.name, names)]
@@ -511,19 +517,25 @@ def _open_hdf5(path: Path, files: Hdf5Files, split: str | None) -> list[Table]:
             if episodes:
                 others = _beside_data(members, path.name)
                 members, place = inside, f"{place}data/"
-        if episodes and not any(isinstance(item, h5py.Dataset) for item in members.values()):
+        # Arrays of the whole file may lie beside numbered groups; beside other groups, arrays have rows of their own.
+        has_arrays = any(isinstance(item, h5py.Dataset) for item in members.values())
+        if episodes and (not has_arrays or (all(map(_is_numbered, episodes)) and not _is_episode(members))):
             others |= _other_groups(members, set(episodes), path.name)
             tables = []
             for name in sorted(episodes, key=natural):
                 table = _hdf5_table(f"{path.name}: {name}", members[name], files, path, f"{place}{name}/")
-                is_one = bool(re.search(r"\d", name)) and not _SEVERAL.search(name)
-                table.kind = "episode" if is_one else "group"
+                table.kind = "episode" if _is_numbered(name) else "group"
                 tables.append(table)
             tables[0].unreadable.update(others)
             return tables
         if not splits:
             group, place = files.open(path)["/"], ""
         return [_hdf5_table(path.name, group, files, path, place)]
+
+
+def _is_numbered(name: str) -> bool:
+    """Whether a group is named as an episode is: with a number that is not one of an environment, a worker, a part."""
+    return bool(re.search(r"\d", name)) and not _SEVERAL.search(name)
 
 
 def _d3rlpy_tables(members: Mapping[str, Any], files: Hdf5Files, path: Path, place: str) -> list[Table]:
@@ -603,7 +615,7 @@ def _other_groups(members: Mapping[str, Any], episodes: Collection[str], where: 
         there = ", ".join(_datasets(members[name])[0]) or "no arrays"
         message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
         raise UsageError(message, hint=f"it has {there}; rename it, or leave it out of the file")
-    return dict.fromkeys(others, "it is a group without an observation and an action")
+    return dict.fromkeys(others, "it lies beside the episodes")
 
 
 def _episodes(members: Mapping[str, Any]) -> list[str]:
@@ -823,7 +835,11 @@ class _Columns:
             inner = self._numbers(column.flatten(), name)
             width = len(inner) // max(1, len(column))
             if not pyarrow.types.is_fixed_size_list(kind) and (np.diff(column.offsets.to_numpy()) != width).any():
-                raise CorruptSourceError(f"{self._name}: the lists of {name} differ in length, after row {self._rows}")
+                message = f"{self._name}: the lists of {name} differ in length, after row {self._rows}"
+                hint = (
+                    "where a row is an episode: rbdata.from_episodes(pyarrow.parquet.read_table(PATH).to_pylist(), ID)"
+                )
+                raise CorruptSourceError(message, hint=hint)
             return inner.reshape(len(column), width, *inner.shape[1:])
         if not is_number(pyarrow.types, kind):
             raise _NotNumbersError(f"its type is {kind}")

@@ -10,11 +10,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 import rbdata
+from pyarrow import parquet
 from rbdata.cli.options import parse_key_values
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
-from rbdata.storage.episodes import CUT, TERMINATED
+from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 
 
 @pytest.fixture(autouse=True)
@@ -356,3 +358,55 @@ def test_the_hint_for_arrays_of_several_environments_keeps_the_steps_of_each_tog
     dataset = rbdata.open_dataset(rbdata.from_arrays(flat, "my/x", unknown_next="zero"))
     np.testing.assert_array_equal(dataset[:]["action"].numpy()[:, 0], [*range(0, 12, 2), *range(1, 12, 2)])
     assert lengths(dataset) == [6, 2, 2, 2]
+
+
+@pytest.mark.parametrize("separator", "/.$")
+def test_names_of_groups_end_with_any_separator(separator: str, tmp_path: Path) -> None:
+    """LeRobot writes ``observation.state``, MineRL ``observation$compass$angle``."""
+    names = [
+        name.replace("/", separator) for name in ("observation/compass/angle", "observation/state", "action/camera")
+    ]
+    arrays = {name: np.zeros((4, 2)) + k for k, name in enumerate(names)}
+    np.savez(tmp_path / "own.npz", **arrays, reward=np.zeros(4), done=np.arange(4) == 3)
+    dataset = convert(tmp_path / "own.npz")
+    assert {"observation/compass/angle", "observation/state", "action/camera"} <= {leaf.name for leaf in dataset.schema}
+    assert dataset[:]["action", "camera"].numpy().tolist() == [[2, 2]] * 4
+
+
+def test_a_flag_of_one_value_in_a_file_of_an_episode_is_that_of_its_last_step(tmp_path: Path) -> None:
+    for k in range(3):
+        np.savez(tmp_path / f"{k}.npz", **steps(5), terminated=np.bool_(k == 0), truncated=np.array([k == 1]))
+    dataset = convert(tmp_path)
+    assert (lengths(dataset), dataset.episodes.outcome.tolist()) == ([5, 4, 4], [TERMINATED, TRUNCATED, CUT])
+
+
+def test_arrays_of_the_whole_file_beside_its_episodes_are_left_out(tmp_path: Path) -> None:
+    arrays = {f"episode_{k}/{key}": value for k in range(2) for key, value in demonstration([0, 0, 1]).items()}
+    dataset = convert(write_hdf5(tmp_path / "own.h5", {**arrays, "fps": 30, "meta/joints": np.zeros(3)}))
+    assert lengths(dataset) == [3, 3]
+    assert set(dataset.manifest.source["left_out"]) == {"fps", "meta"}
+
+
+def test_what_is_not_read_says_how_to_give_it(tmp_path: Path) -> None:
+    ragged = pa.table(
+        {"obs": [[[0.0], [1.0]], [[2.0]]], "acts": [[0], [1]], "rews": [[0.0], [1.0]], "terminal": [True, True]}
+    )
+    parquet.write_table(ragged, tmp_path / "rows.parquet")
+    with pytest.raises(CorruptSourceError, match="differ in length") as raised:
+        convert(tmp_path / "rows.parquet")
+    assert "from_episodes(pyarrow.parquet.read_table(PATH).to_pylist(), ID)" in str(raised.value)
+    rows = [{**row, "obs": row["obs"][:2]} for row in ragged.to_pylist()]
+    assert lengths(rbdata.open_dataset(rbdata.from_episodes(rows, "my/rows"))) == [1, 1]
+    (tmp_path / "own.zarr").mkdir()
+    (tmp_path / "own.zarr/.zgroup").write_text("{}")
+    with pytest.raises(UsageError, match=r"own\.zarr is a Zarr store, which is not read"):
+        rbdata.convert(tmp_path / "own.zarr", "my/x")
+    np.savez(tmp_path / "expert.npz", **steps(6), episode_starts=np.arange(6) % 3 == 0)
+    with pytest.raises(UsageError, match="episode_starts may say where episodes end") as refused:
+        convert(tmp_path / "expert.npz")
+    assert "numpy.cumsum" in str(refused.value)
+    write_hdf5(tmp_path / "aloha/episode_0.hdf5", {"observations/qpos": np.zeros((4, 2)), "action": np.zeros((4, 2))})
+    with pytest.raises(UsageError, match="no array is the reward") as missing:
+        rbdata.convert(tmp_path / "aloha", "my/x")
+    assert str(missing.value.hint).startswith("state it in the map, ")
+    assert lengths(convert(tmp_path / "aloha", map={"reward": 0})) == [3]
