@@ -317,9 +317,9 @@ def load(
       arguments of `rbdata.download`.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
-    - ``normalize``: a key or keys, such as "observation": ``(x - mean) / std`` of these leaves and their successors, before
-      transforms; mean and std (with 1e-3 added) over the whole dataset are computed once and stored beside its folder, or given
-      as ``{"observation": {"mean": ..., "std": ...}}``. ``buffer.statistics`` has the values used.
+    - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,
+      before transforms; mean and std over the whole dataset are computed once and stored beside its folder, with ``eps`` 1e-3,
+      or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``buffer.statistics`` has the values used.
     - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
     - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:

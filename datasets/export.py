@@ -18,14 +18,16 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
-from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, UsageError
+from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, RbdataError, UsageError
+from ..storage import plugins
 from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
@@ -40,6 +42,7 @@ from .ingest.trajectories import compare_successors
 
 if TYPE_CHECKING:
     from .formats.lerobot import WrittenColumn
+    from .sources.known_environment import KnownEnvironment
 
 Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"]
 Frames = Literal["video", "image"]
@@ -398,10 +401,33 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
 
     storage.update_episodes(episodes())
     about = {"dataset_id": target.name, "minari_version": minari.__version__}
+    if (specification := _minari_environment(work)) is not None:
+        about["env_spec"] = specification
     storage.update_metadata({**about, "description": f"Exported by rbdata from {dataset.id}."})
     held = {key for base in ("observation", "next/observation", "action") for key in work.tree(base).values()}
     work.note_left_out(held | _OUTCOME)
     _note_cut(work)
+
+
+def _environment(work: _Export) -> KnownEnvironment | None:
+    """How the environment of the dataset is made, where its source knows that."""
+    source, _ = original_source(work.dataset.manifest)
+    try:
+        return plugins.load(str(source.get("name"))).environment(source)
+    except RbdataError:
+        return None
+
+
+def _minari_environment(work: _Export) -> str | None:
+    """Gymnasium's specification as JSON, for Minari's ``recover_environment``; None where there is none to state."""
+    known = _environment(work)
+    if known is None:
+        return None
+    try:
+        return known.specification()
+    except RbdataError as error:
+        work.notes.append(f"The environment is not stated: {error.message}.")
+        return None
 
 
 def _nested(leaves: dict[str, np.ndarray], space: Any) -> Any:
@@ -558,13 +584,8 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
     tasks = _Tasks.of(work, source)
-    stated, fps = source.get("fps"), work.fps
-    if fps is None and isinstance(stated, (int, float)) and 0 < stated <= 1000:
-        fps = float(stated)
-    if fps is None:
-        work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
-        fps = _FPS
-    names = _lerobot_names(work, tasks, fps, set(OWN))
+    fps = work.fps or _rate(work, source)
+    names, own = _lerobot_names(work, tasks, fps, set(OWN))
     columns = {key: WrittenColumn(name, *_lerobot_form(work, key)) for key, name in names.items()}
     for key in [key for key, column in columns.items() if len(column.shape) > 5]:
         work.notes.append(f"Not exported: {key}, as rows have at most 5 dimensions there.")
@@ -582,8 +603,28 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
         for number, (low, high) in enumerate(work.episodes()):
             blocks = _lerobot_blocks(work, columns, tasks, folder.task_number, number, low, high)
             folder.add(high - low + 1, blocks)
-        folder.finish()
+        folder.finish({**{column.name: key for key, column in columns.items()}, **own})
     _note_lerobot(work, columns, tasks)
+
+
+def _rate(work: _Export, source: Mapping[str, Any]) -> float:
+    """Steps a second: as the dataset states them, else its environment, else `_FPS`; a note says which of the latter two."""
+    stated = source.get("fps")
+    if _is_rate(stated):
+        return float(stated)
+    known = _environment(work)
+    if known is not None:
+        with suppress(RbdataError), known.make() as env:
+            stated = env.metadata.get("render_fps")
+            if _is_rate(stated):
+                work.notes.append(f"{stated:g} steps a second, as {known.id} has frames; --fps gives another rate.")
+                return float(stated)
+    work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
+    return _FPS
+
+
+def _is_rate(stated: Any) -> TypeGuard[float]:
+    return isinstance(stated, (int, float, np.number)) and 0 < stated <= 1000
 
 
 def _lerobot_blocks(
@@ -618,15 +659,17 @@ def _lerobot_blocks(
         work.wrote((min(stop, high) - at) * row_bytes)
 
 
-def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> dict[str, str]:
-    """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name."""
+def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name. And the keys of
+    leaves that lerobot's own columns hold, by column."""
     every = work.ted_keys()
     held = _OUTCOME | {tasks.key or ""}
     keys = [key for key in every if key not in held and not (key.startswith("next/") and key[5:] in every)]
-    names = {}
+    names, held_by_own = {}, {}
     for key, name in _short_names(keys, _LEROBOT_TOPS | own).items():
         plain = key.removeprefix("info/")
         if plain in own and _is_own(work, key, tasks, fps):
+            held_by_own[plain] = key
             continue
         if key == "observation":
             name = "observation/image" if _picture_shape(work.leaf(key)) else "observation/state"
@@ -636,7 +679,7 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> d
     _check_apart(work, names)
     dotted = {key: name.replace("/", ".") for key, name in names.items()}
     _note_names(work, dotted)
-    return dotted
+    return dotted, held_by_own
 
 
 def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:

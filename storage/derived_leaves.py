@@ -42,7 +42,7 @@ from .untrusted_json import parse_json
 from .view import ComputedRows
 
 EXTRA = ("is_first", "step", "return_to_go", "discount")
-#: Added to standard deviations, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
+#: Added to standard deviations where rows are divided by them, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
 #: algorithms/offline/iql.py).
 EPS = 1e-3
 #: Bytes of the blocks in which rows are read for statistics, and elements of those in which rewards are read for returns.
@@ -54,7 +54,7 @@ _BEYOND_FLOAT32 = ("int32", "int64", "float64")
 #: The error of the result, from a rounded ``shift``, that float32 may have: a few float32 steps near 1.
 _LOST = 1e-6
 
-Moments = Mapping[str, np.ndarray]  # "mean" and "std"
+Moments = Mapping[str, np.ndarray]  # "mean", "std" (the population's) and "eps": (x - mean) / (std + eps)
 
 
 def derivation(
@@ -75,7 +75,8 @@ def derivation(
         )
     if not names and not found and dtype is None:
         return None, found
-    moments = {name: (values["mean"], values["std"]) for name, values in found.items() if name != "next/reward"}
+    leaves = {name: values for name, values in found.items() if name != "next/reward"}
+    moments = {name: (values["mean"], values["std"] + values["eps"]) for name, values in leaves.items()}
     narrow = dtype is not None
     return partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift), narrow=narrow), found
 
@@ -258,24 +259,26 @@ def _given(dataset: Dataset, name: str, values: Any) -> Moments:
     leaves = _leaves(dataset, name)
     if leaves != [name]:
         raise UsageError(f"{name!r} is several leaves: give mean and std for each of {', '.join(leaves)}")
-    if not isinstance(values, Mapping) or set(values) != {"mean", "std"}:
-        raise UsageError(f'normalize of {name} is {{"mean": ..., "std": ...}}, not {values!r:.60}')
+    if not isinstance(values, Mapping) or set(values) - {"eps"} != {"mean", "std"}:
+        message = f'normalize of {name} is {{"mean": ..., "std": ...}}, and perhaps "eps", not {values!r:.60}'
+        raise UsageError(message)
     shape = dataset.schema[name].shape
     moments = {}
-    for what in ("mean", "std"):
-        moments[what] = np.array(values[what], np.float64)  # a copy: the program may change its own
+    for what in ("mean", "std", "eps"):
+        moments[what] = np.array(values.get(what, 0.0), np.float64)  # a copy: the program may change its own
         if moments[what].shape not in ((), shape):
             raise UsageError(f"the {what} of {name} has shape {moments[what].shape}, and a row has {shape}")
-    if not all(np.isfinite(one).all() for one in moments.values()) or (moments["std"] <= 0).any():
-        raise UsageError(f"mean and std of {name} must be finite, and std greater than 0")
+    if not all(np.isfinite(one).all() for one in moments.values()) or (moments["std"] + moments["eps"] <= 0).any():
+        raise UsageError(f"mean, std and eps of {name} must be finite, and std + eps greater than 0")
     return moments
 
 
 def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments]:
-    """``{leaf: {"mean": float64, "std": float64}}``, shaped as a row, or ``[]`` for images (rows of two dimensions and more).
+    """``{leaf: {"mean": float64, "std": float64}}``, shaped as a row, or ``[]`` for images (rows of two dimensions and more),
+    and ``eps``, 1e-3.
 
-    ``std`` is the population's with 1e-3 added, so that batches hold ``(x - mean) / std``. Read from the file beside the folder
-    if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a dataset
+    ``std`` is the population's (``numpy.std``), and batches hold ``(x - mean) / (std + eps)``. Read from the file beside the
+    folder if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a dataset
     that is still being written and for values that are not finite.
     """
     place = _kept_at(dataset)
@@ -287,8 +290,8 @@ def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments
         if place is not None:
             leaves = {name: {what: value.tolist() for what, value in one.items()} for name, one in kept.items()}
             with suppress(OSError):  # if it cannot be written, the next call computes it again
-                write_atomically(place, json.dumps({"content": dataset.manifest.content, "leaves": leaves}).encode())
-    return {name: kept[name] for name in dict.fromkeys(names)}
+                write_atomically(place, json.dumps({"content": dataset.manifest.content, "moments": leaves}).encode())
+    return {name: {**kept[name], "eps": np.asarray(EPS)} for name in dict.fromkeys(names)}
 
 
 def _kept_at(dataset: Dataset) -> Path | None:
@@ -306,7 +309,7 @@ def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
             return {}
         kept = {
             name: {what: np.asarray(one[what], np.float64) for what in ("mean", "std")}
-            for name, one in data["leaves"].items()
+            for name, one in data["moments"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -315,7 +318,7 @@ def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
 
 def _is_sound(leaf: Leaf, moments: Moments) -> bool:
     shapes = {value.shape for value in moments.values()} == {_moment_shape(leaf)}
-    return shapes and all(np.isfinite(value).all() for value in moments.values()) and bool((moments["std"] > 0).all())
+    return shapes and all(np.isfinite(value).all() for value in moments.values()) and bool((moments["std"] >= 0).all())
 
 
 def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
@@ -341,7 +344,7 @@ def _compute(dataset: Dataset, name: str) -> Moments:
         mean, count = mean + differences * (new / (count + new)), count + new
     if not count or not (np.isfinite(mean).all() and np.isfinite(squares).all()):
         raise UsageError(f"{name} of {dataset.id} has no finite mean and standard deviation")
-    return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count) + EPS)}
+    return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count))}
 
 
 def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:

@@ -30,6 +30,8 @@ from .pictures import encode_png
 from .video import CODEC, OutputFile, VideoWriter, pixel_format
 
 INFO = "meta/info.json"
+#: The keys of leaves by column, beside lerobot's own metadata, in exports.
+KEYS = "meta/rbdata_keys.json"
 #: Templates of paths have these fields, with or without a number of digits.
 _FIELD = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 #: Numbers that 64 bits hold, as episodes and rows are counted.
@@ -212,8 +214,8 @@ def _records(data: bytes, name: str, without: str | None = None) -> list[dict[st
 _DATA_BYTES, _VIDEO_BYTES, _GROUP_BYTES, _CHUNK = 100 << 20, 200 << 20, 8 << 20, 1000
 #: Rows of more values have no statistics, which would take more room than the rows.
 _MOST_VALUES = 4096
-#: Episodes whose statistics are kept before they are joined.
-_KEPT = 256
+#: Values of a column that its quantiles are taken from at most.
+_MOST_SORTED = 1 << 25
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 #: Columns that every dataset has, which the writer fills.
 OWN = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
@@ -259,10 +261,8 @@ class LerobotFolder:
         self._own = [WrittenColumn(name, dtype, ()) for name, dtype in OWN.items()]
         self._tasks: dict[str, int] = {}
         self._rows = self._episodes = 0
-        #: By column: statistics of episodes, and of all before them.
-        self._stats: dict[str, list[_Stats]] = {
-            column.name: [] for column in (*self._columns, *self._own) if column.has_stats
-        }
+        #: By column: statistics of all episodes so far; of numbers without quantiles, which are those of all rows.
+        self._stats: dict[str, Any] = {}
         folder.mkdir(parents=True)
         inside = [column for column in (*self._columns, *self._own) if column.kind != "video"]
         fields = []
@@ -310,7 +310,8 @@ class LerobotFolder:
         ``task_index`` int64 ``[k]``, as `task_number` gives them."""
         import pyarrow
 
-        found: dict[str, list[_Stats]] = {name: [] for name in self._stats}
+        with_stats = [column for column in (*self._columns, *self._own) if column.has_stats]
+        found: dict[str, list[Any]] = {column.name: [] for column in with_stats}
         pictures, tasks, done = _sampled(length), dict[int, None](), 0
         place = self._data.place("data")
         videos = {name: (files.frames, files.place(f"videos/{name}")) for name, files in self._videos.items()}
@@ -332,9 +333,9 @@ class LerobotFolder:
                 else:
                     arrays.append(list_column(rows, pyarrow, fixed=rows.ndim == 2))
                 if column.kind == "numbers" and column.has_stats:
-                    found[column.name].append(_Stats.of_rows(rows.reshape(count, *(column.shape or (1,)))))
+                    found[column.name].append(rows.reshape(count, *(column.shape or (1,))))
                 elif column.kind != "numbers" and len(chosen):
-                    found[column.name].append(_Stats.of_pictures(rows[chosen]))
+                    found[column.name].append(_Levels.of(rows[chosen]))
             self._data.write(pyarrow.record_batch(arrays, schema=self._schema))
             tasks |= dict.fromkeys(np.unique(given["task_index"]).tolist())
             done += count
@@ -345,20 +346,21 @@ class LerobotFolder:
         for name, (begin, where) in videos.items():
             span = {"from_timestamp": begin / self._fps, "to_timestamp": (begin + length) / self._fps}
             record |= {**where, **{f"videos/{name}/{end}": time for end, time in span.items()}}
-        for name, several in found.items():
-            stats = _Stats.joined(several)
+        for column in with_stats:
+            name, several = column.name, found[column.name]
+            stats = (
+                _Stats.of_rows(np.concatenate(several)) if column.kind == "numbers" else sum(several[1:], several[0])
+            )
             record |= {f"stats/{name}/{key}": values for key, values in stats.record().items()}
-            self._stats[name].append(stats)
-            if len(self._stats[name]) >= _KEPT:
-                self._stats[name] = [_Stats.joined(self._stats[name])]
+            self._stats[name] = self._stats[name] + stats if name in self._stats else stats
         record |= self._listed.place("meta/episodes")
         self._listed.write(pyarrow.RecordBatch.from_pylist([record]))
         self._rows, self._episodes = self._rows + length, self._episodes + 1
         for files in self._files():
             files.end_episode()
 
-    def finish(self) -> None:
-        """Close the files, and describe them."""
+    def finish(self, keys: Mapping[str, str] | None = None) -> None:
+        """Close the files, and describe them. ``keys`` by column are kept for `rbdata convert`."""
         import pyarrow
         from pyarrow import parquet
 
@@ -368,9 +370,31 @@ class LerobotFolder:
         table = pyarrow.table({"task_index": numbers, "task": texts})
         with (self._folder / "meta" / "tasks.parquet").open("wb") as file:
             parquet.write_table(table.replace_schema_metadata({"pandas": json.dumps(_PANDAS)}), file)
-        stats = {name: _Stats.joined(several).record() for name, several in self._stats.items() if several}
-        for name, content in (("info", self._info()), ("stats", stats)):
-            (self._folder / "meta" / f"{name}.json").write_text(json.dumps(content, indent=4), encoding="utf-8")
+        shapes = {column.name: column.shape or (1,) for column in (*self._columns, *self._own)}
+        stats = {}
+        for name, found in self._stats.items():
+            stats[name] = found.record()
+            if isinstance(found, _Stats):
+                stats[name] |= _by_quantile(_quantiles(self._some_rows(name, shapes[name])))
+        for name, content in ((INFO, self._info()), ("meta/stats.json", stats), (KEYS, keys or {})):
+            (self._folder / name).write_text(json.dumps(content, indent=4), encoding="utf-8")
+
+    def _some_rows(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """All rows of a column, ``[n, *shape]``; of more than `_MOST_SORTED` values evenly spaced ones."""
+        from pyarrow import parquet
+
+        stride = -(-self._rows * int(np.prod(shape)) // _MOST_SORTED) or 1
+        taken, done = [], 0
+        for path in sorted((self._folder / "data").rglob("*.parquet")):
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=[name]):
+                    values = batch.column(0)
+                    for _ in () if shape == (1,) else shape:
+                        values = values.flatten()
+                    rows = values.to_numpy(zero_copy_only=False).reshape(len(batch), *shape)
+                    taken.append(rows[-done % stride :: stride].copy())
+                    done += len(batch)
+        return np.concatenate(taken)
 
     def _info(self) -> dict[str, Any]:
         columns = (*self._columns, *self._own)
@@ -508,11 +532,9 @@ _LARGE_SIDE, _THINNED = 300, 150
 
 @dataclass(frozen=True)
 class _Stats:
-    """``low``, ``high``, ``mean`` and ``variance`` have the shape of a row, ``quantiles`` one more in front; float64.
+    """Statistics of the rows of a column of numbers; all have the shape of a row, ``quantiles`` one more in front; float64.
 
-    Quantiles of several blocks are the means of the blocks' quantiles, weighted by rows, as lerobot joins the quantiles of
-    episodes (compute_stats.py, aggregate_feature_stats). Pictures have one element per channel, and their values are divided
-    by 255.
+    Those of two are without quantiles, which do not follow from the quantiles of both.
     """
 
     count: int
@@ -520,55 +542,67 @@ class _Stats:
     high: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
-    quantiles: np.ndarray
+    quantiles: np.ndarray | None = None
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> _Stats:
-        """The statistics of numbers ``[n, *shape]``, n > 0."""
-        ordered = np.sort(rows.astype(np.float64), axis=0)
-        places = np.array(list(_QUANTILES.values())) * (len(rows) - 1)
-        below = places.astype(int)
-        share = (places - below).reshape(-1, *(1,) * (ordered.ndim - 1))
-        above = np.minimum(below + 1, len(rows) - 1)
-        quantiles = ordered[below] * (1 - share) + ordered[above] * share
-        return cls(len(rows), ordered[0], ordered[-1], ordered.mean(0), ordered.var(0), quantiles)
+        """The statistics of ``[n, *shape]``, n > 0."""
+        exact = rows.astype(np.float64)
+        moments = exact.min(0), exact.max(0), exact.mean(0), exact.var(0)
+        return cls(len(rows), *moments, _quantiles(rows))
 
-    @classmethod
-    def of_pictures(cls, pictures: np.ndarray) -> _Stats:
-        """The statistics of uint8 pictures ``[n, height, width, channels]``, n > 0; their shape is ``[channels, 1, 1]``."""
-        side = max(pictures.shape[1:3])
-        stride = side // _THINNED if side >= _LARGE_SIDE else 1
-        channels = np.moveaxis(pictures[:, ::stride, ::stride], -1, 0)
-        rows = [_of_levels(np.bincount(channel.reshape(-1), minlength=256)) for channel in channels]
-        columns = [np.stack(column)[..., None, None] for column in zip(*rows)]
-        low, high, mean, variance, quantiles = columns
-        return cls(len(pictures), low, high, mean, variance, np.moveaxis(quantiles, 1, 0))
-
-    @classmethod
-    def joined(cls, several: Sequence[_Stats]) -> _Stats:
-        """The statistics of the rows of all blocks."""
-        if len(several) == 1:
-            return several[0]
-        counts = np.array([one.count for one in several], np.float64)
-
-        def average(values: Sequence[np.ndarray]) -> np.ndarray:
-            return np.asarray(np.tensordot(counts / counts.sum(), np.stack(values), 1))
-
-        mean = average([one.mean for one in several])
-        return cls(
-            sum(one.count for one in several),
-            np.min([one.low for one in several], 0),
-            np.max([one.high for one in several], 0),
-            mean,
-            average([one.variance + (one.mean - mean) ** 2 for one in several]),
-            average([one.quantiles for one in several]),
-        )
+    def __add__(self, other: _Stats) -> _Stats:
+        count = self.count + other.count
+        share = other.count / count
+        mean = self.mean + (other.mean - self.mean) * share
+        variance = (self.variance + (self.mean - mean) ** 2) * (1 - share)
+        variance += (other.variance + (other.mean - mean) ** 2) * share
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return _Stats(count, low, high, mean, variance)
 
     def record(self) -> dict[str, Any]:
         """A dictionary with lerobot's names; ``count`` is a list of one number, the other values are nested lists."""
         by_name = {"min": self.low, "max": self.high, "mean": self.mean, "std": np.sqrt(self.variance)}
-        by_name |= dict(zip(_QUANTILES, self.quantiles))
-        return {name: np.atleast_1d(values).tolist() for name, values in by_name.items()} | {"count": [self.count]}
+        found = {name: np.atleast_1d(values).tolist() for name, values in by_name.items()} | {"count": [self.count]}
+        return found if self.quantiles is None else found | _by_quantile(self.quantiles)
+
+
+def _quantiles(rows: np.ndarray) -> np.ndarray:
+    """The `_QUANTILES` of ``[n, *shape]``, n > 0, between two rows interpolated: float64 ``[quantiles, *shape]``."""
+    places = list(_QUANTILES.values())
+    exact = rows.astype(np.float64) if rows.dtype.kind == "b" or rows.itemsize < 4 else rows
+    return np.quantile(exact, places, axis=0).astype(np.float64)
+
+
+def _by_quantile(quantiles: np.ndarray) -> dict[str, Any]:
+    return {name: np.atleast_1d(values).tolist() for name, values in zip(_QUANTILES, quantiles)}
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """Statistics of ``count`` pictures: how often each of 256 values occurs, int64 ``[channels, 256]``."""
+
+    count: int
+    found: np.ndarray
+
+    @classmethod
+    def of(cls, pictures: np.ndarray) -> _Levels:
+        """Those of uint8 ``[n, height, width, channels]``."""
+        side = max(pictures.shape[1:3])
+        stride = side // _THINNED if side >= _LARGE_SIDE else 1
+        channels = np.moveaxis(pictures[:, ::stride, ::stride], -1, 0)
+        found = [np.bincount(channel.reshape(-1), minlength=256) for channel in channels]
+        return cls(len(pictures), np.stack(found))
+
+    def __add__(self, other: _Levels) -> _Levels:
+        return _Levels(self.count + other.count, self.found + other.found)
+
+    def record(self) -> dict[str, Any]:
+        """As that of `_Stats`; the values have the shape ``[channels, 1, 1]``, and are divided by 255."""
+        low, high, mean, variance, quantiles = map(np.stack, zip(*map(_of_levels, self.found)))
+        by_name = {"min": low, "max": high, "mean": mean, "std": np.sqrt(variance)}
+        by_name |= dict(zip(_QUANTILES, quantiles.T))
+        return {name: values[:, None, None].tolist() for name, values in by_name.items()} | {"count": [self.count]}
 
 
 def _of_levels(counts: np.ndarray) -> tuple[Any, ...]:

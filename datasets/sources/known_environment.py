@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +114,28 @@ class KnownEnvironment:
                     spec.entry_point = gymnasium.spec(self.id).entry_point
                 made = gymnasium.make(spec, **given)
             return self.wrap(made) if self.wrap else made
+
+    def specification(self) -> str:
+        """Gymnasium's specification of the environment as JSON, from which ``gymnasium.make`` makes it.
+
+        Raises UsageError where a specification cannot say all of it, MissingExtraError if the environment is not registered.
+        """
+        import gymnasium
+
+        stated = {**(self.stated or {})}
+        self._check_missing({})
+        if self.wrap is not None:
+            raise UsageError(f"{self.id} has the dataset's observations only in wrappers of this package")
+        if "entry_point" in stated and stated["entry_point"] is not None:
+            return json.dumps(stated)
+        with making(self.id, self._hint):
+            register(self.id)
+            spec = deepcopy(gymnasium.spec(self.id))
+        arguments = dict(self.arguments)
+        limit = arguments.pop("max_episode_steps", spec.max_episode_steps)
+        spec.max_episode_steps = None if limit == -1 else limit
+        spec.kwargs.update(arguments)
+        return spec.to_json()
 
     def _check_missing(self, given: Mapping[str, Any]) -> None:
         """Raise UsageError where the recorded environment had arguments or wrappers that the file does not hold."""

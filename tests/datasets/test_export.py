@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,29 @@ def test_minari_iterates_the_episodes(make: Any, kind: str, tmp_path: Path, monk
     back = rbdata.open_dataset(rbdata.convert(tmp_path / "minari" / "mine" / "x-v0", "my/back"))
     for name in back.schema.names:
         np.testing.assert_array_equal(back[name], dataset[name], err_msg=name)
+
+
+def test_minari_makes_the_environment_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `make_env` does, with its arguments; of own data nothing is stated."""
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    arguments = {"sutton_barto_reward": True}
+    recorded = rbdata.record("CartPole-v1", steps=20, env_args=arguments)
+    stated = rbdata.from_episodes(episodes("vector"), "my/stated", environment="MountainCar-v0")
+    for name, path, wanted in (("a-v0", recorded, "CartPole-v1"), ("b-v0", stated, "MountainCar-v0")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExportWarning)
+            rbdata.export(path, tmp_path / "minari" / name, "minari")
+        with minari.load_dataset(name).recover_environment() as env:
+            assert env.spec.id == wanted
+            assert name != "a-v0" or env.unwrapped._sutton_barto_reward
+        back = rbdata.open_dataset(rbdata.convert(tmp_path / "minari" / name, f"my/{name}"))
+        with back.make_env() as env:
+            assert env.spec.id == wanted
+    with pytest.warns(ExportWarning, match="environment is not stated: nowhere/None-v0"):
+        unknown = rbdata.from_episodes(episodes("vector"), "my/unknown", environment="nowhere/None-v0")
+        rbdata.export(unknown, tmp_path / "minari" / "c-v0", "minari")
+    assert minari.load_dataset("c-v0").env_spec is None
 
 
 @pytest.mark.parametrize("to", ["npz", "parquet", "torchrl"])

@@ -70,12 +70,12 @@ def back(path: Path, name: str = "my/back") -> rbdata.Dataset:
     return found
 
 
-def assert_same(found: rbdata.Dataset, wanted: rbdata.Dataset, observation: str = "observation") -> None:
+def assert_same(found: rbdata.Dataset, wanted: rbdata.Dataset) -> None:
     """Every leaf of ``wanted`` is in ``found`` with its values and dtype, and episodes end in the same way."""
     assert found.episodes.length.tolist() == wanted.episodes.length.tolist()
     assert found.episodes.outcome.tolist() == wanted.episodes.outcome.tolist()
     for name in wanted.schema.names:
-        values = found[name.replace("observation", observation)]
+        values = found[name]
         assert values.dtype == wanted[name].dtype
         np.testing.assert_array_equal(values, wanted[name], err_msg=name)
 
@@ -104,14 +104,12 @@ def rows_of(folder: Path) -> dict[str, np.ndarray]:
 # -- to lerobot and back -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "observation, found", [({"": (3,)}, "observation/state"), ({"": True}, "observation/image"), ({}, "observation")]
-)
-def test_what_is_exported_is_converted_to_the_same(observation: Any, found: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("observation", [{"": (3,)}, {"": True}, {}])
+def test_what_is_exported_is_converted_to_the_same(observation: Any, tmp_path: Path) -> None:
     """Episodes that were terminated, truncated, cut, or both at once; one of a single step."""
     dataset = make(episodes(**(observation or {"pixels": True, "grid": (2, 3), "cube": (2, 2, 2)})))
     path = export(dataset, tmp_path / "out", frames="image", fps=5)
-    assert_same(back(path), dataset, found)
+    assert_same(back(path), dataset)
 
 
 def test_files_are_as_the_format_says(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_files_are_as_the_format_says(tmp_path: Path) -> None:
 
 
 def test_statistics(tmp_path: Path) -> None:
-    """Of all rows; quantiles are means of those of episodes. Of frames a channel, in parts of 255."""
+    """Of all rows, quantiles too, which are no means of those of episodes. Of frames a channel, in parts of 255."""
     path = export(make(episodes(state=(3,), pixels=True)), tmp_path / "out", frames="image")
     rows, stats = rows_of(path), json.loads((path / "meta" / "stats.json").read_text())
     for name in ("observation.state", "action", "goal", "next.reward", "next.done", "index"):
@@ -164,9 +162,8 @@ def test_statistics(tmp_path: Path) -> None:
         }.items():
             np.testing.assert_allclose(found[key], wanted, rtol=1e-6, err_msg=f"{name} {key}")
         assert found["count"] == [len(values)]
-        several = [values[rows["episode_index"] == episode] for episode in range(4)]
-        wanted = sum(len(some) * np.quantile(some, 0.1, axis=0) for some in several) / len(values)
-        np.testing.assert_allclose(found["q10"], wanted, rtol=1e-6, atol=1e-12)
+        for key, share in {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}.items():
+            np.testing.assert_allclose(found[key], np.quantile(values, share, axis=0), rtol=1e-6, atol=1e-12)
     pixels, found = rows["observation.pixels"].reshape(-1, 3) / 255, stats["observation.pixels"]
     assert np.shape(found["mean"]) == (3, 1, 1)
     for key, values in {
@@ -178,6 +175,35 @@ def test_statistics(tmp_path: Path) -> None:
         np.testing.assert_allclose(np.ravel(found[key]), values, rtol=1e-6)
     listed = pq.read_table(path / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     np.testing.assert_allclose(listed[3]["stats/action/max"], rows["action"][-31:].max(0))
+    np.testing.assert_allclose(listed[3]["stats/action/q10"], np.quantile(rows["action"][-31:], 0.1, axis=0), rtol=1e-5)
+    levels = np.sort(pixels, axis=0)
+    np.testing.assert_allclose(np.ravel(found["q50"]), levels[(len(levels) - 1) // 2], atol=1 / 255)
+
+
+def test_quantiles_of_many_rows_are_those_of_evenly_spaced_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rbdata.datasets.formats.lerobot._MOST_SORTED", 20)
+    path = export(make(episodes(state=(3,))), tmp_path / "out")
+    rows, stats = rows_of(path), json.loads((path / "meta" / "stats.json").read_text())
+    stride = -(-3 * len(rows["index"]) // 20)
+    wanted = np.quantile(rows["observation.state"].reshape(-1, 3)[::stride], 0.5, axis=0)
+    np.testing.assert_allclose(stats["observation.state"]["q50"], wanted, rtol=1e-5)
+
+
+def test_keys_come_back_as_they_were(tmp_path: Path) -> None:
+    """Also those that lerobot's columns have no names for, and lerobot's own columns where the data had them."""
+
+    def named() -> Iterator[dict[str, Any]]:
+        for one in episodes(**{"": (3,)}):
+            steps = np.arange(len(one["reward"]))
+            yield {**one, "step_count": steps, "task_index": steps % 3, "frame_index": steps / 7, "collector/id": steps}
+
+    dataset = make(named())
+    found = back(export(dataset, tmp_path / "out"))
+    assert set(found.schema.names) == set(dataset.schema.names)
+    for key in dataset.schema.names:
+        np.testing.assert_array_equal(found[key], dataset[key], err_msg=key)
 
 
 def test_frames_are_video_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +293,17 @@ def test_leaves_of_every_dtype_and_shape(tmp_path: Path) -> None:
     found = back(done.path)
     for key in dataset.schema.names:
         if key not in ("info/six", "info/first"):
-            values = found[key.replace("observation", "observation/state")]
+            values = found[key]
             assert values.dtype == dataset[key].dtype, key
             np.testing.assert_array_equal(values, dataset[key], err_msg=key)
     np.testing.assert_array_equal(found["info/first"][..., 0], dataset["info/first"][:, 0])
+
+
+def test_the_rate_is_that_of_the_environment(tmp_path: Path) -> None:
+    dataset = rbdata.open_dataset(rbdata.record("CartPole-v1", steps=20))
+    done = write_export(dataset, tmp_path / "out", "lerobot")
+    assert json.loads((done.path / "meta" / "info.json").read_text())["fps"] == 50
+    assert any("50 steps a second, as CartPole-v1" in note for note in done.notes)
 
 
 def test_a_rate_that_nothing_states_is_said(tmp_path: Path) -> None:

@@ -138,7 +138,14 @@ def test_normalised_observations(made):
     mean, std = moments_of(episodes)
     buffer = rbdata.load(folder, batch_size=200, normalize="observation", seed=0)
     assert np.allclose(buffer.statistics["observation"]["mean"], mean, rtol=1e-12)
-    assert np.allclose(buffer.statistics["observation"]["std"], std, rtol=1e-12)
+    used = buffer.statistics["observation"]
+    assert np.allclose(used["std"], columns(episodes)["observation"].astype(np.float64).std(0), rtol=1e-12)
+    assert used["eps"] == 1e-3
+    again = rbdata.load(folder, batch_size=200, normalize={"observation": used}, seed=0)
+    assert torch.equal(
+        again.sample()["observation"],
+        rbdata.load(folder, batch_size=200, normalize="observation", seed=0).sample()["observation"],
+    )
     batch, truth = buffer.sample(), columns(episodes)
     index = batch["index"].numpy()
     for key in ("observation", "next/observation"):
@@ -189,7 +196,7 @@ def test_statistics_are_kept_beside_the_folder_by_content(made):
     first = rbdata.load(folder, normalize="observation").statistics
     assert sorted(folder.rglob("*")) == before
     data = json.loads(kept.read_text())
-    data["leaves"]["observation"]["mean"][0] = 77.0
+    data["moments"]["observation"]["mean"][0] = 77.0
     kept.write_text(json.dumps(data))
     assert rbdata.load(folder, normalize="observation").statistics["observation"]["mean"][0] == 77.0
     kept.write_text(json.dumps({**data, "content": "another"}))
@@ -199,7 +206,7 @@ def test_statistics_are_kept_beside_the_folder_by_content(made):
         "",
         "[]",
         '{"content": 1}',
-        json.dumps({**json.loads(kept.read_text()), "leaves": {"observation": 3}}),
+        json.dumps({**json.loads(kept.read_text()), "moments": {"observation": 3}}),
     ):
         kept.write_text(broken)
         assert np.array_equal(

@@ -10,12 +10,13 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
-from ....storage.leaf import RESERVED_EVERYWHERE
+from ....errors import CorruptSourceError, ObjectNotFoundError, SchemaError, UsageError
+from ....storage.leaf import RESERVED_EVERYWHERE, check_key
+from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.arrow import require_pyarrow
-from ...formats.lerobot import INFO, Feature, Info, ListedEpisode, episodes_from, tasks_from
+from ...formats.lerobot import INFO, KEYS, OWN, Feature, Info, ListedEpisode, episodes_from, tasks_from
 from ...formats.limits import check_rows
 from ...formats.video import require_av
 from ...ingest.episode_files import EpisodeFilesJob, Unit
@@ -63,7 +64,9 @@ class LerobotJob(EpisodeFilesJob):
         extra, raw = options.extra, self._raw(INFO)
         self.info = Info.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
         self.size = parse_size(extra["size"])
-        self.leaves, self.left_out = _leaves(self.info, _chosen_cameras(self.info, extra["cameras"]))
+        self.leaves, self.left_out = _leaves(
+            self.info, _chosen_cameras(self.info, extra["cameras"]), self._stated_keys()
+        )
         videos = [feature.name for feature in self.leaves.values() if feature.dtype == "video"]
         if videos:
             require_av(f"{self.info.where}: {videos[0]}")
@@ -97,6 +100,20 @@ class LerobotJob(EpisodeFilesJob):
             message = f"{self.location.url} has no {join_path(folder, name)}, which its metadata list"
             raise ObjectNotFoundError(message, hint="use another mirror (--mirror), or leave its --episodes out")
         return self._listings[folder][name]
+
+    def _stated_keys(self) -> dict[str, str]:
+        """The keys by column that `rbdata export` wrote; none of other datasets, or where they are no keys."""
+        try:
+            raw = self._raw(KEYS)
+        except ObjectNotFoundError:
+            return {}
+        try:
+            stated = parse_json(self.read_description(raw, _LARGEST_INFO))
+            for key in stated.values():
+                check_key(key)
+            return {str(column): key for column, key in stated.items()}
+        except (ValueError, AttributeError, TypeError, SchemaError):
+            return {}
 
     def _raw(self, path: str) -> RawObject:
         return RawObject(self._prefix + path, self._find(path), self.location)
@@ -234,11 +251,15 @@ def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | No
     return [one for one in listed if one.number in wanted]
 
 
-def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str, str]]:
-    """The features that become leaves, by key, and why others do not."""
+def _leaves(info: Info, cameras: set[str], stated: Mapping[str, str]) -> tuple[dict[str, Feature], dict[str, str]]:
+    """The features that become leaves, by key, and why others do not. ``stated``: keys by feature, of an export."""
     features = [feature for feature in info.features if feature.name not in _RULES]
-    leaves, left_out, keys = dict[str, Feature](), dict[str, str](), _keys([feature.name for feature in features])
+    keys = _keys([feature.name for feature in features], stated)
+    leaves, left_out = dict[str, Feature](), dict[str, str]()
     for feature in features:
+        if stated and feature.name in OWN and feature.name not in stated:
+            left_out[feature.name] = "the export added it"
+            continue
         if feature.is_camera and feature.name not in cameras:
             left_out[feature.name] = "its camera was not asked for"
             continue
@@ -252,11 +273,16 @@ def _leaves(info: Info, cameras: set[str]) -> tuple[dict[str, Feature], dict[str
     return leaves, left_out
 
 
-def _keys(names: Sequence[str]) -> dict[str, str]:
+def _keys(names: Sequence[str], stated: Mapping[str, str]) -> dict[str, str]:
     """The key of the leaf of each feature. Keys of the fewest levels are placed first: a leaf has no leaves below it, so
     ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features. Among keys of as many
     levels the order decides: exports have ``info.timestamp`` of the data before lerobot's ``timestamp``."""
     keys, taken = dict[str, str](), TakenKeys(["task", "next/success"])
+    for name in names:
+        if name in stated and stated[name] not in taken:
+            keys[name] = stated[name]
+            taken.add(stated[name])
+    names = [name for name in names if name not in keys]
     is_tree = any(name.startswith("observation.") for name in names)
     placed = {name: "observation/observation" if is_tree and name == "observation" else _key(name) for name in names}
     for name, wanted in sorted(placed.items(), key=lambda item: item[1].count("/")):
