@@ -278,8 +278,8 @@ def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments
     and ``eps``, 1e-3.
 
     ``std`` is the population's (``numpy.std``), and batches hold ``(x - mean) / (std + eps)``. Read from the file beside the
-    folder if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a dataset
-    that is still being written and for values that are not finite.
+    folder if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a
+    dataset that is still being written and for values that are not finite.
     """
     place = _kept_at(dataset)
     kept = {} if place is None else _read_kept(place, dataset)
