@@ -34,13 +34,13 @@ Here = Mapping[str, "LocalDataset"]
 
 
 def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
-    """Print a table for a terminal, without columns that are empty.
+    """Print a table without columns that are empty.
 
     Datasets that differ only in a number (runs of a game) share a row.
     """
     rows = [_row(ids, entry, here) for ids, entry in combine(entries, here)]
     known = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
-    out.table([_COLUMNS[index] for index in known], [[row[index] for index in known] for row in rows])
+    out.table([_COLUMNS[index] for index in known], [[row[index] for index in known] for row in rows], same=True)
 
 
 def combine(entries: Iterable[CatalogueEntry], here: Here) -> list[tuple[str, CatalogueEntry]]:
@@ -87,12 +87,6 @@ def available(entry: CatalogueEntry) -> str | None:
 def state(local: LocalDataset) -> str:
     """The state of a dataset on this machine."""
     return f"partial {amounts.percent(local.done)}" if local.state == "partial" else local.state
-
-
-def plain_row(entry: CatalogueEntry) -> tuple[Any, ...]:
-    """A row of `search` in a pipe."""
-    counts = (entry.steps, entry.episodes, entry.bytes)
-    return entry.id, *counts, entry.observations, entry.actions, available(entry), entry.licence
 
 
 def record(entry: CatalogueEntry, local: LocalDataset | None = None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 stdout carries only the result: tables, values or one JSON document. stderr carries progress, notes, hints, questions, errors,
 and what a user's function prints. Three modes: text, ``--json`` (one document, also for errors) and ``--quiet`` (ids or
-paths). Text is aligned columns on a terminal, and tab-separated rows with plain numbers in a pipe.
+paths). Text is aligned columns on a terminal. In a pipe `list`, `search` and `sample` print the same; other commands print
+tab-separated rows with plain numbers.
 
 A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` adds colour
 on a dumb terminal, and in messages (stderr) that go to a file, such as the log of a CI job. Rows in a pipe are never coloured.
@@ -220,8 +221,8 @@ class OutputClosed(Exception):
 class Column:
     """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
 
-    ``optional`` columns are left out on a terminal that is too narrow for all columns. ``style`` chooses the style of a
-    value (see `STYLES`).
+    ``optional`` columns are left out on a terminal that is too narrow for all columns, and a note names them. ``style``
+    chooses the style of a value (see `STYLES`).
     """
 
     title: str
@@ -301,9 +302,9 @@ class Console:
             if sys.stdout is not None:
                 sys.stdout.flush()
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
-        """Print rows of bare values."""
-        if not self.on_terminal:
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, same: bool = False) -> None:
+        """Print rows of bare values; in a pipe these, or with ``same`` what a terminal shows."""
+        if not (self.on_terminal or same):
             for row in rows:
                 self.line("\t".join("-" if value is None else printable(str(value), one_line=True) for value in row))
             return
@@ -318,7 +319,8 @@ class Console:
         widths = [max(map(len, entries)) for entries in zip(titles, *cells)]
         shown = list(range(len(columns)))
         for index in reversed(range(len(columns))):
-            if columns[index].optional and sum(widths[i] + 2 for i in shown) - 2 > self.width:
+            is_wide = self.on_terminal and sum(widths[i] + 2 for i in shown) - 2 > self.width
+            if columns[index].optional and is_wide:
                 shown.remove(index)
 
         def align(entries: Sequence[str], styles: Sequence[str]) -> str:
@@ -332,14 +334,16 @@ class Console:
         self._print(self._painted(align(titles, [""] * len(titles)), "strong"))
         for row, entries in zip(values, cells):
             self._print(align(entries, [column.style(value) for column, value in zip(columns, row)]))
+        if left := [title for index, title in enumerate(titles) if index not in shown]:
+            self.note(f"the terminal is too narrow for {', '.join(left)}: widen it, or use --json")
 
-    def facts(self, facts: Sequence[Fact]) -> None:
-        """Print named values, one per line."""
+    def facts(self, facts: Sequence[Fact], *, same: bool = False) -> None:
+        """Print named values, one per line; in a pipe bare ones, or with ``same`` what a terminal shows."""
         margin = max((len(fact.name) for fact in facts), default=0) + 2
         for fact in facts:
-            if self.on_terminal:
+            if self.on_terminal or same:
                 name = fact.name.ljust(margin)
-                shown = printable(wrapped(fact.text, self.width, name))
+                shown = printable(wrapped(fact.text, self.width if self.on_terminal else None, name))
                 self._print(name + self._painted(shown.removeprefix(name), fact.style))
             else:
                 value = printable(str(fact.text if fact.value is None else fact.value), one_line=True)

@@ -54,9 +54,9 @@ def run(
 ) -> None:
     """List the datasets on this machine and the sources of other datasets; with SOURCE, the datasets of one source.
 
-    State is complete, partial (an unfinished download, with its progress), damaged, or - if not on this machine. In a
-    pipe every dataset is one tab-separated row: id, state, steps, episodes, bytes. Only --refresh uses the network; its
-    result is stored with the date. Counts that are approximate are marked with ~.
+    State is complete, partial (an unfinished download, with its progress), damaged, or - if not on this machine. Only
+    --refresh uses the network; its result is stored with the date. Counts that are approximate are marked with ~. For
+    programs: --quiet prints an id a line, --json all that is known.
     """
     from .. import settings
     from ..datasets import catalogue
@@ -120,19 +120,19 @@ def _show(
     from ..datasets.search import summarise
 
     rows = list(map(_row, here.values()))
-    if not (out.on_terminal and absent):
-        if rows or absent:
-            out.table(_COLUMNS, [*rows, *map(_absent, absent)])
+    if not absent:
+        if rows:
+            out.table(_COLUMNS, rows, same=True)
         return
     if narrowed:
         rows = [_row(one) for one in here.values() if one.id not in known]
     if rows:
-        out.table(_COLUMNS, rows)
+        out.table(_COLUMNS, rows, same=True)
         out.line()
     if narrowed:
         catalogue_table.show([*(known[one] for one in here if one in known), *absent], here)
     else:
-        out.table(_SOURCES, map(_source_row, summarise(known.values())))
+        out.table(_SOURCES, map(_source_row, summarise(known.values())), same=True)
 
 
 def _matches(dataset_id: str, source: str | None, match: str | None) -> bool:
@@ -169,10 +169,6 @@ def _source_row(summary: SourceSummary) -> tuple[str | None, ...]:
 
 def _row(dataset: Any) -> tuple[Any, ...]:
     return dataset.id, catalogue_table.state(dataset), dataset.steps, dataset.episodes, dataset.bytes
-
-
-def _absent(entry: CatalogueEntry) -> tuple[Any, ...]:
-    return entry.id, None, entry.steps, entry.episodes, entry.bytes
 
 
 def _record(dataset: Any, known: dict[str, CatalogueEntry]) -> dict[str, Any]:

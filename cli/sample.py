@@ -97,11 +97,11 @@ def run(
         if save is not None:
             out.line(str(save))
     elif speed:
-        out.facts(_speed_facts(speed))
+        out.facts(_speed_facts(speed), same=True)
     else:
-        out.table(_COLUMNS, _rows(batch))
+        out.table(_COLUMNS, _rows(batch), same=True)
         shown = ", ".join(map(str, index[:8].tolist())) + (", ..." if len(index) > 8 else "")
-        out.facts([Fact("first index" if len(index) > 8 else "index", shown)])
+        out.facts([Fact("first index" if len(index) > 8 else "index", shown)], same=True)
     if save is not None:
         out.note(f"wrote {save}")
 

@@ -18,7 +18,7 @@ EXAMPLES = """
   rbdata search human --source minari --quiet
 """
 
-#: Rows on a terminal without --limit.
+#: Rows without --limit.
 MOST_ROWS = 40
 
 
@@ -39,8 +39,8 @@ def run(
 ) -> None:
     """Search the catalogue of datasets to download, to record, and on this machine; the best match comes first.
 
-    Works offline. Approximate counts are marked with ~, unknown ones are -. In a pipe every dataset is one tab-separated row:
-    id, steps, episodes, bytes to download, observations, actions, available, licence.
+    Works offline. Approximate counts are marked with ~, unknown ones are -. For programs: --quiet prints an id a line, --json
+    all that is known.
     """
     from .. import settings
     from ..datasets import search as search_datasets
@@ -57,8 +57,6 @@ def run(
     elif out.quiet:
         for entry in entries:
             out.line(entry.id)
-    elif not out.on_terminal:
-        out.table((), map(catalogue_table.plain_row, entries))
     elif entries:
         rows = catalogue_table.combine(entries, here)
         shown = len(entries)

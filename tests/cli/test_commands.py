@@ -266,16 +266,20 @@ class TestEveryCommand:
 
 
 class TestList:
-    def test_in_a_pipe_every_dataset_is_a_row(self, call, made):
+    def test_what_is_here_and_the_sources(self, call, made):
         code, answer, notes = call("list", "--root", made)
-        rows = [line.split("\t") for line in answer.splitlines()]
+        here, sources = answer.split("\n\n")
+        rows = [re.split("  +", line) for line in here.splitlines()]
         assert (code, notes) == (0, "")
-        assert len(rows) == len(known_ids())  # the one that is here is one of them
-        assert rows[0][:4] == ["atari/Pong/5", "complete", "11956", "14"]
-        assert int(rows[0][4]) > 1e6
-        assert rows[1] == ["atari/AirRaid/1", "-", "50000000", "-", "-"]
-        hopper = next(row for row in rows if row[0] == "d4rl/hopper-medium-v2")
-        assert hopper == ["d4rl/hopper-medium-v2", "-", "1000000", "2187", "152756557"]
+        assert rows[0] == ["id", "state", "steps", "episodes", "size"]
+        assert rows[1][:4] == ["atari/Pong/5", "complete", "11,956", "14"] and rows[1][4].endswith(" MB")
+        assert re.split("  +", sources.splitlines()[1])[:2] == ["atari", "300"]
+        ids = call("list", "--root", made, "--quiet")[1].split()
+        assert set(ids) == set(known_ids()) and ids[0] == "atari/Pong/5"
+        hopper = next(
+            line for line in call("list", "d4rl", "--root", made)[1].splitlines() if "/hopper-medium-v2" in line
+        )
+        assert re.split("  +", hopper)[1:3] == ["~1,000,000", "153 MB"]
 
     def test_filters(self, call, made):
         assert call("list", "--root", made, "--local", "-q")[1] == "atari/Pong/5\n"
@@ -286,7 +290,7 @@ class TestList:
         assert (
             call("list", "atari", "--root", made, "-q")[1] == call("list", "--source", "atari", "--root", made, "-q")[1]
         )
-        assert len(call("list", "atari", "--root", made)[1].splitlines()) == 300
+        assert len(call("list", "atari", "--root", made, "-q")[1].splitlines()) == 300
         code, _, notes = call("list", "breakout")
         assert code == 2 and "`rbdata search breakout` finds datasets" in notes
         code, _, notes = call("list", "atari", "--source", "d4rl")
@@ -326,7 +330,7 @@ class TestList:
         (own / "atari/Pong/5/rbdata.json").write_text("{")
         code, answer, notes = call("list", "--local", "--root", own)
         assert code == 0
-        assert answer.split("\t")[1] == "damaged"
+        assert answer.splitlines()[1].split()[1] == "damaged"
         assert "is not JSON" in notes
 
     @pytest.mark.parametrize(
@@ -341,18 +345,18 @@ class TestList:
             (own / "my" / name / file).write_text(content)
         code, answer, _ = call("list", "--local", "--root", own)
         assert code == 0
-        assert {line.split("\t")[0] for line in answer.splitlines()} == {"atari/Pong/5", "my/bad", "my/begun"}
+        assert {line.split()[0] for line in answer.splitlines()} == {"id", "atari/Pong/5", "my/bad", "my/begun"}
 
 
 class TestSearch:
-    def test_rows_in_a_pipe(self, call, made):
+    def test_rows(self, call, made):
         code, answer, notes = call("search", "hopper", "medium", "--root", made)
-        rows = [line.split("\t") for line in answer.splitlines()]
-        assert (code, notes) == (0, "")
-        assert {len(row) for row in rows} == {8}
-        assert rows[0][:3] == ["d4rl/hopper-medium-v2", "1000000", "2187"]
-        assert rows[0][4:] == ["vector", "continuous", "Hugging Face, Berkeley", "CC-BY-4.0"]
-        assert all("hopper" in row[0] and "medium" in row[0] for row in rows)
+        rows = [re.split("  +", line) for line in answer.splitlines()]
+        assert (code, notes) == (0, f"next: rbdata info d4rl/hopper-medium-v2 --root {made}\n")
+        assert rows[0] == ["id", "steps", "size", "observations", "actions", "available", "licence"]
+        assert rows[1][:3] == ["d4rl/hopper-medium-v2", "~1,000,000", "153 MB"]
+        assert rows[1][3:] == ["vector", "continuous", "Hugging Face, Berkeley", "CC-BY-4.0"]
+        assert all("hopper" in row[0] and "medium" in row[0] for row in rows[1:])
 
     def test_filters(self, call, made):
         assert call("search", "pong", "--actions", "discrete", "--limit", 2, "-q", "--root", made)[1].split() == [
@@ -360,8 +364,8 @@ class TestSearch:
             "atari/Pong/2",
         ]
         code, answer, notes = call("search", "hopper", "--max-size", "60MB", "--source", "d4rl", "--root", made)
-        sizes = [int(line.split("\t")[3]) for line in answer.splitlines()]
-        assert code == 0 and sizes and max(sizes) <= 60e6
+        sizes = [float(size) for size in re.findall(r"([\d.]+) MB", answer)]
+        assert code == 0 and len(sizes) == len(answer.splitlines()) - 1 and max(sizes) <= 60
         assert "left out, because their size is unknown: 5 datasets" in notes
         assert call("search", "--observations", "smell", "--root", made)[0] == 2
         assert call("search", "--max-size", "big", "--root", made)[0] == 2

@@ -137,11 +137,29 @@ class TestCompletion:
 
 
 class TestPipes:
-    def test_rows_are_plain(self, made):
-        done = run("list", "--root", made, env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "30"})
-        assert done.stderr == ""
-        assert "\x1b" not in done.stdout
-        assert all(line.count("\t") == 4 for line in done.stdout.splitlines())
+    @pytest.mark.parametrize("words", ["list", "list atari", "list --local", "search hopper", "sample Pong/5 --seed 0"])
+    def test_have_what_a_terminal_shows(self, made, words):
+        """Rounded, with units and all columns, without colour; programs have --json."""
+        narrow = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "30", "RBDATA_ROOT": str(made)}
+        done = run(*words.split(), env=narrow)
+        assert "\x1b" not in done.stdout and "\t" not in done.stdout
+        code, seen = in_terminal(*words.split(), columns=300, RBDATA_ROOT=str(made), NO_COLOR="1")
+        assert code == done.returncode == 0
+        assert seen.replace("\x1b[?25h", "").find(done.stdout) >= 0
+
+    def test_have_the_speed_with_its_units(self, made):
+        done = run("sample", "Pong/5", "--bench", "--root", made)
+        assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [
+            "batches",
+            "transitions",
+            "bytes",
+            "copy floor",
+        ]
+        assert all(unit in done.stdout for unit in (" per second", "B/s", "% of "))
+
+    def test_columns_that_a_narrow_terminal_has_no_room_for_are_named(self, made):
+        code, seen = in_terminal("list", "--local", columns=40, RBDATA_ROOT=str(made), NO_COLOR="1")
+        assert code == 0 and "too narrow for episodes" in " ".join(seen.split())
 
     @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["--help"], ["list", "--help"]])
     def test_a_reader_that_has_enough_is_no_failure(self, words):
