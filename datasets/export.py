@@ -624,7 +624,7 @@ def _rate(work: _Export, source: Mapping[str, Any]) -> float:
 
 
 def _is_rate(stated: Any) -> TypeGuard[float]:
-    return isinstance(stated, (int, float, np.number)) and 0 < stated <= 1000
+    return isinstance(stated, (int, float, np.number)) and bool(0 < stated <= 1000)
 
 
 def _lerobot_blocks(
