@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ....errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundError, UsageError, reason
-from ....storage.durable import is_full
+from ....storage.durable import is_about_reader, is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
 from ...formats.hdf5 import damage_reported, missing_part
@@ -682,6 +682,8 @@ def _open_columns(path: Path, scratch: Path) -> Table:
             columns.append(batch)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         _refuse_full(error, path, scratch)
+        if isinstance(error, OSError) and is_about_reader(error):
+            raise
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
     return columns.table()
 

@@ -114,7 +114,7 @@ class AtariSource(Source):
 
     def recognises(self, path: Path) -> bool:
         digits = "[0-9]" * 5
-        patterns = ("*_ckpt.*.gz", "replay_logs/*_ckpt.*.gz", f"run_*-{digits}-of-{digits}")
+        patterns = ("*observation_ckpt.*.gz", "replay_logs/*observation_ckpt.*.gz", f"run_*-{digits}-of-{digits}")
         return path.is_dir() and any(any(path.glob(pattern)) for pattern in patterns)
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:

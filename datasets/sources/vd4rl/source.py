@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ....errors import ObjectNotFoundError
+from ....errors import CorruptSourceError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...ingest.job import ConvertOptions, Job
@@ -74,7 +75,7 @@ class VD4RLSource(Source):
         return _job(name, location, folder, files, options)
 
     def recognises(self, path: Path) -> bool:
-        from ...formats.npy import array_names
+        from ...formats.npy import NpzArchive
         from ...ingest.raw_files import hdf5_names
 
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -87,9 +88,12 @@ class VD4RLSource(Source):
             arrays = hdf5_names(file)
             frames = arrays.get("observation", "").split()  # dtype and shape
             return frames[:1] == ["uint8"] and len(frames) == 5 and {"action", "reward", "step_type"} <= arrays.keys()
-        names = array_names(file)
         named = _EPISODE_FILE.match(file.name) is not None  # a user's own file may have these keys
-        return {"image", "action", "reward"} <= names and (named or "is_first" in names)
+        with suppress(CorruptSourceError, OSError), NpzArchive(file, file.name) as archive:
+            if {"image", "action", "reward"} <= set(archive.keys) and (named or "is_first" in archive.keys):
+                dtype, shape = archive.head("image")
+                return dtype == "uint8" and len(shape) == 4
+        return False
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder of npz files, or of shards; or one such file."""

@@ -79,6 +79,12 @@ def table(path: Path) -> Path:
     return path / "a.parquet"
 
 
+def beside_weights(path: Path) -> Path:
+    (path / "agent_ckpt.5.gz").write_bytes(b"weights")
+    np.savez(path / "a.npz", **steps())
+    return path
+
+
 def runs(path: Path) -> Path:
     np.savez(path / "run_1-0-of-1.npz", **steps())
     return path
@@ -93,6 +99,7 @@ OWN: list[tuple[Callable[[Path], Path], int]] = [
     (beside_metadata, 1),
     (table, 1),
     (runs, 1),
+    (beside_weights, 1),
 ]
 
 
@@ -103,6 +110,12 @@ def test_own_files_that_look_like_a_provider_s(make: Callable[[Path], Path], epi
     found = rbdata.open_dataset(rbdata.convert(path, "my/own", root=tmp_path / "root"))
     assert len(found.episodes) == episodes
     assert found["next", "reward"].flatten().tolist() == [1, 2, 3, 4] * (len(found) // 4)
+
+
+def test_features_called_image_are_not_frames_of_vd4rl(tmp_path: Path) -> None:
+    arrays = steps(observations="image", actions="action", rewards="reward", terminals="is_terminal")
+    np.savez(tmp_path / "a.npz", **arrays, is_first=np.arange(4) == 0)
+    assert catalogue.recognise(tmp_path / "a.npz") == "arrays"
 
 
 @pytest.mark.parametrize(

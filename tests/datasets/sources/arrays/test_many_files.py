@@ -80,14 +80,14 @@ def test_a_folder_of_more_files_than_may_be_open(name: str, tmp_path: Path) -> N
 
 
 def test_a_process_without_free_descriptors_is_not_called_a_damaged_file(tmp_path: Path) -> None:
-    for suffix, write in ((".npz", WRITERS["stored.npz"]), (".h5", write_hdf5)):
+    for suffix, write in ((".npz", WRITERS["stored.npz"]), (".h5", write_hdf5), (".parquet", write_parquet)):
         write(tmp_path / f"a{suffix}", episode(0))
     code = """
-import os, h5py, numpy, rbdata.datasets.formats.hdf5, rbdata.datasets.formats.packed
+import os, h5py, numpy, pyarrow.parquet, rbdata.datasets.formats.hdf5, rbdata.datasets.formats.packed
 from pathlib import Path
 from rbdata.datasets.sources.arrays.tables import open_tables
 held = []
-for name in ("a.npz", "a.h5"):
+for name in ("a.npz", "a.h5", "a.parquet"):
     try:
         while True:
             held.append(os.open(".", os.O_RDONLY))
@@ -99,7 +99,7 @@ for name in ("a.npz", "a.h5"):
         print(name, error.errno)
 """
     ended = limited(code, tmp_path, 100)
-    assert ended.stdout.split() == ["a.npz", "24", "a.h5", "24"], ended.stdout + ended.stderr
+    assert ended.stdout.split() == ["a.npz", "24", "a.h5", "24", "a.parquet", "24"], ended.stdout + ended.stderr
 
 
 # -- archives ------------------------------------------------------------------------------------------------------------
