@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -23,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import RbdataError, UsageError, without_logins
@@ -100,6 +102,11 @@ def explain(error: BaseException) -> Failure:
         what = error.strerror or str(error)
         message = f"{what}: {error.filename}" if error.filename else what
         code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
+        if isinstance(error.filename, (str, os.PathLike)):
+            error.filename = _lasting(os.fspath(error.filename))
+            message = f"{what}: {error.filename}"
+            if not _is_below_root(error.filename):
+                hint = hint.replace("another folder with --root or RBDATA_ROOT", "another place")
         if error.filename == _STANDARD_OUTPUT:
             hint = "the command's output cannot be written: free space there, or redirect it"
         elif "usable temporary directory" in what:
@@ -115,6 +122,28 @@ def explain(error: BaseException) -> Failure:
         return Failure("failed", message, "it must raise an error, or return; --debug shows where", 1)
     message = " ".join(f"{type(error).__name__}: {error}".split())
     return Failure("internal", message, "this is a bug in rbdata; --debug shows the traceback", 1)
+
+
+#: The names of unfinished files and folders: ``.NAME.writing``, or ``.NAME.`` with a machine, a process and random letters.
+_TEMPORARY = re.compile(r"\.(.+?)\.(?:writing|[0-9a-f]{8}-\d+-\w+)")
+
+
+def _lasting(path: str) -> str:
+    """The path that a user knows: for one inside an unfinished folder, what that becomes."""
+    for folder in (Path(path), *Path(path).parents):
+        if found := _TEMPORARY.fullmatch(folder.name):
+            path = str(folder.with_name(found[1]))
+    return path
+
+
+def _is_below_root(path: str) -> bool:
+    """Whether another --root would be another place for this path."""
+    from .. import settings
+
+    words = out.arguments
+    given = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--root"]
+    given += [word.removeprefix("--root=") for word in words if word.startswith("--root=")]
+    return Path(path).absolute().is_relative_to(settings.root(given[-1] if given else None).absolute())
 
 
 def _argument_failure(error: BaseException) -> Failure | None:

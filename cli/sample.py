@@ -50,7 +50,9 @@ def run(
     dataset: LocalId,
     n: Annotated[
         int | None,
-        Option("-n", "--batch-size", min=1, metavar="N", help="Steps in a batch (default: 32, fewer of large rows)."),
+        Option(
+            "-n", "--batch-size", min=1, metavar="N", help="Steps in a batch (default: about 32, fewer of large rows)."
+        ),
     ] = None,
     slice_len: Annotated[int | None, Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")] = None,
     frame_stack: Annotated[int | None, Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
@@ -75,7 +77,11 @@ def run(
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
-        n = n or (32 if slice_len else _usual_batch(opened))
+        longest = int(opened.episodes.length.max(initial=0))
+        if slice_len is not None and slice_len > longest:
+            message = f"no episode of {opened.id} has {slice_len:,} steps"
+            raise UsageError(message, hint=f"the longest has {longest:,}: --slice-len {longest} or less")
+        n = n or (slice_len * max(1, 32 // slice_len) if slice_len else _usual_batch(opened))
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
     if save is not None:

@@ -165,13 +165,13 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
         alike = [leaf for leaf in found if leaf is not None]  # all of them
         constant = alike[0].constant if all(leaf.constant == alike[0].constant for leaf in alike) else None
         leaves.append(replace(alike[0], constant=constant))
+    if any(map(is_observation, names)) and not any(is_observation(leaf.name) for leaf in leaves):
+        message = f"the datasets have no observation in common: they differ in {', '.join(unlike)}"
+        raise UsageError(message, hint="make their observations alike first, with `rbdata preprocess --fn`")
     if unlike and keys != "common":
         message = f"the datasets have unlike leaves: {', '.join(unlike)}"
         hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
         raise UsageError(message, hint=hint)
-    if any(map(is_observation, names)) and not any(is_observation(leaf.name) for leaf in leaves):
-        message = f"the datasets have no observation in common: they differ in {', '.join(unlike)}"
-        raise UsageError(message, hint="make their observations alike first, with `rbdata preprocess --fn`")
     return leaves
 
 

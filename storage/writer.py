@@ -193,9 +193,11 @@ class DatasetWriter:
                 journal.record({"kind": _ONCE})
         elif not same:
             message = f"an unfinished {place.id} exists, started with other options, shards or source files"
-            command = journal.command
-            how = f"it with `{command}`" if command else "with the options it was started with"
-            raise UnfinishedDatasetError(message, hint=f"continue {how}, or start over with --force ({self.folder})")
+            asked, command = command, journal.command
+            how = f"continue it with `{command}`" if command else "continue it with the options it was started with"
+            if command and command == asked:  # the same words: what they name has changed
+                how = "undo what was changed since (a file that it reads, or its code) to continue"
+            raise UnfinishedDatasetError(message, hint=f"{how}, or start over with --force")
         remove_unfinished(self.folder)
         self._journal = journal
         self._is_proved = False

@@ -224,7 +224,8 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         raise DatasetExistsError(message, hint="write it as it is there, or choose another --root")
     differs = _differences(manifest, request.options)
     if differs:
-        message = f"{place.id} already exists, made with different options: {', '.join(differs)}"
+        values = (f"{name} ({there} there, {asked} asked for)" for name, (there, asked) in differs.items())
+        message = f"{place.id} already exists, made with different options: {', '.join(values)}"
         raise DatasetExistsError(message, hint="replace it with --force, or delete it first")
     return None if list_missing(manifest, request.options) else manifest
 
@@ -233,7 +234,7 @@ def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
     """The options and the choice of shards in which a dataset differs from the request; additional shards are accepted."""
     wanted, have = options.parts, manifest.source
     enough = have.get("all_shards", True) if wanted is None else set(wanted) <= set(have.get("shards", []))
-    return _differences(manifest, options) + ([] if enough else ["choice of shards"])
+    return [*_differences(manifest, options), *([] if enough else ["choice of shards"])]
 
 
 def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> Request:
@@ -284,8 +285,9 @@ def read_objects(place: DatasetPlace) -> list[dict[str, Any]]:
         return []
 
 
-def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
-    """The options in which an existing dataset differs from what is asked for; an option that is not given always matches."""
+def _differences(manifest: Manifest, options: ConvertOptions) -> dict[str, tuple[Any, Any]]:
+    """The options in which an existing dataset differs from what is asked for, with the values there and asked for; an option
+    that is not given always matches."""
     recorded = manifest.source.get("options", {})
     asked = {
         "codec": None if options.codec == "auto" else options.codec,
@@ -294,4 +296,5 @@ def _differences(manifest: Manifest, options: ConvertOptions) -> list[str]:
         "time_limit": options.time_limit,
         **{name: value for name, value in options.extra.items() if value != "auto"},
     }
-    return [name for name, value in asked.items() if value is not None and recorded.get(name, value) != value]
+    given = {name: value for name, value in asked.items() if value is not None}
+    return {name: (recorded[name], value) for name, value in given.items() if recorded.get(name, value) != value}

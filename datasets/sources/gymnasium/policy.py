@@ -105,7 +105,10 @@ class Actor:
             message = f"the policy {self._name} failed: {type(error).__name__}: {reason(error)}"
             trace = error.__traceback__.tb_next if error.__traceback__ else None
             detail = "".join(traceback.format_exception(type(error), error, trace))
-            raise FunctionError(message, hint="try it on env.reset()[0] in Python", detail=detail) from error
+            hint = "try it on env.reset()[0] in Python"
+            if self._count > 1:
+                hint = f"with num_envs it gets {self._count} observations stacked, and returns {self._count} actions"
+            raise FunctionError(message, hint=hint, detail=detail) from error
 
     def __call__(self, observations: Sequence[Any]) -> Sequence[Any]:
         """The actions to take, one for each observation.
@@ -159,7 +162,7 @@ def check_action(action: Any, space: gymnasium.Space, count: int | None, what: s
     try:
         return _checked(action, space, count)
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-        wanted = f"{space}" if count is None else f"{count} of {space}, stacked"
+        wanted = f"{space}" if count is None else f"{count} of {space}, stacked as the observations are"
         message = f"{what} {action!r:.80}: {reason(error)}"
         raise UsageError(message, hint=f"the environment takes {wanted}") from error
 
