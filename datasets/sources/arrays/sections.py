@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -149,31 +149,25 @@ def _goes_on(before: _File, file: _File, *, parts: bool, numbered: bool) -> bool
 # -- parts of one table -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Rows:
     """The rows of one array in several tables, one after the other."""
 
-    parts: Sequence[tuple[Table, str]]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        table, name = self.parts[0]
-        return table.arrays[name].dtype.newbyteorder("=")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shapes = [table.values[name].shape for table, name in self.parts]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    def __init__(self, parts: Sequence[tuple[Table, str]]) -> None:
+        self._parts = parts
+        values = [table.values[name] for table, name in parts]
+        self._ends = np.cumsum([value.shape[0] for value in values])
+        self.dtype = values[0].dtype.newbyteorder("=")
+        self.shape = (int(self._ends[-1]), *values[0].shape[1:])
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         low, high, _ = rows.indices(self.shape[0])
-        read, begin = [], 0
-        for table, name in self.parts:
-            end = begin + table.values[name].shape[0]
-            if begin < high and end > low:
-                read.append(table.read(name, max(low, begin) - begin, min(high, end) - begin))
-            begin = end
-        return np.concatenate(read).astype(self.dtype) if read else np.zeros((0, *self.shape[1:]), self.dtype)
+        first, last = np.searchsorted(self._ends, [low, high - 1], "right")
+        read = [np.zeros((0, *self.shape[1:]), self.dtype)]
+        for part in range(first, last + 1 if low < high else first):
+            (table, name), begin = self._parts[part], int(self._ends[part - 1]) if part else 0
+            end = int(self._ends[part])
+            read.append(table.read(name, max(low, begin) - begin, min(high, end) - begin))
+        return np.concatenate(read).astype(self.dtype, copy=False)
 
 
 def _joined(files: Sequence[_File]) -> tuple[Table, Roles]:
@@ -193,7 +187,9 @@ def _joined(files: Sequence[_File]) -> tuple[Table, Roles]:
         name: _Rows([(file.table, names[key]) for file, names in zip(files, named)]) for key, name in named[0].items()
     }
     title = f"{first.table.name} to {_stem(files[-1].table)}"
-    return Table(title, dict(values), names=first.table.names), first.roles
+    unreadable = {name: why for file in reversed(files) for name, why in file.table.unreadable.items()}
+    left_out = {name: why for file in reversed(files) for name, why in file.roles.left_out.items()}
+    return Table(title, dict(values), unreadable, names=first.table.names), replace(first.roles, left_out=left_out)
 
 
 def _names(roles: Roles) -> Mapping[str, str]:

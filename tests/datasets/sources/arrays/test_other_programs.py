@@ -245,6 +245,16 @@ def test_files_that_are_taken_as_an_episode_each_are_said(tmp_path: Path) -> Non
     assert lengths(convert(tmp_path, force=True)) == [11]
 
 
+def test_what_is_left_out_of_any_part_is_said(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x-0-of-2.npz", **steps(4), done=np.zeros(4))
+    np.savez(
+        tmp_path / "x-1-of-2.npz", **steps(4), done=np.arange(4) == 3, names=np.array(["a"] * 4), table=np.zeros((2, 2))
+    )
+    dataset = convert(tmp_path)
+    assert lengths(dataset) == [8]
+    assert set(dataset.manifest.source["left_out"]) == {"names", "table"}
+
+
 def test_files_that_go_on_in_one_another_have_the_same_flags(tmp_path: Path) -> None:
     np.savez(tmp_path / "x-0-of-2.npz", **steps(4), terminated=np.zeros(4))
     np.savez(tmp_path / "x-1-of-2.npz", **steps(4), terminated=np.zeros(4), truncated=np.arange(4) == 3)
