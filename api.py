@@ -432,7 +432,7 @@ def audit(
     """Say what is wrong with the data of a dataset before training: ``report.ok``, ``report.findings``.
 
     Rewards outside their range, values that are not finite or never vary, flags that disagree, observations that are
-    repeated, shifted or lead into another episode, and more, each with its steps and what it does to a learner (docs/audit.md).
+    repeated or lead into another episode, and more, each with its steps and what it does to a learner (docs/audit.md).
     `verify` compares bytes with checksums instead. Several datasets, such as those for training and for validation, are also
     compared with each other. ``reward_range`` is the smallest and the largest reward of the task, by default the one that the
     source states. Every row of small leaves is read once; of frames a sample is read, which ``report.datasets`` states.

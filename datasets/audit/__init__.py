@@ -5,7 +5,7 @@ arrays (`blocks`) and return findings (`findings`). They are grouped by what the
 
     values        columns of leaves: not finite, constant, outside their space, far outside of what is usual
     ends          flags, the episode table, returns, time limits
-    transitions   a state and its successor: repeated, not joined, jumps, actions or rewards shifted by a step
+    transitions   a state and its successor: repeated, not joined, leading into another episode
     duplicates    episodes and transitions that occur twice, in one dataset or in two
     frames        images, of which a sample is read
     pairs         two datasets that are used together: leaves, scales, shared episodes
