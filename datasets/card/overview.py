@@ -171,11 +171,6 @@ class Overview:
     scores: dict[str, float] = field(default_factory=dict)
     not_scored: int = 0
 
-    def score(self, total: float) -> float:
-        """The normalised score of a return: 0 for the lower reference, 100 for the upper. Needs ``reference``."""
-        assert self.reference is not None
-        return float(self.reference.normalize(total))
-
     def to_json(self) -> dict[str, Any]:
         """For programs; the keys are stable."""
         return {

@@ -107,8 +107,9 @@ class Lane:
         self, number: int, values: LeafRows, observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf], room: int
     ) -> None:
         self.number, self._values, self._room = number, values, room
-        self._observation, self._action = observation, action
-        self._buffers = [np.zeros((room, *leaf.shape), leaf.dtype) for leaf in (*observation, *action)]
+        self._of_states, self._of_steps = (
+            [(leaf, np.zeros((room, *leaf.shape), leaf.dtype)) for leaf in leaves] for leaves in (observation, action)
+        )
         self._reward, self._end = np.zeros(room), np.zeros(room, np.uint8)
         #: Rows in the buffers.
         self.states = self.steps = 0
@@ -121,12 +122,12 @@ class Lane:
     def put_state(self, observation: Any) -> None:
         """Take an observation. Raises RbdataError if it is not of its space."""
         self._values.check(observation)
-        self._put(self._observation, self._buffers, self.states, observation)
+        self._put(self._of_states, self.states, observation)
         self.states += 1
 
     def put_action(self, action: Any) -> None:
         """Take the action of the step that follows."""
-        self._put(self._action, self._buffers[len(self._observation) :], self.steps, action)
+        self._put(self._of_steps, self.steps, action)
 
     def put_step(self, observation: Any, reward: float, end: int) -> None:
         """Take the results of the step; ``end`` is 0 where the episode continues."""
@@ -136,14 +137,14 @@ class Lane:
 
     def take(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """The rows of each column, the rewards and the ends; valid until the next row is put."""
-        counts = [self.states] * len(self._observation) + [self.steps] * len(self._action)
-        rows = [buffer[:count] for buffer, count in zip(self._buffers, counts)]
+        rows = [buffer[: self.states] for _, buffer in self._of_states]
+        rows += [buffer[: self.steps] for _, buffer in self._of_steps]
         taken = rows, self._reward[: self.steps], self._end[: self.steps]
         self.states = self.steps = 0
         return taken
 
-    def _put(self, leaves: Sequence[SpaceLeaf], buffers: Sequence[np.ndarray], row: int, value: Any) -> None:
-        for leaf, rows in zip(leaves, buffers):
+    def _put(self, buffers: Sequence[tuple[SpaceLeaf, np.ndarray]], row: int, value: Any) -> None:
+        for leaf, rows in buffers:
             one = self._values.pick(leaf, value) if leaf.path else value
             same = type(one) is np.ndarray and one.dtype == rows.dtype and one.shape == leaf.shape
             rows[row] = one if same else self._values.row(leaf, one)
