@@ -229,12 +229,17 @@ def _median_seconds(*functions: Callable[[], object]) -> list[float]:
     return [statistics.median(times) for times in seconds]
 
 
+def _rounded(rate: float) -> str:
+    """A measured rate: repeated, it differs by some percent."""
+    return amounts.count(round(rate)) if rate >= 100 else f"{rate:.3g}"
+
+
 def _speed_facts(speed: dict[str, float]) -> list[Fact]:
     batches, transitions, size = (speed[f"{name}_per_second"] for name in ("batches", "transitions", "bytes"))
     share, floor = speed["share_of_floor"], speed["floor_batches_per_second"]
     return [
-        Fact("batches", f"{amounts.real(batches)} per second", batches),
+        Fact("batches", f"{_rounded(batches)} per second", batches),
         Fact("transitions", f"{amounts.count(round(transitions))} per second", transitions),
         Fact("bytes", f"{amounts.size(size)}/s", size),
-        Fact("copy floor", f"{amounts.percent(share)} of {amounts.real(floor)} batches per second", share),
+        Fact("copy floor", f"{amounts.percent(share)} of {_rounded(floor)} batches per second", share),
     ]

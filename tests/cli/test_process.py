@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pty
+import re
 import resource
 import shlex
 import signal
@@ -156,6 +157,7 @@ class TestPipes:
             "copy floor",
         ]
         assert all(unit in done.stdout for unit in (" per second", "B/s", "% of "))
+        assert not re.search(r"\d{3}\.\d", done.stdout)
 
     def test_columns_that_a_narrow_terminal_has_no_room_for_are_named(self, made):
         code, seen = in_terminal("list", "--local", columns=40, RBDATA_ROOT=str(made), NO_COLOR="1")
