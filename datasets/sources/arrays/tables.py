@@ -361,11 +361,14 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
         message = f"{path} holds {there}: files of one kind are read as a dataset"
         raise UsageError(message, hint="convert a part of them")
     tables = []
+    folders = Counter(one.parent for one in found)
     for one in found:
         inside = one.relative_to(path).parent
         for table in _open(one, scratch, files, split):  # files of one name lie in folders of their own
             table.name = (inside / table.name).as_posix()
-            if table.kind == "file" and len(found) > 1:  # named as an episode, one of several
+            # One of several that are named as episodes are, or are alone in a folder that is.
+            is_named = table.kind == "file" or (folders[one.parent] == 1 and bool(_EPISODE.search(inside.name)))
+            if is_named and table.kind in ("file", "table") and len(found) > 1:
                 table.kind = "episode"
             elif table.kind == "table":
                 table.kind = "file"

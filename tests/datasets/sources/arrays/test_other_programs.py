@@ -130,7 +130,7 @@ def demonstration(flag: list[int], more_states: int = 1, first: int = 0) -> dict
 @pytest.mark.parametrize("flag", REPEATED)
 @pytest.mark.parametrize("more_states", [0, 1])
 @pytest.mark.parametrize(
-    "kind", ["groups", "groups in data", "one group", "files", "lengths", "ends", "numbers", "map"]
+    "kind", ["groups", "groups in data", "one group", "files", "folders", "lengths", "ends", "numbers", "map"]
 )
 def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
     kind: str, more_states: int, flag: str, tmp_path: Path
@@ -146,11 +146,12 @@ def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
         write_hdf5(
             path, {f"{inside}demo_{k}/{key}": value for k, one in enumerate(episodes) for key, value in one.items()}
         )
-    elif kind in ("files", "map"):
-        path = tmp_path / "runs"
-        path.mkdir()
+    elif kind in ("files", "folders", "map"):
+        path = tmp_path / "own"
         for k, one in enumerate(episodes):
-            np.savez(path / f"{'traj' if kind == 'files' else 'x'}_{k}.npz", **one)
+            name = {"files": f"traj_{k}.npz", "folders": f"episode_{k}/data.npz", "map": f"x_{k}.npz"}[kind]
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path / name, **one)
         options = {"map": {"episode": 0}} if kind == "map" else {}
     else:
         stated = {"lengths": [6] * 3, "ends": [6, 12, 18], "numbers": np.repeat([4, 7, 9], 6)}[kind]
