@@ -24,6 +24,7 @@ from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.local import find
 from ..datasets.workers import open_engine
+from ..datasets.workers.local_engine import LocalEngine
 from ..datasets.workers.task import Engine, usable_cpus
 from ..errors import UnfinishedDatasetError, UsageError
 from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
@@ -113,7 +114,7 @@ def _workers(run: Run, listener: Listener, engine: Engine | None) -> Iterator[Wo
     if engine is None and request.engine == "local":
         opened.separate = procs != 0
     opened.on_output = listener.on_output
-    here = request.engine == "local" and not opened.separate
+    here = isinstance(opened, LocalEngine) and not opened.separate
     opened.prepare()
     try:
         yield Workers(opened, here, listener)

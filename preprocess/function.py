@@ -152,13 +152,18 @@ class Function:
         fit = self.traits.fit if self.traits else None
         return fit if fit is not None and fit.needed(**self.args) else None
 
+    @cached_property
+    def _passed(self) -> dict[str, Any]:
+        return self.args if self.statistics is None else {**self.args, STATISTICS: self.statistics}
+
+    @cached_property
+    def _takes_generator(self) -> bool:
+        return GENERATOR in self.parameters and GENERATOR not in self.args
+
     def __call__(self, td: Any, generator: Any, **numbers: Any) -> Any:
-        passed = dict(self.args)
-        if self.statistics is not None:
-            passed[STATISTICS] = self.statistics
-        if GENERATOR in self.parameters and GENERATOR not in passed:
-            passed[GENERATOR] = generator
-        return self.fn(td, **passed, **numbers)
+        """The function's result; after `resolve`."""
+        seeded = {GENERATOR: generator} if self._takes_generator else {}
+        return self.fn(td, **seeded, **numbers, **self._passed)
 
     def resolve(self, folder: Path) -> None:
         """Replace the text of an argument that names a function (of `relabel_rewards`) by that function."""
@@ -169,8 +174,7 @@ class Function:
     def map_states(self, name: str, rows: Any) -> Any:
         """The state rows ``[n, ...]`` of one leaf, mapped; only where `Traits.applies_to_states`."""
         assert self.traits is not None and self.traits.map_states is not None
-        passed = {} if self.statistics is None else {STATISTICS: self.statistics}
-        return self.traits.map_states(name, rows, **self.args, **passed)
+        return self.traits.map_states(name, rows, **self._passed)
 
     def check(self) -> None:
         """Raise UsageError unless the function can be called with its arguments."""

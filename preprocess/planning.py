@@ -124,7 +124,7 @@ def _collect_one(config: RunConfig, number: int, fn: Any, pieces: Sequence[Chunk
     label, fit = config.chain.labels[number], fn.traits.fit
     found: dict[int, dict[str, Any]] = {}
     for index, arrays in workers.run("collect_statistics", config, pieces, number=number):
-        found[index] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        found[index] = {name: torch.tensor(array) for name, array in arrays.items()}
         workers.listener.on_stage(f"first pass for {label}, {len(found)} of {len(pieces)}")
     partials = [found[index] for index in sorted(found) if found[index]]
     if not partials:
