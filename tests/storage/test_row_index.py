@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rbdata import (
-    CompressedListStorage,
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
@@ -22,7 +20,7 @@ from rbdata import (
 from tensordict import TensorDict
 
 COUNT = 6
-STORAGES = [ListStorage, LazyStackStorage, CompressedListStorage, LazyTensorStorage, LazyMemmapStorage]
+STORAGES = [ListStorage, LazyTensorStorage, LazyMemmapStorage]
 MASK = [True, False, True, False, False, True]
 INDICES: list[Any] = [
     0,
