@@ -14,12 +14,11 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import PluginWarning
-from .console import INTERRUPTED, OutputClosed, explain, out
+from .console import INTERRUPTED, OutputClosed, discard, explain, out
 
 #: New objects between two garbage collections, instead of 700. Most commands create fewer, not counting the objects of
 #: imported modules, which are never freed.
@@ -124,14 +123,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _discard_unwritten() -> None:
-    """Redirect streams that cannot be written to /dev/null: Python flushes them again at exit, which must not fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            discard(stream)
 
 
 def _report(error: BaseException) -> int:

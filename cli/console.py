@@ -460,13 +460,22 @@ class Console:
 
     def _write(self, content: str, *, is_printable: bool = False) -> None:
         # A stderr that is closed, full, or without a reader (``2>&1 | head``) does not stop the work.
-        with suppress(OSError, ValueError):
+        try:
             if sys.stderr is not None:
                 sys.stderr.write(content if is_printable else printable(content))
                 sys.stderr.flush()
+        except (OSError, ValueError):
+            discard(sys.stderr)
 
     def _painted(self, content: str, style: str) -> str:
         return _paint(content, style) if wants_colour(terminal=self.on_terminal, messages=False) else content
+
+
+def discard(stream: Any) -> None:
+    """Redirect a stream that cannot be written to /dev/null: Python flushes it again, when a process is started and at exit,
+    which must not fail."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
