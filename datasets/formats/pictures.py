@@ -159,7 +159,8 @@ def _open(data: bytes, where: str, formats: Sequence[str] = ("PNG", "JPEG")) -> 
         raise CorruptSourceError(f"{where} is a {other}, not a {wanted}", hint=f"write it as {wanted}, {_LEAVE_OUT}")
     with _damage_reported(where, f"is not a valid {wanted}"):
         image = Image.open(io.BytesIO(data), formats=formats)
-        if image.format == "PNG":
+    if image.format == "PNG":
+        with _damage_reported(where):
             image.verify()  # the checksums, which decoding leaves out; the picture cannot be read any more
-            image = Image.open(io.BytesIO(data), formats=formats)
-        return image
+        image = Image.open(io.BytesIO(data), formats=formats)
+    return image
