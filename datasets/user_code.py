@@ -151,7 +151,12 @@ def _import(where: str, folder: Path, reference: str) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit of a script, too
         message = f"{reference} cannot be loaded: importing {where} raised {type(error).__name__}: {error}"
-        detail = "".join(traceback.format_exception(error))
+        trace = error.__traceback__
+        while (
+            trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith((__file__, "<frozen"))
+        ):
+            trace = trace.tb_next  # theirs, and nothing of ours
+        detail = "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace))
         raise FunctionError(message, hint="import it in Python to see more", detail=detail) from error
 
 

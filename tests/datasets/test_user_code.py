@@ -133,6 +133,7 @@ def test_a_failing_import_has_its_traceback(project, text):
     with pytest.raises(FunctionError) as raised:
         find("bad.py:fn", project)
     assert "bad.py" in raised.value.detail and text.split()[0] in raised.value.detail
+    assert "user_code.py" not in raised.value.detail
     write(project / "bad.py", "def fn():\n    return 1\n")
     assert find("bad.py:fn", project)() == 1
 
