@@ -153,8 +153,8 @@ def _procs() -> Setting:
 
 def _check_procs(value: Any, origin: str) -> int:
     number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        message = f"{origin}: procs is {value!r}, must be an integer of at least 1"
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        message = f"{origin}: procs is {value!r}, must be an integer of at least 0"
         raise UsageError(message, hint="for example: procs = 8")
     return number
 

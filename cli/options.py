@@ -106,7 +106,8 @@ SourceName = Annotated[
     Option("--source", metavar="NAME", help="The source that the files are from.", autocompletion=complete_source),
 ]
 Procs = Annotated[
-    int | None, Option(min=1, metavar="N", help="Worker processes (default: one per CPU core, at most 8).")
+    int | None,
+    Option(min=0, metavar="N", help="Worker processes (default: one per CPU core, at most 8; 0: the command's own)."),
 ]
 Address = Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")]
 Shards = Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]

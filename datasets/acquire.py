@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
-from ..storage.lock import WriterLock, when_free
+from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
@@ -278,7 +278,7 @@ def _copy(
         listener.on_estimate(estimate)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
-    def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
+    def write() -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, shards, location.url, listener)
         return mirrors.copy_converted(found, place, listener, force=request.force, command=request.command)
 

@@ -163,9 +163,7 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
         kind: Kind = {"writing": "unfinished", "old": "replaced"}.get(match["kind"], "lock")  # type: ignore[assignment]
         finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / JOURNAL).exists()
         only_copy = kind == "replaced" and not os.path.lexists(place.path) and (path / FILENAME).is_file()
-        if not (
-            finished or only_copy or place.lock().is_held() or (kind == "lock" and not place.lock().is_stale(path))
-        ):
+        if not (finished or only_copy or place.lock().is_held()):
             yield Leftover(dataset_id, kind, path, disk_use(path))
 
 

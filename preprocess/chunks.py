@@ -101,6 +101,10 @@ class Chunk:
     def rows(self) -> int:
         return self.stop - self.start
 
+    @property
+    def label(self) -> str:
+        return self.describe()
+
     def describe(self) -> str:
         """``steps 0..65,535``"""
         return step_range(self.start, self.stop)

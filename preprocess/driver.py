@@ -111,8 +111,6 @@ def _workers(run: Run, listener: Listener, engine: Engine | None) -> Iterator[Wo
     request = run.request
     procs = _choose_procs(run)
     opened = engine or open_engine(request.engine, procs=procs, address=request.address, preload=[WORKER])
-    if engine is None and request.engine == "local":
-        opened.separate = procs != 0
     opened.on_output = listener.on_output
     here = isinstance(opened, LocalEngine) and not opened.separate
     opened.prepare()
@@ -142,7 +140,7 @@ def _choose_procs(run: Run) -> int | None:
 def _make_dataset(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
     place = run.place
     make_writable(place.root)
-    with place.lock() as lock:
+    with place.lock():
         place.recover()
         existing = run.find_existing()  # another process may have finished it meanwhile
         if existing is not None:
@@ -164,7 +162,6 @@ def _make_dataset(run: Run, config: RunConfig, workers: Workers) -> Preprocessed
                 "location": run.source.describe(),
                 "engine": workers.engine.name,
             }
-            lock.check()
             writer.commit(manifest, run.chunks_of_sections)
         except BaseException:
             workers.engine.close()  # no worker may still write when the folder is removed or the lock released

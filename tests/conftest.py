@@ -9,7 +9,6 @@ import os
 import pytest
 from hypothesis import settings
 from rbdata.cli.console import out
-from rbdata.datasets.workers import sandbox
 
 # Modules and tests are never freed: no collection of garbage searches them.
 gc.disable()
@@ -23,8 +22,18 @@ def pytest_collection_finish():
 settings.register_profile("no deadline", deadline=None)  # machines are shared: no test may depend on speed
 settings.load_profile("no deadline")
 
-# A process by "forkserver" gets its work as a spawned one does, and need not import torch again.
-multiprocessing.set_forkserver_preload(["torch", "tensordict", "rbdata.storage.replay"])
+# A process by "forkserver" gets its work as a spawned one does, and need not import torch again, whoever starts the server.
+_PRELOAD = [
+    "torch",
+    "tensordict",
+    "h5py",
+    "rbdata.storage.replay",
+    "rbdata.preprocess.worker",
+    "rbdata.datasets.workers.local_engine",
+]
+_set_preload = multiprocessing.set_forkserver_preload
+multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules, *_PRELOAD])
+multiprocessing.set_forkserver_preload([])
 
 # Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
 for _name in list(os.environ):
@@ -42,5 +51,5 @@ def own_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari-by-default"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
     out.configure(())
-    # What a test replaces in a module is replaced in sandboxes too; threads of test servers hold no lock that these need.
-    monkeypatch.setattr(sandbox, "_may_fork", lambda: not sandbox._is_in_ray())
+    # What a test replaces in a module acts where it does not ask for worker processes.
+    monkeypatch.setenv("RBDATA_PROCS", "0")

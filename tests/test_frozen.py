@@ -499,6 +499,7 @@ def root(tmp_path) -> Path:
 def test_commands(root, capsys, monkeypatch):
     """Exit codes and JSON answers, one command after the other on one root."""
     monkeypatch.setenv("RBDATA_ROOT", str(root))
+    monkeypatch.delenv("RBDATA_PROCS")
     found = {}
     for number, line in enumerate((FROZEN / "commands.txt").read_text().splitlines()):
         words = line.replace("DATA", str(DATA)).replace("MIRROR", f"{root.parent}/mirror").split()

@@ -94,7 +94,7 @@ def test_arguments_win(file: Path, tmp_path: Path) -> None:
     [
         ("root = ", "is not TOML"),
         ("root = 5", "root is 5, must be a string"),
-        ("procs = 0", "procs is 0"),
+        ("procs = -1", "procs is -1"),
         ("procs = true", "procs is True"),
         ('procs = "many"', "procs is 'many'"),
         ('upstream = "bucket"', "upstream is 'bucket', must be one of auto"),

@@ -1,4 +1,4 @@
-"""Arrow IPC and Parquet files. pyarrow trusts them, and is used in a sandbox (`workers.sandbox`).
+"""Arrow IPC and Parquet files. pyarrow trusts them, and is used in a worker process (`workers`).
 
 `ArrowFile` reads one record batch at a time. `ParquetTable` reads Parquet tables into the same columns as `arff.ArffTable`:
 Parquet has other types (booleans instead of two values, floats instead of integers, text instead of nominal values, categories
@@ -130,7 +130,7 @@ def open_parquet(path: Path, name: str, **options: Any) -> Any:
 def parquet_records(data: bytes, name: str, without: str | None = None) -> list[dict[str, Any]]:
     """The rows of a small table in memory, except for columns whose names begin with ``without``.
 
-    Read in a sandbox. Raises CorruptSourceError.
+    Read in a worker process. Raises CorruptSourceError.
     """
     import pyarrow
     from pyarrow import parquet

@@ -1,6 +1,6 @@
 """HDF5 files from third parties: damage becomes a CorruptSourceError that names the file.
 
-HDF5 itself is not protected from a file here: it is used in a sandbox (`workers.sandbox`).
+HDF5 itself is not protected from a file here: it is used in a worker process (`workers`).
 
 `ChunkedRows` reads the rows of a dataset with its chunks unpacked in threads. D4RL's files are in chunks packed by deflate, and
 HDF5 unpacks them one after the other with plain zlib: two thirds of the time it takes to convert a file. Here the packed chunks
@@ -85,7 +85,7 @@ def damage_reported(name: str) -> Iterator[None]:
 
 
 def check_not_open(name: str, error: BaseException) -> None:
-    """Raise UsageError where HDF5 refuses a file because this program has it open (a sandbox is a fork of it)."""
+    """Raise UsageError where HDF5 refuses a file because this program has it open (and reads it here)."""
     if "locking flag values" in str(error):
         hint = "close it first: a program can open an HDF5 file again only with the same locking="
         raise UsageError(f"{name} is open in this program", hint=hint) from error

@@ -3,7 +3,7 @@ H.264, as lerobot and browsers read it, which is lossy.
 
 `Video` lists the packets of a file first, which takes no decoding: they tell how many frames there are, and when each is shown.
 Every frame decoded is compared with that list, so that a frame that is missing, damaged or in another place is an error.
-FFmpeg trusts its input: read in a sandbox (`workers.sandbox`).
+FFmpeg trusts its input: read in a worker process (`workers`).
 """
 
 from __future__ import annotations

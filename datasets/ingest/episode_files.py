@@ -4,7 +4,7 @@ A source says how one raw object is read (`EpisodeReader`), and which objects a 
 small files). `EpisodeFilesJob` does the rest:
 
     fetch      the objects of a unit, whole (continued at the byte, checked) or as a stream
-    decode     their episodes into a recording of the unit (`recording`); in a sandbox where C libraries read the files
+    decode     their episodes into a recording of the unit (`recording`); in a worker process where C libraries read the files
     plan       the recordings one after the other, in the order of the units
 
 Large rows are compressed as they are decoded, with one dictionary for all units, trained on the first rows of the first unit
@@ -33,7 +33,6 @@ from ...storage.folder import remove_tree
 from ...storage.writer import ColumnWriter
 from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
-from ..workers.sandbox import RawFiles, Sandbox
 from ..workers.task import OnBlock, Task
 from .estimate import compressed_leaves
 from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
@@ -184,7 +183,7 @@ class EpisodeReader:
 
     #: Whether objects must lie whole on a disk to be read.
     whole: ClassVar[bool] = True
-    #: The modules of the C libraries that read the objects, which they do in a sandbox.
+    #: The modules of the C libraries that read the objects, which they do in a worker process.
     native_libraries: ClassVar[tuple[str, ...]] = ()
     #: Whether an episode spans several objects of its unit: then `unit_episodes` gets all of them at once.
     joined: ClassVar[bool] = False
@@ -370,6 +369,15 @@ class _DecodeTask:
     begins: bool
 
     @property
+    def label(self) -> str:
+        return self.unit.name
+
+    @property
+    def native_bytes(self) -> int | None:
+        """Bytes that C libraries read for it; None if none do."""
+        return self.unit.size if self.reader.native_libraries else None
+
+    @property
     def rows(self) -> int:
         """What progress counts: bytes, as rows are not known."""
         return max(1, self.unit.size)
@@ -387,12 +395,7 @@ class _DecodeTask:
         paths = self._fetch(folder, on_fetched) if self.reader.whole else {}
         try:
             with staging_folder(self.target) as staged:
-                if self.reader.native_libraries:
-                    files = RawFiles(self.unit.name, sum(path.stat().st_size for path in paths.values()))
-                    with Sandbox(self, files, [type(self.reader).__module__, *self.reader.native_libraries]) as sandbox:
-                        sandbox.call(_DecodeTask.decode, staged, paths, on_progress=on_fetched)
-                else:
-                    self.decode(on_fetched, staged, paths)
+                self.decode(on_fetched, staged, paths)
         except _DictionaryMade:
             return UNFINISHED
         except CorruptSourceError:

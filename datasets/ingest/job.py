@@ -159,7 +159,7 @@ class Job:
     resolved_options: Mapping[str, Any] = {}
     #: Whether a run can continue the work of an interrupted run.
     continues = True
-    #: The modules of the C libraries that read its whole files, which they do in a sandbox (`raw_files.RawReading`).
+    #: The modules of the C libraries that read its whole files, which they do in a worker process (`raw_files.RawReading`).
     native_libraries: Sequence[str] = ()
 
     def __init__(self, name: str | None, location: Location, options: ConvertOptions) -> None:

@@ -7,16 +7,17 @@ A run keeps whole files, and folders that were decoded from raw files, in its wo
 each file. The next run compares them before it uses them: what changed, or was never recorded, is removed and made again.
 Fetches in progress (``*.part``) are left to `fetch.reading`.
 
-`RawReading` is where a job reads them: in a sandbox if native libraries do it, else in this process. `WholeFileJob` is a job
+`RawReading` is where a job reads them: in a worker process if C libraries do it, else in this process. `WholeFileJob` is a job
 with one such file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,7 @@ from ...storage.checksums import Crc32c, hash_file
 from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import Location, RemoteObject, Verifier, fetch_to_file, resolve
 from ..fetch.reading import bytes_there, discard_part
-from ..workers.sandbox import RawFiles, Sandbox
-from ..workers.task import OnBlock, Task
+from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
 from .job import ConvertOptions, Job, Plan, RawObject
 
 if TYPE_CHECKING:
@@ -192,100 +192,90 @@ Ranges = dict[str, list[list[object]]]
 
 
 class RawReading:
-    """The steps of one job that read its whole files, given by url.
+    """The steps of one job that read its whole files, given by url: in a worker process if C libraries do it.
 
-    A sandbox works on a copy of the job; what a step sets in it is set in the job as well. ``files`` is None where there is
-    none. Every step raises what the job raises, and CorruptSourceError where the sandbox ends.
+    A worker works on a copy of the job; what a step sets in it is set in the job as well. ``engine`` is where these libraries
+    read the files; without them it is this process. Every step raises what the job raises, and CorruptSourceError if its
+    worker crashes or takes too much memory.
     """
 
-    def __init__(self, job: Job, paths: Mapping[str, Path]) -> None:
-        self._job, self._steps = job, _Steps(job, paths)
-        self.files = _raw_files(job, paths) if job.native_libraries else None
+    def __init__(self, job: Job, paths: Mapping[str, Path], procs: int) -> None:
+        self._job, self._paths, self._made_with = job, paths, frozenset(vars(job))
+        size = 0
+        for path in paths.values():
+            with suppress(OSError):  # its reader says so
+                size += path.stat().st_size
+        self.label = next(iter(paths)) if len(paths) == 1 else f"one of the {len(paths)} files at {job.location.url}"
         modules = [type(job).__module__, *job.native_libraries]
-        self._sandbox = Sandbox(self._steps, self.files, modules) if self.files else None
+        self.engine = LocalEngine(procs if job.native_libraries else 0, modules, memory=memory_for(size))
 
     def __enter__(self) -> RawReading:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
+        self.engine.close()
 
     def inspect(self) -> None:
         """`Job.inspect_files`."""
-        vars(self._job).update(self._call(_Steps.inspect))
+        self._call(_inspect, self._paths)
 
     def plan(
         self, open_columns: Callable[[], ColumnWriter], on_planned: Callable[[int, int], None]
     ) -> tuple[Plan, Ranges]:
-        """`Job.plan` into columns that are opened in this process or in the sandbox; returns what closing them returns."""
-        plan, ranges, state = self._call(_Steps.plan, open_columns, on_progress=on_planned)
-        vars(self._job).update(state)
-        return plan, ranges
+        """`Job.plan` into columns that are opened where the files are read; returns what closing them returns."""
+        result: tuple[Plan, Ranges] = self._call(_plan, self._paths, open_columns, on_progress=on_planned)
+        return result
 
     def sample_rows(self) -> SampleRows:
         """`Job.sample_rows`."""
-        found: SampleRows = self._call(_Steps.sample_rows)
-        return found
+        result: SampleRows = self._call(_sample_rows)
+        return result
 
-    def fill(self, task: Task, on_block: OnBlock) -> dict[str, Any]:
-        """Do the task of a part."""
-        record: dict[str, Any] = self._call(_Steps.fill, task, on_progress=on_block)
-        return record
-
-    def _call(
-        self, function: Callable[..., Any], *args: Any, on_progress: Callable[..., None] = lambda *_: None
-    ) -> Any:
-        if self._sandbox is None:
-            return function(self._steps, on_progress, *args)
-        return self._sandbox.call(function, *args, on_progress=on_progress)
+    def _call(self, step: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        work = partial(_with_state, step, self._job, self._made_with)
+        result, state = call(self.engine, self.label, work, *args, **how)
+        vars(self._job).update(state)
+        return result
 
 
-class _Steps:
-    """The steps, done here or in a sandbox, where the job is a copy: `inspect` and `plan` return what they set in it."""
-
-    def __init__(self, job: Job, paths: Mapping[str, Path]) -> None:
-        self._job, self._paths, self._made_with = job, paths, dict(vars(job))
-
-    def _state(self) -> dict[str, Any]:
-        """The attributes of the job, except those that it was created with."""
-        return {name: value for name, value in vars(self._job).items() if self._made_with.get(name) is not value}
-
-    def inspect(self, _: Any) -> dict[str, Any]:
-        self._job.inspect_files(self._paths)
-        return self._state()
-
-    def plan(
-        self, on_planned: Callable[[int, int], None], open_columns: Callable[[], ColumnWriter]
-    ) -> tuple[Plan, Ranges, dict[str, Any]]:
-        columns = open_columns()
-        try:
-            plan = self._job.plan(columns, self._paths, on_planned)
-            return plan, columns.close(), self._state()
-        finally:
-            columns.abandon()
-
-    def sample_rows(self, _: Any) -> SampleRows:
-        return self._job.sample_rows()
-
-    def fill(self, on_block: OnBlock, task: Task) -> dict[str, Any]:
-        return task(on_block)
+def _with_state(
+    step: Callable[..., Any], job: Job, made_with: Collection[str], *args: Any
+) -> tuple[Any, dict[str, Any]]:
+    """What a step returns, and the attributes that it, or an earlier step, has set in the job."""
+    before = dict(vars(job))
+    result = step(job, *args)
+    state = {name: value for name, value in vars(job).items() if name not in made_with or before[name] is not value}
+    return result, state
 
 
-def _raw_files(job: Job, paths: Mapping[str, Path]) -> RawFiles:
-    size = 0
-    for path in paths.values():
-        with suppress(OSError):  # its reader says so
-            size += path.stat().st_size
-    name = next(iter(paths)) if len(paths) == 1 else f"one of the {len(paths)} files at {job.location.url}"
-    return RawFiles(name, size)
+def _inspect(job: Job, paths: Mapping[str, Path], _: Any) -> None:
+    job.inspect_files(paths)
+
+
+def _plan(
+    job: Job,
+    paths: Mapping[str, Path],
+    open_columns: Callable[[], ColumnWriter],
+    on_planned: Callable[[int, int], None],
+) -> tuple[Plan, Ranges]:
+    columns = open_columns()
+    try:
+        plan = job.plan(columns, paths, on_planned)
+        return plan, columns.close()
+    finally:
+        columns.abandon()
+
+
+def _sample_rows(job: Job, _: Any) -> SampleRows:
+    return job.sample_rows()
 
 
 def hdf5_names(path: Path) -> dict[str, str]:
     """What an HDF5 file holds, as `formats.hdf5.head_names` has it; empty for other files."""
     try:
-        with Sandbox(path, RawFiles(path.name, path.stat().st_size), ["h5py"]) as sandbox:
-            names: dict[str, str] = sandbox.call(_head_names)
+        memory = memory_for(path.stat().st_size)
+        with closing(LocalEngine(usual_procs(1), ["h5py"], memory=memory)) as engine:
+            names: dict[str, str] = call(engine, path.name, _head_names, path)
             return names
     except (CorruptSourceError, OSError):
         return {}

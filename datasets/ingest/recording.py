@@ -412,6 +412,10 @@ class _RecordTask:
     target: Path
     threads: int
 
+    @property
+    def label(self) -> str:
+        return self.job.title
+
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         with staging_folder(self.target, keep=self.job.continues_recording) as folder:
             self.job.record(folder, self.threads, on_block)

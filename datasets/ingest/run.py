@@ -26,21 +26,18 @@ from typing import Any
 
 import numpy as np
 
-from ... import settings
 from ..._version import __version__
 from ...errors import ChecksumError, CorruptSourceError, DamagedDatasetError, DatasetExistsError
 from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
-from ...storage.lock import WriterLock
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
-from ..workers.local_engine import LocalEngine, WorkerFaultError, run_tasks, threads_of_task
-from ..workers.sandbox import RawFiles, limited
-from ..workers.task import Engine, OnBlock, modules_of, usable_cpus
+from ..workers.local_engine import LocalEngine, memory_for, run_tasks, threads_of_task, usual_procs
+from ..workers.task import Engine, OnBlock, modules_of
 from .estimate import (
     Samples,
     bytes_of_columns,
@@ -70,8 +67,7 @@ class FillTask:
     states: int
     all_states: int
     threads: int
-    #: The files that a native library reads for the task, if any: they set its memory limit.
-    files: RawFiles | None = None
+    label: str
 
     @property
     def rows(self) -> int:
@@ -81,31 +77,30 @@ class FillTask:
         """Write all rows of the part. Returns its record: what each sink returns, and the object's checksum if computed."""
         where = (self.index, self.first_state, self.states, self.all_states, self.threads)
         checksum = None
-        with limited(self.files):
-            records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
-            rest = [self.schema[name] for name, record in records.items() if record is None]
-            sinks = {leaf.name: open_sink(self.folder, leaf, *where) for leaf in rest}
-            with closing(self.source.blocks(rest, self.threads)) as blocks:
-                for block in blocks:
-                    for position, starts in block.runs:
-                        sinks[block.leaf].write(position, block.buffer, starts)
-                    checksum = block.crc32c
-                    on_block(block.done, block.fetched, block.retries)
-            return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": checksum}
+        records = {name: self.source.adopt(self.schema[name], self.folder, self.index) for name in self.leaves}
+        rest = [self.schema[name] for name, record in records.items() if record is None]
+        sinks = {leaf.name: open_sink(self.folder, leaf, *where) for leaf in rest}
+        with closing(self.source.blocks(rest, self.threads)) as blocks:
+            for block in blocks:
+                for position, starts in block.runs:
+                    sinks[block.leaf].write(position, block.buffer, starts)
+                checksum = block.crc32c
+                on_block(block.done, block.fetched, block.retries)
+        return {"leaves": {**records, **{name: sink.finish() for name, sink in sinks.items()}}, "crc32c": checksum}
 
 
-def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, files: RawFiles | None = None) -> list[FillTask]:
-    """The tasks that fill the parts of a plan."""
+def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, file: str | None = None) -> list[FillTask]:
+    """The tasks that fill the parts of a plan; ``file`` is what they read, None: each the object of its part."""
     leaves = tuple(name for name in job.bulk if not name.startswith("next/"))  # a sink writes both twins
     return [
         FillTask(
-            index, source, folder, job.schema, leaves, part.first_state or 0, part.states, plan.states, threads, files
+            *(index, source, folder, job.schema, leaves, part.first_state or 0, part.states, plan.states, threads),
+            label=file or part.name,
         )
         for index, (source, part) in enumerate(zip(job.row_sources(), plan.parts))
     ]
 
 
-MAX_PROCS = 8
 #: Bytes of renamed parts that wait to be appended; they need this much disk twice.
 _MERGED_TOGETHER = 256 << 20
 
@@ -131,11 +126,11 @@ def run(
         listener.on_estimate(estimate)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
-    def write(lock: WriterLock) -> tuple[Estimate, Manifest]:
+    def write() -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, job.shards(), url, listener)
         if request.force and place.exists():
             job.set_previous_objects(read_objects(place))
-        return _write(job, place, request, listener, url, lock)
+        return _write(job, place, request, listener, url)
 
     return write_dataset(place, request, write, check)
 
@@ -145,9 +140,9 @@ def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener,
 
     Raises as `run`, and DamagedDatasetError where the data have changed; the dataset is then as it was.
     """
-    with place.lock() as lock:
+    with place.lock():
         place.recover()
-        return _write(job, place, request, listener, url, lock, read_manifest(place.path))[0]
+        return _write(job, place, request, listener, url, read_manifest(place.path))[0]
 
 
 def _write(
@@ -156,7 +151,6 @@ def _write(
     request: Request,
     listener: Listener,
     url: str,
-    lock: WriterLock,
     original: Manifest | None = None,
 ) -> tuple[Estimate, Manifest]:
     """Plan, fill and commit with the place's lock; ``original``: the manifest of the dataset that is made again."""
@@ -187,8 +181,7 @@ def _write(
             if not going_on:
                 raise
             # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
-            return _write(job, place, request, listener, url, lock, original)
-        lock.check()
+            return _write(job, place, request, listener, url, original)
         try:
             writer.commit(manifest, original=original)
         except DamagedDatasetError:
@@ -217,7 +210,7 @@ def _begin(
 def write_dataset(
     place: DatasetPlace,
     request: Request,
-    write: Callable[[WriterLock], tuple[Estimate, Manifest]],
+    write: Callable[[], tuple[Estimate, Manifest]],
     check: Callable[[Manifest], object] = lambda existing: None,
 ) -> Outcome:
     """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then.
@@ -227,13 +220,13 @@ def write_dataset(
     began = time.monotonic()
     make_writable(place.root)
     try:
-        with place.lock() as lock:
+        with place.lock():
             place.recover()
             existing = find_existing(place, request)  # another process may have finished it meanwhile
             if existing is not None:
                 check(existing)
                 return Outcome(place.id, place.path, "complete", existing)
-            estimate, manifest = write(lock)
+            estimate, manifest = write()
     except BaseException:
         place.prune_parents()
         raise
@@ -254,7 +247,8 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
     remote = _remote_files(job)
     if remote:
         return estimate_fetch(job, place, _bytes_left(remote, None if finished is None else kept))
-    with RawReading(job, {item.url: Path(item.url) for item in job.files()}) as reading:
+    paths = {item.url: Path(item.url) for item in job.files()}
+    with RawReading(job, paths, usual_procs(1, request.procs)) as reading:
         reading.inspect()
         small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
         plan, _ = reading.plan(partial(ColumnWriter, None, small), listener.on_planned)
@@ -295,12 +289,16 @@ def stage_all(
         check_space(place.path, certain_bytes(job, finished), place.id)
         remember_complete(writer)
         modules = modules_of(tasks[0]) if tasks else []
-        with closing(LocalEngine(procs(left), modules, in_flight=max(1, left), separate=job.in_worker)) as local:
+        native = [size for task in tasks if (size := getattr(task, "native_bytes", None)) is not None]
+        memory = memory_for(max(native)) if native else None
+        needs_worker = bool(native) or job.in_worker
+        count = procs(left) if needs_worker or procs(left) > 1 else 0
+        with closing(LocalEngine(count, modules, memory=memory)) as local:
             if engine is None:
                 local.prepare()  # while this process does what all other work waits for
             while tasks := job.staging_tasks(folder, threads_of_task(procs(left), engine)):
-                workers = local if engine is None and (len(tasks) > 1 or local.separate) else engine
-                for index, record in run_tasks(tasks, 1, listener.on_progress, workers):
+                here = engine is None and len(tasks) == 1 and not needs_worker
+                for index, record in run_tasks(tasks, 0, listener.on_progress, None if here else engine or local):
                     remember_complete(writer)
                     if not record.get("unfinished"):
                         finished, left = finished + 1, left - 1
@@ -331,7 +329,7 @@ class _Run:
 
     def convert(self, paths: dict[str, Path], url: str) -> tuple[Estimate, Manifest]:
         """Plan and fill; what is left is to commit. ``paths`` are those of the job's whole files by url."""
-        with RawReading(self.job, paths) as reading:
+        with RawReading(self.job, paths, self._procs(self.job.parts() or 1)) as reading:
             return self._convert(reading, url)
 
     def _convert(self, reading: RawReading, url: str) -> tuple[Estimate, Manifest]:
@@ -363,9 +361,8 @@ class _Run:
         return expected, _manifest(job, plan, self.place.id, url)
 
     def _procs(self, tasks: int) -> int:
-        """How many worker processes for a number of tasks; 0: the work is to be done in this process."""
-        wanted = settings.procs(self.request.procs)
-        return min(min(MAX_PROCS, usable_cpus()) if wanted is None else wanted, max(1, tasks))
+        """The number of worker processes for so many tasks; 0: this process, if it is asked for."""
+        return usual_procs(tasks, self.request.procs)
 
     def fetch(self) -> dict[str, Path]:
         """The paths of the job's whole files by url: in place where the source is a directory, else fetched."""
@@ -436,27 +433,21 @@ class _Run:
         left = [index for index in range(job.parts()) if index not in writer.parts_done()]
         # Staged rows that are compressed are only renamed: not worth starting processes for.
         renamed = bool(is_staged and compressed_leaves(job))
-        count, engine = (1, None) if renamed else (self._procs(len(left)), self.request.engine)
-        files = reading.files
-        every = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine), files)
-        tasks, patience = [every[index] for index in left], files.patience if files else None
-        done = run_tasks(tasks, count, listener.on_progress, engine, alone=reading.fill, patience=patience)
+        count, engine = (0, None) if renamed else (self._procs(len(left)), self.request.engine)
+        file = reading.label if job.native_libraries else None
+        every = fill_tasks(job, plan, writer.folder, threads_of_task(count, engine), file)
+        # One process that needs no protection from C libraries is this one.
+        count = 0 if min(count, len(left)) == 1 else count
+        engine = engine or (reading.engine if job.native_libraries and not renamed else None)
         waiting = 0
-        try:
-            for index, record in done:
-                writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
-                waiting += sum(
-                    piece["length"] for leaf in record["leaves"].values() for piece in leaf.get("pieces", ())
-                )
-                # Every time, files are synced: that takes longer than to rename a part.
-                if not renamed or waiting >= _MERGED_TOGETHER:
-                    writer.merge()
-                    waiting = 0
-                listener.on_part_done(index)
-        except WorkerFaultError as error:
-            if files is None:
-                raise
-            raise files.unreadable(error.message) from error
+        for index, record in run_tasks([every[index] for index in left], count, listener.on_progress, engine):
+            writer.part_done(index, {**record, "object_bytes": plan.parts[index].object["size"]})
+            waiting += sum(piece["length"] for leaf in record["leaves"].values() for piece in leaf.get("pieces", ()))
+            # Every time, files are synced: that takes longer than to rename a part.
+            if not renamed or waiting >= _MERGED_TOGETHER:
+                writer.merge()
+                waiting = 0
+            listener.on_part_done(index)
 
 
 def _remote_files(job: Job) -> list[RemoteObject]:

@@ -1,8 +1,11 @@
 """Worker processes, and the engines that run tasks: on this machine's processors (``local``) or on a Ray cluster (``ray``).
 
+C libraries (HDF5, Arrow, FFmpeg) and users' functions run in them: what crashes there, or takes all memory, is an error that
+names the file or the steps, in a process that goes on.
+
 Read in this order: `task` (tasks, progress, the interface of engines), `open_engine` and one engine (`local_engine`,
-`ray_cluster`), `worker_process` and `fork_server` (how a worker of this machine is set up and started), `sandbox` (a child
-process for C libraries). Importing this package is cheap: engines are imported when they are opened.
+`ray_cluster`), `worker_process` (how a worker of this machine is set up). Importing this package is cheap: engines are imported
+when they are opened.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterat
 
 
 def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
-    """The engine of this name; ``procs`` defaults to one process locally and to all processors of a cluster.
+    """The engine of this name; ``procs`` defaults to one process locally and to all processors of a cluster;
+    0 is this process.
 
     ``preload`` are the modules that the work needs, imported before local workers are forked.
 
@@ -38,7 +42,7 @@ def open_engine(name: str, *, procs: int | None, address: str | None = None, pre
 
         if address is not None:
             raise UsageError("an address is only for the engine ray", hint="add --engine ray, or leave --address out")
-        return LocalEngine(procs or 1, preload)
+        return LocalEngine(1 if procs is None else procs, preload)
     if name == "ray":
         from .ray_cluster import RayEngine
 

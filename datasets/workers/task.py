@@ -18,13 +18,19 @@ OnBlock = Callable[[int, int, int], None]
 
 
 class WorkUnit(Protocol):
-    """One piece of work: ``index`` identifies it, ``rows`` is its size for the progress display. Picklable."""
+    """One piece of work: ``index`` identifies it, ``rows`` is its size for the progress display. Picklable.
+
+    ``label`` is what the error says of a worker that died with it: the file that it reads, the steps that it changes.
+    """
 
     @property
     def index(self) -> int: ...
 
     @property
     def rows(self) -> int: ...
+
+    @property
+    def label(self) -> str: ...
 
 
 class Task(WorkUnit, Protocol):
@@ -87,7 +93,8 @@ class Engine(Protocol):
     name: str
     #: How many tasks are likely to run side by side; for estimates of time only.
     parallel: int
-    #: Whether the work is done in other processes of this machine, which import what it needs.
+    #: Whether the work is done in other processes of this machine, which import what it needs; otherwise it is done in this
+    #: process, or on a cluster.
     separate: bool
     #: Receives what the work prints in other processes of this machine, line by line.
     on_output: OnOutput

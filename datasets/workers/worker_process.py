@@ -1,35 +1,28 @@
 """Set-up of worker processes: they leave Ctrl-C to their parent, end with it, and forward their output to it.
 
-stdout and stderr of a worker are one pipe: a user's function may print, log or warn, and so may C code. A line of up to
-4,096 bytes is written to the pipe atomically (POSIX, ``PIPE_BUF``), so lines of several workers do not mix. The main process
-prints the lines one by one, so that they do not break a progress bar.
+stdout and stderr of a worker are one pipe: a user's function may print, log or warn. A line of up to 4,096 bytes is written to
+the pipe atomically (POSIX, ``PIPE_BUF``), so lines of several workers do not mix. The main process prints the lines one by one,
+so that they neither break a progress bar nor end up in the JSON that a command prints.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing import Pipe
-from time import sleep
+from pathlib import Path
 from typing import Any
 
 from .task import OnOutput
 
 _BLOCK = 1 << 16
-_LINE_BUFFERED = 1  # _IOLBF of stdio.h
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def fork_server_is_available() -> bool:
-    """Whether workers can be forked from a server process: on Linux. Windows has no fork, and on macOS a process that has
-    loaded system frameworks is not safe to fork."""
-    return sys.platform == "linux"
 
 
 class OutputPipe:
@@ -37,12 +30,15 @@ class OutputPipe:
 
     def __init__(self, on_output: OnOutput) -> None:
         self._on_output = on_output
-        self._receiver, self.sender = Pipe(duplex=False)
-        os.set_blocking(self._receiver.fileno(), False)
+        self._receiver, self.sender = multiprocessing.Pipe(duplex=False)
+        if sys.platform != "win32":
+            os.set_blocking(self._receiver.fileno(), False)
         self._rest = b""
 
     def forward(self) -> None:
         """Pass on the whole lines that have been printed."""
+        if sys.platform == "win32":
+            return
         with suppress(BlockingIOError):
             while block := os.read(self._receiver.fileno(), _BLOCK):
                 *lines, self._rest = (self._rest + block).split(b"\n")
@@ -61,8 +57,48 @@ class OutputPipe:
         self._on_output(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
 
 
-def print_to(sender: Any) -> None:
-    """In a worker: redirect all output to a pipe, line by line."""
+def begin(output: Any, environment: Mapping[str, str], memory: int | None) -> None:
+    """The initializer of a worker. ``environment`` is the program's today, which that of its fork server may not be.
+
+    ``memory``: bytes that it may take beyond what it has taken.
+    """
+    begin_alone()
+    if sys.platform != "win32":
+        _print_to(output)
+    else:
+        os.dup2(2, 1)
+    os.environ.clear()
+    os.environ.update(environment)
+    if memory is not None and sys.platform == "linux":
+        import resource
+
+        taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        limits = [one for one in (taken + memory, *before) if one != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
+
+
+def begin_alone() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when that has ended, busy or not: nobody reads the results."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the fork server
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="rbdata-watch", daemon=True).start()
+    if (
+        sys.platform == "linux"
+    ):  # C code that hangs lets no thread run: the system ends this process after its fork server
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _print_to(sender: Any) -> None:
+    """Redirect all output to a pipe, line by line."""
     for descriptor in (1, 2):
         os.dup2(sender.fileno(), descriptor)
     sender.close()
@@ -71,8 +107,6 @@ def print_to(sender: Any) -> None:
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), **options) for number in (1, 2)
     )
-    libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
 
 
 def flush_output() -> None:
@@ -81,56 +115,4 @@ def flush_output() -> None:
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     if sys.platform != "win32":
-        ctypes.CDLL(None).fflush(None)
-
-
-def end_with_parent() -> None:
-    """Have the system kill this process as soon as its parent ends, for whatever reason; only on Linux.
-
-    The parent is the thread that started this process: see prctl(2), PR_SET_PDEATHSIG.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def begin(parent: int) -> None:
-    """In a worker started by its parent: leave Ctrl-C to the parent, end when the parent has ended, print to stderr."""
-    os.dup2(2, 1)
-
-    def is_over() -> None:
-        while os.getppid() == parent:
-            sleep(1.0)
-
-    _end_after(is_over)
-
-
-def end_with_starter() -> None:
-    """In a process of `multiprocessing`: leave Ctrl-C to the process that started it, end when that has ended."""
-    import multiprocessing
-
-    process = multiprocessing.parent_process()
-    assert process is not None
-    _end_after(process.join)
-
-
-def begin_forked(output: Any) -> None:
-    """`begin` for a child of the fork server; its output goes to the main process."""
-    import gc
-
-    end_with_parent()
-    print_to(output)
-    gc.freeze()  # objects from before the fork are never freed, and their pages stay shared
-    gc.enable()
-    end_with_starter()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the server; ignored by now
-
-
-def _end_after(is_over: Callable[[], None]) -> None:
-    """End this process, busy or not, when ``is_over`` returns: its results are not read, and another run may start."""
-
-    def watch() -> None:
-        is_over()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, name="rbdata-watch", daemon=True).start()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed

@@ -466,7 +466,7 @@ class TestDownload:
         assert document["error"]["code"] == "object_not_found"
         assert set(document["error"]) == {"code", "message", "hint"}
 
-    @pytest.mark.parametrize("words", [["--shards", "4-1"], ["--codec", "gzip"], ["--procs", "0"]])
+    @pytest.mark.parametrize("words", [["--shards", "4-1"], ["--codec", "gzip"], ["--procs", "-1"]])
     def test_wrong_values(self, call, words, tmp_path):
         code, answer, notes = call("download", "Pong/5", "--root", tmp_path, "--mirror", MIRROR, *words)
         assert (code, answer) == (2, "")

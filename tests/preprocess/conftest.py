@@ -1,4 +1,4 @@
-"""What tests of preprocessing share: worker processes, whose server takes seconds to start, and datasets that runs read."""
+"""What tests of preprocessing share: worker processes, and datasets that runs read."""
 
 from __future__ import annotations
 
@@ -8,27 +8,15 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from preprocess_tools import KeptEngine, make_input
-from rbdata.datasets.workers.fork_server import ForkServer
+from preprocess_tools import make_input
 from rbdata.datasets.workers.local_engine import LocalEngine
-from rbdata.preprocess import driver
-from rbdata.preprocess.planning import WORKER
 from storage_tools import contents
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    """What `KeptEngine` forks its workers from; no test's own modules are loaded in it."""
-    server = ForkServer(["loky.process_executor", "rbdata.datasets.workers.local_engine", WORKER])
-    server.ensure_running()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def workers(fork_server: ForkServer, by_value: None) -> Iterator[LocalEngine]:
+def workers(by_value: None) -> Iterator[LocalEngine]:
     """Two workers that no other test has used."""
-    with closing(KeptEngine(2, fork_server)) as engine:
+    with closing(LocalEngine(2)) as engine:
         yield engine
 
 
@@ -38,12 +26,6 @@ def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     cloudpickle.register_pickle_by_value(request.module)
     yield
     cloudpickle.unregister_pickle_by_value(request.module)
-
-
-@pytest.fixture
-def kept_server(fork_server: ForkServer, by_value: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that runs open themselves fork from the server that is kept, too."""
-    monkeypatch.setattr(driver, "open_engine", lambda name, procs, **options: KeptEngine(procs, fork_server))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
+from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import chunks
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
@@ -23,9 +24,9 @@ BATCH = 7
 
 
 @pytest.fixture(scope="module")
-def engines(fork_server):
+def engines():
     """Processes are kept from one test to the next."""
-    made = {procs: tools.KeptEngine(procs, fork_server) for procs in (1, 2, 5)}
+    made = {procs: LocalEngine(procs) for procs in (1, 2, 5)}
     yield made
     for engine in made.values():
         engine.close()
@@ -145,7 +146,7 @@ def test_how_often_a_function_is_called(per, tmp_path):
     assert pieces + 2 <= len(calls.read_text()) <= pieces + 4
 
 
-def test_functions_of_the_user_run_in_another_process(tmp_path, kept_server):
+def test_functions_of_the_user_run_in_another_process(tmp_path, by_value):
     """Built-in ones do not where there is little to do."""
     make_input(tmp_path, count=20)
 

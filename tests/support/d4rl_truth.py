@@ -109,10 +109,12 @@ def expected(
     return arrays
 
 
-def to_dataset(file: Path, root: Path, *, force: bool = False, unknown_next: Any = "truncate", **extra: Any) -> Dataset:
+def to_dataset(
+    file: Path, root: Path, *, force: bool = False, unknown_next: Any = "truncate", procs: int = 0, **extra: Any
+) -> Dataset:
     """Convert the one file of a folder as ``my/run``, and check all that must hold in any dataset."""
     options = ConvertOptions(unknown_next=unknown_next, extra=extra)
-    outcome = convert(file.parent, "d4rl", Request("my/run", root=root, procs=1, options=options, force=force))
+    outcome = convert(file.parent, "d4rl", Request("my/run", root=root, procs=procs, options=options, force=force))
     return checked(outcome.path)
 
 

@@ -172,7 +172,7 @@ def save(name: str, made: Sequence[Any], env: Any, data_format: str = "hdf5") ->
 def convert(root: Path, name: str, *, mirror: str | None = None, force: bool = False, **options: Any) -> Dataset:
     """Get a dataset, and check all that must hold in it."""
     outcome = download(
-        Request(f"minari/{name}", root=root, mirror=mirror, options=ConvertOptions(**options), force=force, procs=1)
+        Request(f"minari/{name}", root=root, mirror=mirror, options=ConvertOptions(**options), force=force, procs=0)
     )
     report = verify(outcome.path)
     assert report.ok, report.problems

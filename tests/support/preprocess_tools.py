@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from rbdata.datasets.workers.fork_server import ForkServer
-from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Request
 from rbdata.storage.dataset import Dataset
@@ -44,20 +42,6 @@ def _input(layout: str, count: int, seed: int, id: str) -> Path:
     frames: dict[str, Any] = {"shape": FRAME, "dtype": "uint8"} if layout != "flat" else {}
     root = Path(tempfile.mkdtemp(dir=_inputs.name))
     return write_dataset(root, make_episodes(lengths, seed=seed, **frames), layout, id=id, parts=3 if frames else 1)
-
-
-class KeptEngine(LocalEngine):
-    """Processes forked from a server that outlives them: one that has imported torch takes seconds to start.
-
-    A run that fails closes its engine. Here that ends the workers alone.
-    """
-
-    def __init__(self, procs: int, server: ForkServer) -> None:
-        super().__init__(procs or 1)
-        self._server = server
-
-    def close(self) -> None:
-        self.end_workers()
 
 
 def run(root: Path, functions: Any, dest: str = "my/output", source: Any = "my/input", **options: Any) -> Dataset:

@@ -23,6 +23,7 @@ OnRows = Callable[[int, int, int], None]
 class Task:
     index: int
     rows: int = 1
+    label: str = "some.file"
 
 
 class Tasks(list):

@@ -1,16 +1,22 @@
-"""Work for the tests of worker processes, which import it."""
+"""Work for the tests of worker processes, which import it: some of it crashes, or takes all memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rbdata.datasets.fetch import retries
+from rbdata.datasets.workers.local_engine import LocalEngine, call, memory_for
 from rbdata.datasets.workers.task import OnBlock
+from rbdata.errors import UsageError
 from rbdata.preprocess.chunks import Chunk
 
 TASKS = [Chunk(n, 10 * n, 10 * n + 10, 0, 1) for n in range(6)]
@@ -46,6 +52,59 @@ class Standalone:
     index: int
     chunk: Chunk
     rows: int = 10
+    label: str = "a chunk"
 
     def __call__(self, on_rows: OnBlock) -> dict[str, Any]:
         return about(self.chunk, on_rows)
+
+
+def in_worker(function: Callable[..., Any], *args: Any, label: str, memory: int | None = None) -> Any:
+    """``function(*args, on_progress)`` in a worker process, as C libraries read files."""
+    with closing(LocalEngine(1, memory=memory_for(0) if memory is None else memory)) as engine:
+        return call(engine, label, function, *args)
+
+
+def crash(*_: object) -> Any:
+    ctypes.string_at(0)
+
+
+def abort(*_: object) -> Any:
+    os.abort()
+
+
+def leave(*_: object) -> Any:
+    os._exit(3)
+
+
+def be_killed(*_: object) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def swallow(*_: object) -> Any:
+    kept = []
+    while True:
+        kept.append(np.ones(1 << 20))
+
+
+def refuse(*_: object) -> Any:
+    raise UsageError("no", hint="yes")
+
+
+def be_wrong(*_: object) -> Any:
+    raise ZeroDivisionError("a fault of ours")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A task that ends in one of the ways above if it is the fourth."""
+
+    index: int
+    how: Any
+    rows: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"https://a.example/{self.index}.hdf5"
+
+    def __call__(self, on_rows: OnBlock) -> dict[str, Any]:
+        return {"found": self.how() if self.index == 3 else 0}

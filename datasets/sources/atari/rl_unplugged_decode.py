@@ -278,6 +278,10 @@ class DecodeTask:
     threads: int
 
     @property
+    def label(self) -> str:
+        return self.obj.name
+
+    @property
     def rows(self) -> int:
         """What progress counts: bytes, as rows are not known."""
         return self.obj.size or 1

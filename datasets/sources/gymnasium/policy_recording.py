@@ -60,6 +60,10 @@ class RecordTask:
     target: Path
 
     @property
+    def label(self) -> str:
+        return f"the recording with {self.given['policy'] or 'random actions'}"
+
+    @property
     def rows(self) -> int:
         """Steps, or episodes where only their number is given."""
         return self.given["steps"] or self.given["episodes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -23,7 +24,7 @@ from ...ingest.episode_files import EpisodeFilesJob, Unit
 from ...ingest.job import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
-from ...workers.sandbox import RawFiles, Sandbox
+from ...workers.local_engine import LocalEngine, call, memory_for, usual_procs
 from .reader import LerobotReader
 
 #: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
@@ -131,9 +132,10 @@ class LerobotJob(EpisodeFilesJob):
         for raw in map(self._raw, paths):
             files[raw.item.url] = self.read_description(raw, left)
             left -= len(files[raw.item.url])
-        described = RawFiles(f"{self.location.url}: meta", _LARGEST_METADATA - left)
-        with Sandbox(files, described, [__name__, "pyarrow"]) as sandbox:
-            found: tuple[list[ListedEpisode], dict[int, str]] = sandbox.call(_parse, self.info, videos)
+        procs, memory = usual_procs(1), memory_for(_LARGEST_METADATA - left)
+        with closing(LocalEngine(procs, [__name__, "pyarrow"], memory=memory)) as engine:
+            found: tuple[list[ListedEpisode], dict[int, str]]
+            found = call(engine, f"{self.location.url}: meta", _parse, files, self.info, videos)
             return found
 
     def _groups(self) -> list[list[ListedEpisode]]:
@@ -199,9 +201,9 @@ def _paths(group: Sequence[ListedEpisode]) -> list[str]:
 
 
 def _parse(
-    files: Mapping[str, bytes], _: Callable[..., None], info: Info, videos: Sequence[str]
+    files: Mapping[str, bytes], info: Info, videos: Sequence[str], _: Callable[..., None]
 ) -> tuple[list[ListedEpisode], dict[int, str]]:
-    """In a sandbox: the first file is that of the tasks."""
+    """In a worker: the first file is that of the tasks."""
     (tasks, data), *episodes = files.items()
     return episodes_from(info, videos, dict(episodes)), tasks_from({tasks: data})
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rbdata.datasets.formats.arrow import ParquetTable, open_parquet
-from rbdata.datasets.workers import sandbox
-from rbdata.datasets.workers.sandbox import RawFiles, Sandbox
 from rbdata.errors import CorruptSourceError
+from worker_tasks import in_worker
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -52,14 +51,12 @@ def read_lists(path, _):
     return sum(len(batch) for batch in open_parquet(path, path.name).iter_batches(100))
 
 
-def test_a_row_that_unpacks_to_too_much(tmp_path, monkeypatch):
+def test_a_row_that_unpacks_to_too_much(tmp_path):
     path = bomb(tmp_path / "x")
     assert path.stat().st_size < 1 << 17
-    with Sandbox(path, RawFiles("x", 0)) as box:
-        assert box.call(read_lists)
-    monkeypatch.setattr(sandbox, "_MEMORY", 32 << 20)
-    with Sandbox(path, RawFiles("x", 0)) as box, pytest.raises((CorruptSourceError, MemoryError)):
-        box.call(read_lists)
+    assert in_worker(read_lists, path, label="x")
+    with pytest.raises((CorruptSourceError, MemoryError)):
+        in_worker(read_lists, path, label="x", memory=32 << 20)
 
 
 def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
@@ -116,8 +113,8 @@ def test_a_footer_that_would_end_the_process(tmp_path):
     longer = sound[: at + 1] + bytes([0x36, 2, 2, 2]) + sound[at + 4 : -8] + footer.to_bytes(4, "little") + b"PAR1"
     (tmp_path / "x").write_bytes(longer)
     assert ends_the_process(tmp_path / "x")
-    with Sandbox(tmp_path / "x", RawFiles("x.parquet", 1000)) as box, pytest.raises(CorruptSourceError) as caught:
-        box.call(ask)
+    with pytest.raises(CorruptSourceError) as caught:
+        in_worker(ask, tmp_path / "x", label="x.parquet")
     assert "x.parquet" in caught.value.message
 
 

@@ -1,4 +1,4 @@
-"""Sources whose raw objects hold whole episodes: a small format of this module, read whole, as a stream, and in a sandbox."""
+"""Sources whose raw objects hold whole episodes: a small format of this module, whole, streamed, and read by a C library."""
 
 from __future__ import annotations
 

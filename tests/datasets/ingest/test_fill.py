@@ -35,7 +35,7 @@ class Reversed(RowSource):
 
 def task(source: RowSource, folder: Path, first: int = 2) -> FillTask:
     preallocate(folder / "observation.memmap", 12 * 1100)
-    return FillTask(0, source, folder, SCHEMA, ("observation",), first, 7, 12, threads=1)
+    return FillTask(0, source, folder, SCHEMA, ("observation",), first, 7, 12, threads=1, label="frames")
 
 
 def stored(folder: Path) -> np.ndarray:

@@ -8,22 +8,30 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from multiprocessing import forkserver
-from typing import Any
 
 import psutil
 import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
 from processes import RBDATA, is_gone, start_interruptible, wait_until
-from rbdata.datasets.workers import local_engine
-from rbdata.datasets.workers.local_engine import LocalEngine
-from rbdata.datasets.workers.worker_process import fork_server_is_available
-from rbdata.errors import WorkerLostError
-from rbdata.storage.scratch import ScratchFolder
-from worker_tasks import TASKS, about, wait_for_the_network
+from rbdata.datasets.workers.local_engine import LocalEngine, call
+from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
+from worker_tasks import (
+    TASKS,
+    Reading,
+    abort,
+    about,
+    be_killed,
+    be_wrong,
+    crash,
+    in_worker,
+    leave,
+    refuse,
+    swallow,
+    wait_for_the_network,
+)
 
-pytestmark = pytest.mark.skipif(not fork_server_is_available(), reason="processes are forked on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
 
 def records(workers):
@@ -41,7 +49,7 @@ def test_forked_from_one_that_has_loaded_the_modules():
     assert found[0]["parent"] != os.getpid()
     assert all("h5py" in record["loaded"] for record in found)
     assert all(record["interrupt"] and not record["blocked"] for record in found)
-    assert all(is_gone(pid) for pid in (*pids, found[0]["parent"]))
+    assert all(is_gone(pid) for pid in pids)
 
 
 def test_the_parent_hears_why_they_wait():
@@ -49,15 +57,6 @@ def test_the_parent_hears_why_they_wait():
     with closing(LocalEngine(2)) as workers:
         list(workers.run(wait_for_the_network, TASKS[:2], lambda tasks: heard.update(task.wait for task in tasks)))
     assert "HTTP 503: retry 1 of 4" in heard
-
-
-def test_the_servers_of_others_are_left_alone():
-    theirs: Any = forkserver._forkserver
-    before = theirs._forkserver_pid
-    with closing(LocalEngine(2)) as one, closing(LocalEngine(2)) as other:
-        parents = {record["parent"] for workers in (one, other) for record in records(workers)}
-    assert len(parents) == 2
-    assert theirs._forkserver_pid == before
 
 
 def test_a_worker_that_is_killed_is_noticed():
@@ -70,24 +69,63 @@ def test_a_worker_that_is_killed_is_noticed():
         assert len(records(workers)) == len(TASKS)  # with new ones
 
 
-def test_a_server_that_is_killed_is_replaced():
-    with closing(LocalEngine(2)) as workers:
-        workers.prepare()
-        server = workers._server._forkserver_pid
-        os.kill(server, signal.SIGKILL)
-        wait_until(lambda: is_gone(server))
-        assert {record["parent"] for record in records(workers)} != {server}
+@pytest.mark.parametrize(("how", "told"), [(crash, "SIGSEGV"), (abort, "SIGABRT"), (leave, "exit status 3")])
+def test_a_reader_that_crashes(how, told):
+    """The error names the file that the worker read, of those that are in work."""
+    with closing(LocalEngine(2, memory=1 << 30)) as workers:
+        with pytest.raises(CorruptSourceError, match=told) as caught:
+            list(workers.run(Reading.__call__, [Reading(number, how) for number in range(6)], lambda progress: None))
+        assert "https://a.example/3.hdf5 cannot be read" in caught.value.message
+        assert len(records(workers)) == len(TASKS)
 
 
-def test_fresh_interpreters_where_there_is_no_fork_server(monkeypatch):
-    monkeypatch.setattr(local_engine, "fork_server_is_available", lambda: False)
-    with closing(LocalEngine(2, modules=["h5py"])) as workers:
-        workers.prepare()
-        found = records(workers)
-    assert {record["parent"] for record in found} == {os.getpid()}
-    assert all(record["interrupt"] for record in found)
-    assert any("h5py" in record["loaded"] for record in found)  # one that started first may have been told twice
-    wait_until(lambda: all(is_gone(record["pid"]) for record in found))
+def test_a_function_that_crashes():
+    with (
+        closing(LocalEngine(2)) as workers,
+        pytest.raises(WorkerLostError, match=r"steps 30\.\.39 crashed \(SIGSEGV\)"),
+    ):
+        list(workers.run(crash_at_30, TASKS, lambda progress: None))
+
+
+def crash_at_30(task, on_rows):
+    return crash() if task.start == 30 else {}
+
+
+def test_a_reader_that_takes_all_memory():
+    with pytest.raises(CorruptSourceError, match=r"x\.hdf5 cannot be read: that takes more than 256 MiB"):
+        in_worker(swallow, label="x.hdf5", memory=256 << 20)
+
+
+def test_who_kills_it_does_not_accuse_the_file():
+    with pytest.raises(WorkerLostError, match=r"worked on x\.hdf5 was killed \(SIGKILL\)"):
+        in_worker(be_killed, label="x.hdf5")
+
+
+def test_errors_come_as_they_are():
+    with closing(LocalEngine(1)) as workers:
+        with pytest.raises(UsageError) as caught:
+            call(workers, "x.hdf5", refuse)
+        assert (caught.value.message, caught.value.hint) == ("no", "yes")
+        with pytest.raises(ZeroDivisionError, match="a fault of ours") as wrong:
+            call(workers, "x.hdf5", be_wrong)
+        assert "in be_wrong" in str(wrong.value.__cause__)
+
+
+def test_no_process_is_this_one():
+    with closing(LocalEngine(0)) as workers:
+        assert {record["pid"] for record in records(workers)} == {os.getpid()}
+
+
+def test_fresh_interpreters_where_there_is_no_fork_server(tmp_path):
+    """As on macOS and Windows."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.platform = 'darwin'; sys.path.insert(0, {str(SUPPORT)!r})\n"
+        "from rbdata.datasets.workers.local_engine import LocalEngine; from worker_tasks import TASKS, about\n"
+        "workers = LocalEngine(2); found = list(workers.run(about, TASKS, lambda progress: None)); workers.close()\n"
+        "import os; print({record['parent'] for _, record in found} == {os.getpid()})\n"
+    )
+    assert subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=True).stdout == "True\n"
 
 
 SCRIPT = """
@@ -126,24 +164,8 @@ def test_a_killed_parent_takes_its_workers_with_it(at_work, tmp_path):
         time.sleep(0.5)
     assert not any(is_gone(pid) for pid in pids)
     process.kill()
-    assert process.communicate() == ("", "")  # nor does Python's resource tracker complain
+    assert process.communicate()[0] == ""
     wait_until(lambda: all(is_gone(pid) for pid in pids))
-    ScratchFolder(temporary).remove()  # as the next run that needs one
-    assert not list(temporary.iterdir())
-
-
-def test_a_killed_parent_takes_a_server_with_it_that_still_imports(tmp_path):
-    (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
-    code = "from rbdata.datasets.workers.local_engine import LocalEngine as E; E(2, modules=['endless']).prepare(); input()"
-    # By PYTHONPATH: the server takes no modules from the current directory.
-    found = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "PYTHONPATH": found}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=tmp_path, env=environment)
-    wait_until((tmp_path / "importing").exists)
-    children = psutil.Process(process.pid).children()
-    process.kill()
-    process.communicate()
-    wait_until(lambda: all(is_gone(child.pid) for child in children))
 
 
 def test_who_hands_out_the_work_loads_no_torch(tmp_path):
@@ -179,6 +201,6 @@ def test_ctrl_c_while_they_load_is_quiet(tmp_path):
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, told = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, told
     assert "Traceback" not in told
     assert "interrupted" in told

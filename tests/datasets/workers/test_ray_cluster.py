@@ -19,7 +19,7 @@ from preprocess_tools import check_files, every_other, lasting, make_input, nois
 from processes import RBDATA
 from ray_work import Slow, Task, Tasks, always_dies, breaks, dies_once, doubled, fails, leave_a_run, raises, square
 from rbdata.datasets.acquire import Listener, Request, download
-from rbdata.datasets.workers import open_engine, sandbox
+from rbdata.datasets.workers import open_engine
 from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
 from rbdata.storage.dataset import Dataset
@@ -50,13 +50,6 @@ def engine(cluster):
 
 def indices(found):
     return sorted(index for index, _ in found)
-
-
-def test_no_process_is_forked_from_one_that_is_in_ray(engine, monkeypatch):
-    """gRPC's threads are not in the child, whose queues would fail without end."""
-    assert indices(engine.run(square, [Task(0)], lambda progress: None)) == [0]
-    monkeypatch.undo()  # what the tests replace
-    assert not sandbox._may_fork()
 
 
 # -- the engine by itself --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def test_workers_import_the_modules_of_a_task_and_of_what_it_holds():
 
 def test_tasks_run_in_processes_or_here():
     tasks = [Standalone(n, TASKS[n]) for n in range(3)]
-    here = dict(run_tasks(tasks, 1, lambda progress: None))
+    here = dict(run_tasks(tasks, 0, lambda progress: None))
     elsewhere = dict(run_tasks(tasks, 2, lambda progress: None))
     assert sorted(here) == sorted(elsewhere) == [0, 1, 2]
     assert {record["pid"] for record in here.values()} == {os.getpid()}

@@ -120,11 +120,11 @@ def test_a_killed_conversion_leaves_nothing_that_passes_for_a_dataset(mirror, tm
         "file._BLOCK_ROWS = 1000\n"
         "plain = file.RowWriter._read\n"
         "def dying(self, path, low, high):\n"
-        "    if low >= 5000: os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    if low >= 5000: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return plain(self, path, low, high)\n"
         "file.RowWriter._read = dying\n"
         "import rbdata\n"
-        f"rbdata.download('d4rl/{NAME}', root=sys.argv[1], mirror=sys.argv[2])\n"
+        f"rbdata.download('d4rl/{NAME}', root=sys.argv[1], mirror=sys.argv[2], procs=0)\n"
     )
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1"), str(mirror)], capture_output=True)
     assert run.returncode == -9, run.stderr

@@ -201,7 +201,7 @@ def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
             raise KeyboardInterrupt
 
     def request(root):
-        return Request("minari/tests/stop-v0", root=root, options=ConvertOptions(**options), procs=1)
+        return Request("minari/tests/stop-v0", root=root, options=ConvertOptions(**options), procs=0)
 
     with pytest.raises(KeyboardInterrupt):
         download(request(tmp_path / "root"), Listener(on_part_done=stop))
