@@ -245,7 +245,7 @@ def test_files_are_fetched_once(tmp_path, monkeypatch, reader):
     with http_server(tmp_path / "raw") as server:
         for interrupts in (True, False):
             job = LinesSource(reader).open("some", open_location(server.url), ConvertOptions())
-            request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=1)
+            request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=0)
             with monkeypatch.context() as patch:
                 if interrupts:
                     patch.setattr(episode_files, "staging_folder", interrupted)
