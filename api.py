@@ -247,10 +247,18 @@ def load(
     cache_limit: int | str | None = None,
     download: bool | Mapping[str, Any] = False,
     batch_size: int | None = None,
+    keys: Sequence[str | tuple[str, ...]] | None = None,
     frame_stack: int | None = None,
     stack_keys: str | Sequence[str | tuple[str, ...]] | None = None,
     n_step: int | None = None,
     gamma: float = 0.99,
+    windows: Mapping[Any, tuple[int, int]] | None = None,
+    padding: Literal["repeat", "zero"] = "repeat",
+    extra: str | Sequence[str] | None = None,
+    normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    reward_scale: float | Literal["return_range", "minus_one"] | None = None,
+    dtype: Literal["float32"] | torch.dtype | None = None,
+    goals: replay.Goals | None = None,
     slice_len: int | None = None,
     num_slices: int | None = None,
     strict_length: bool = True,
@@ -263,9 +271,12 @@ def load(
     alpha: float | None = None,
     beta: float | None = None,
     priority_key: str | tuple[str, ...] = "td_error",
+    weights: Sequence[float] | None = None,
+    shares: Literal["random", "exact"] = "random",
     sampler: replay.Sampler | None = None,
+    end_key: str | tuple[str, ...] | None = None,
+    traj_key: str | tuple[str, ...] | None = None,
     transform: Any = None,
-    transform_factory: Callable[[], Any] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     prefetch: int | None = None,
     pin_memory: bool = False,
@@ -274,47 +285,30 @@ def load(
     generator: torch.Generator | None = None,
     rank: int = 0,
     world_size: int = 1,
-    shared: bool = False,
-    delayed_init: bool | None = None,
-    checkpointer: Any = None,
-    end_key: str | tuple[str, ...] | None = None,
-    traj_key: str | tuple[str, ...] | None = None,
-    extra: str | Sequence[str] | None = None,
-    normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
-    reward_scale: float | Literal["return_range", "minus_one"] | None = None,
-    weights: Sequence[float] | None = None,
-    shares: Literal["random", "exact"] = "random",
-    keys: Sequence[str | tuple[str, ...]] | None = None,
-    windows: Mapping[Any, tuple[int, int]] | None = None,
-    padding: Literal["repeat", "zero"] = "repeat",
-    goals: replay.Goals | None = None,
-    dtype: Literal["float32"] | torch.dtype | None = None,
 ) -> replay.TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
     For several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf
     ``dataset`` (int64) is the number of the dataset that a row is from (with ``keys`` or ``windows``, name it there as well).
 
+    Where the data are:
+
+    - ``cache_dir``, ``cache_limit``: for a dataset at a URL, see `open_dataset`.
+    - ``download=True``: a dataset that is not there is downloaded first; ``download={"mirror": ..., "shards": "0"}``: with
+      arguments of `rbdata.download`.
+
+    What a batch has:
+
     - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
+    - ``keys``: the leaves to read, such as ``["observation", "action", ("next", "reward")]``, with leaves below them. Nothing
+      else is read (or fetched): neither successors nor flags.
     - ``frame_stack``: the last k states, stacked in a new dimension after the batch; ``stack_keys`` selects leaves to stack.
       ``padding`` fills rows before the episode: "repeat" with its first state, as Gymnasium's wrapper does, or "zero".
-    - ``keys``: the leaves to read, such as ``["observation", "action"]``, with leaves below them and their successors; flags
-      and the reward are always included. Nothing else is read (or fetched).
+    - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
     - ``windows``: for each key the offsets of the first and the last row around a step, as in
       ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
       ``padding`` fills rows outside the episode ("repeat": with its nearest row, or "zero"); ``batch["mask", key]`` is False
       there. See docs/windows.md.
-    - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
-    - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
-      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``span`` lets slices cross the ends of
-      episodes; ``uniform_over`` "trajectories" or "transitions": what is drawn uniformly.
-    - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
-      leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
-    - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
-      by the seed; for datasets at a URL, as groups are prefetched. ``"global"`` is the same as True.
-    - ``cache_dir``, ``cache_limit``: for a dataset at a URL, see `open_dataset`.
-    - ``download=True``: a dataset that is not there is downloaded first; ``download={"mirror": ..., "shards": "0"}``: with
-      arguments of `rbdata.download`.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,
@@ -322,40 +316,51 @@ def load(
       or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``buffer.statistics`` has the values used.
     - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
-    - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
-      "random" (counts are multinomial) or "exact", see `MixtureSampler`.
     - ``dtype``: "float32" rounds float64 leaves (MuJoCo's) to it, after ``normalize``; other leaves keep their types.
     - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
-      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step, stacks, windows.
+      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step.
+
+    Which steps it has:
+
+    - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
+      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``span`` lets slices cross the ends of
+      episodes; ``uniform_over`` "trajectories" or "transitions": what is drawn uniformly.
+    - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
+      leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
+    - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
+      by the seed; for datasets at a URL, as groups are prefetched. ``"global"`` is the same as True.
     - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
       ``priority_key``.
-    - ``sampler``: your own sampler instead of these options.
-    - ``transform``: a function or module that changes batches (``transform_factory``: returns it); ``collate_fn``.
-    - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
+    - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
+      "random" (counts are multinomial) or "exact", see `MixtureSampler`.
+    - ``sampler``: your own sampler instead of these options. ``end_key``, ``traj_key``: see `ReplayBuffer`.
     - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.
-    - ``shared``, ``delayed_init``, ``checkpointer``, ``end_key``, ``traj_key``: see `ReplayBuffer`.
+
+    How it comes:
+
+    - ``transform``: a function or module that changes batches; ``collate_fn``: makes one of the records.
+    - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
 
     Raises UsageError for options that contradict each other or have no effect, with their names, and as `open_dataset` does.
     """
-    if not isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)):
-        if download is not False:
-            raise UsageError("download is for a single id")
-        id_or_path = _opened(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
-        id_or_path = dataset.concat(id_or_path, marked=True)
-        root = cache_dir = cache_limit = None
-        download = False
-    elsewhere = ("id_or_path", "root", "cache_dir", "cache_limit", "download")
-    options = {name: value for name, value in locals().items() if name not in (*elsewhere, "elsewhere")}
+    options = {name: value for name, value in locals().items() if name not in _WHERE}
     from .storage.replay.loading import load_buffer
 
+    where: dict[str, Any] = {"root": root, "cache_dir": cache_dir, "cache_limit": cache_limit}
     if isinstance(id_or_path, dataset.Dataset):
-        places = {"root": root, "cache_dir": cache_dir, "cache_limit": cache_limit}
-        _check_are_open(**places, download=download is not False)
+        _check_are_open(**where, download=download is not False)
         return load_buffer(id_or_path, **options)
+    if not isinstance(id_or_path, (str, os.PathLike)):
+        if download is not False:
+            raise UsageError("download is for a single id")
+        return load_buffer(dataset.concat(_opened(id_or_path, **where), marked=True), **options)
     if download is not False:
-        id_or_path, root = _downloaded(id_or_path, root, download), None
-    opened = open_dataset(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
-    return load_buffer(opened, **options)
+        id_or_path, where["root"] = _downloaded(id_or_path, root, download), None
+    return load_buffer(open_dataset(id_or_path, **where), **options)
+
+
+#: Arguments of `load` that say where the data are.
+_WHERE = ("id_or_path", "root", "cache_dir", "cache_limit", "download")
 
 
 @check_keywords

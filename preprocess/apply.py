@@ -111,16 +111,10 @@ class InputView:
                 release_pages(part)
 
     def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
-        from ..storage.replay.batches import BatchReader, NStep, WindowSpec
-        from ..storage.replay.draw import Draw
-        from ..storage.replay.storages.dataset_storage import DatasetStorage
+        from ..storage.replay.loading import read_steps
 
         options = self.options
-        n_step = None if options.n_step is None else NStep(options.n_step, options.gamma)
-        storage = DatasetStorage(self.dataset)
-        reader = BatchReader(storage, WindowSpec(options.frame_stack, n_step=n_step), with_info=False)
-        (prepared,) = reader.prepare([Draw(steps)])
-        return reader.complete(prepared).clone()  # stacks are overlapping views of the same memory
+        return read_steps(self.dataset, steps, options.frame_stack, options.n_step, options.gamma)
 
     def _truncate_added_ends(self, td: TensorDict, steps: torch.Tensor) -> TensorDict:
         """The steps, truncated where an episode of the view ends and the episode of the dataset continues."""

@@ -34,7 +34,7 @@ class Windows:
     """``length`` rows from each of ``start`` (int64 ``[B]``, all inside the leaf; None: the leaf is shorter than that).
 
     Then, counting the rows read as one list of ``count * length``: those at ``copied`` are replaced by the rows ``source``
-    of the leaf, and those at ``blank`` by zeros (int64, ascending).
+    of the leaf, and those at ``blank`` by zeros; those at ``outside`` lie outside their range (int64, ascending).
     """
 
     start: torch.Tensor | None
@@ -43,11 +43,14 @@ class Windows:
     copied: np.ndarray
     source: np.ndarray
     blank: np.ndarray
+    outside: np.ndarray
 
     def split(self, sizes: Sequence[int]) -> list[Windows]:
         """The same in consecutive groups of these many windows."""
         edges = np.append(0, np.cumsum(sizes)) * self.length
-        copied, blank = np.searchsorted(self.copied, edges).tolist(), np.searchsorted(self.blank, edges).tolist()
+        copied, blank, outside = (
+            np.searchsorted(places, edges).tolist() for places in (self.copied, self.blank, self.outside)
+        )
         starts = [None] * len(sizes) if self.start is None else self.start.split(list(sizes))
         return [
             Windows(
@@ -57,6 +60,7 @@ class Windows:
                 self.copied[copied[i] : copied[i + 1]] - edges[i],
                 self.source[copied[i] : copied[i + 1]],
                 self.blank[blank[i] : blank[i + 1]] - edges[i],
+                self.outside[outside[i] : outside[i + 1]] - edges[i],
             )
             for i, size in enumerate(sizes)
         ]
@@ -83,8 +87,9 @@ def plan_windows(
         start, moved = torch.from_numpy(read), (read != begin)[few, None]
     places = few[:, None] * length + np.arange(length)
     copy = outside | moved if pad == "repeat" else moved & ~outside
-    blank = places[outside] if pad == "zero" else np.empty(0, np.int64)
-    return Windows(start, len(begin), length, places[copy], inside[copy], blank)
+    beyond = places[outside]
+    blank = beyond if pad == "zero" else beyond[:0]
+    return Windows(start, len(begin), length, places[copy], inside[copy], blank, beyond)
 
 
 def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:

@@ -76,7 +76,7 @@ def construct(root: Path) -> None:
     """Constructors take what `load` and `download` take, and nothing else (`unused` comments are errors here)."""
     slices = assert_type(rbdata.SliceSampler(slice_len=8, replacement=True), rbdata.SliceSampler)
     rbdata.SliceSamplerWithoutReplacement(num_slices=4, drop_last=True, strict_length=False)
-    rbdata.PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=8, burn_in=2)
+    rbdata.PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=8)
     rbdata.PrioritizedReplayBuffer(alpha=0.6, beta=0.4, batch_size=8, seed=0)
     rbdata.TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, priority_key="p", storage=rbdata.ListStorage(9))
     rbdata.TensorDictReplayBuffer(sampler=slices, frame_stack=4, n_step=3, rank=1, world_size=2)

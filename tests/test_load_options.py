@@ -89,7 +89,6 @@ ALONE: dict[str, Any] = {
     "windows": WINDOWS,
     "goals": lambda: rbdata.Goals(goal_key=POSITION),
     "dtype": "float32",
-    "world_size": 2,
 }
 TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
     ("stack_keys", [POSITION], {"frame_stack": 3}),
@@ -106,6 +105,7 @@ TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
     ("beta", 0.4, {"alpha": 0.7}),
     ("priority_key", "other", {"alpha": 0.7}),
     ("rank", 1, {"world_size": 2}),
+    ("world_size", 2, {"replacement": False}),
     ("extra", ["step"], {"frame_stack": 2}),
     ("reward_scale", 2.0, {"windows": {("next", "reward"): (0, 1)}}),
     ("reward_scale", 2.0, {"windows": {"return_to_go": (0, 1)}, "extra": "return_to_go"}),
@@ -118,8 +118,7 @@ TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
 #: What says where a dataset is, how batches are made ahead, or where they lie: tested by themselves below.
 ELSEWHERE = {"root", "cache_dir", "cache_limit", "download", "prefetch", "pin_memory", "generator", "weights", "shares"}
 #: Not of this table: what is tested with the room that it belongs to.
-OTHERS = {"transform_factory", "shared", "delayed_init", "checkpointer"}
-OTHERS |= {"end_key", "traj_key"}
+OTHERS = {"end_key", "traj_key"}
 
 
 def test_every_option_is_looked_at() -> None:
@@ -186,7 +185,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"generator": "generator"}),
     ("prefetch", {"prefetch": 2, "batch_size": None}),
     ("reward_scale", {"goals": "goals", "reward_scale": 2.0}),
-    ("windows", {"goals": "goals", "windows": WINDOWS}),
+    ("windows", {"goals": "goals", "windows": {("next", "reward"): (0, 1)}}),
     ("dtype", {"dtype": "float16"}),
 ]
 OBJECTS: dict[str, Callable[[], Any]] = {

@@ -19,13 +19,11 @@ from rbdata.errors import UsageError
 from rbdata.storage import plugins
 from rbdata.storage.codecs import choices
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
+from rbdata.storage.replay.arguments import RecipeOptions
 from rbdata.storage.replay.loading import load_buffer, make_sampler
 
 #: Arguments of buffers that `rbdata.load` has not: a dataset is read-only, and the others have no effect here.
-NOT_OF_LOAD = {
-    *("storage", "writer", "dim_extend", "compilable"),
-    *("service_backend", "service_backend_options", "transport", "transport_options"),
-}
+NOT_OF_LOAD = {"storage", "writer", "dim_extend", "compilable", "shared", "transform_factory"}
 
 
 def named(function: Callable[..., Any], kinds: str = "KEYWORD_ONLY") -> dict[str, inspect.Parameter]:
@@ -145,6 +143,7 @@ def test_options_that_classes_pass_on(name):
     """All arguments of the buffer, of the same types and with the same defaults, but for those that the class changes."""
     value, of_buffer = getattr(rbdata, name), named(ReplayBuffer.__init__)
     arguments, hints = named(value, "POSITIONAL_OR_KEYWORD KEYWORD_ONLY"), typing.get_type_hints(ReplayBuffer.__init__)
+    hints |= typing.get_type_hints(RecipeOptions)
     source = DATASETS.get(name.removesuffix("ExperienceReplay"))
     if source:
         of_buffer.pop("storage")

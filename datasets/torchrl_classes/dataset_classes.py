@@ -30,7 +30,8 @@ from ...storage.manifest import read_manifest
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import SAMPLING, make_sampler
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
-from ...storage.replay.storages.dataset_storage import DatasetStorage, EpisodeStorage
+from ...storage.replay.storages.dataset_storage import DatasetStorage
+from ...storage.replay.storages.episode_storage import EpisodeStorage
 from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
@@ -274,9 +275,9 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         """The folder of the dataset."""
         return self.data_path
 
-    def _next_batch(self, size: int, ahead: bool) -> tuple[Any, Any]:
-        batch, info = super()._next_batch(size, ahead)
-        return self._with_metadata(batch), info
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        found = super().sample(batch_size, return_info, include_info)
+        return (self._with_metadata(found[0]), found[1]) if return_info else self._with_metadata(found)
 
     def __getitem__(self, index: Any) -> Any:
         return self._with_metadata(super().__getitem__(index))

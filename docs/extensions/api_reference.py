@@ -19,11 +19,7 @@ GROUPS = {
     ),
     "Specs": ("rbdata.storage.tensor_specs",),
     "Dataset classes": ("rbdata.datasets.torchrl_classes",),
-    "Samplers": (
-        "rbdata.storage.replay.samplers",
-        "rbdata.storage.replay.draw",
-        "rbdata.storage.replay.batches",
-    ),
+    "Samplers": ("rbdata.storage.replay.samplers",),
     "Storages": ("rbdata.storage.replay.storages",),
     "Writers": ("rbdata.storage.replay.writers",),
     "Transforms and checkpoints": ("rbdata.storage.replay.transforms", "rbdata.storage.replay.ted_hooks"),

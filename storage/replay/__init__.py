@@ -1,21 +1,19 @@
 """The runtime: batches from a dataset, or from records that a training run collects.
 
-Reading order:
+Reading order, for ``sample()``:
 
-1. `buffer`: a storage, a sampler, a writer and transforms; `pipeline`: how `sample` makes a batch with them.
-2. `draw` (the steps of a batch) by `samplers`, `batches` (how they are read), `timeline` (where episodes end),
-   `prefetch` (batches made ahead of time in threads), `transforms`.
-3. `storages`: where records are kept; `writers`: which row a new record goes to.
-4. `tensordict_buffer` and `ensemble` (several buffers as one).
-5. `checkpoint` and `saving`: buffers and their parts in files; `loading`: from options to a buffer over a dataset;
-   `iterable`: data loaders; `overrides`: methods of users' subclasses; `locks`: between processes, and when one forks.
+1. `buffer`: a storage, a sampler, a writer and transforms; `batches`: how a batch is drawn, read and finished with them.
+2. `order`: which numbers a batch is drawn with; `samplers.uniform` and the others: which steps these are.
+3. `columns`: how its leaves are read; `windows`: stacks, n-step returns and windows; `timeline`: where episodes end.
+
+Then `storages` and `writers` (where records are kept), `chain` (transforms), `prefetch` (threads), `tensordict_buffer`,
+`ensemble`, `goals`, `iterable` (data loaders), `checkpoint` (files), `loading` (from options to a buffer over a dataset).
 """
 
 from __future__ import annotations
 
-from .batches import BatchReader as BatchReader
 from .buffer import ReplayBuffer as ReplayBuffer
-from .draw import Draw as Draw
+from .chain import Transforms as Transforms
 from .ensemble import ReplayBufferEnsemble as ReplayBufferEnsemble
 from .goals import Goals as Goals
 from .iterable import ReplayIterable as ReplayIterable
@@ -40,7 +38,6 @@ from .tensordict_buffer import TensorDictPrioritizedReplayBuffer as TensorDictPr
 from .tensordict_buffer import TensorDictReplayBuffer as TensorDictReplayBuffer
 from .transforms import MultiStep as MultiStep
 from .transforms import RandomCropTensorDict as RandomCropTensorDict
-from .transforms import Transforms as Transforms
 from .transforms import split_trajectories as split_trajectories
 from .writers import ImmutableDatasetWriter as ImmutableDatasetWriter
 from .writers import RoundRobinWriter as RoundRobinWriter

@@ -1,18 +1,11 @@
-"""The arguments of buffers: checks of their values, and their types for the classes that pass them on.
-
-`ReplayBuffer` documents the arguments and has their defaults. A class that passes them on takes ``**options:
-Unpack[BufferOptions]``: editors and type checkers read the names and types from here, ``inspect.signature`` through
-`keywords.with_options`. The types are split into pieces because an argument that a class declares itself must not also be in
-its options.
-"""
+"""Checks of the arguments of buffers, made once, when a buffer is made."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
 from typing_extensions import TypedDict
 
@@ -20,174 +13,141 @@ from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from ..keywords import whole_number
-from .samplers.sampler import Sampler, Use
+from ..load_options import check_companions
+from .columns import Recipe
+from .order import WORD, draw_seed
 from .storages.dataset_storage import DatasetStorage
 from .storages.list_storage import ListStorage
 from .storages.storage import Storage
-from .writers import Writer
-
-Part = TypeVar("Part", Storage, Sampler, Writer)
-
-
-def resolve_storage(given: Any) -> Storage:
-    """A storage: resolved by `resolve`, or made for a dataset. Raises UsageError for anything else."""
-    if isinstance(given, (Dataset, str, os.PathLike)):
-        return DatasetStorage(given)
-    example = "LazyTensorStorage(1_000_000), or the path of a dataset"
-    return resolve(given, Storage, lambda: ListStorage(1000), example)
+from .timeline import Edges, as_key, path_of
+from .windows import NStep, check_padding, check_windows
 
 
-def resolve(given: Any, kind: type[Part], default: Callable[[], Part], example: str) -> Part:
-    """A part of this kind: as given, made by a given class or function, or the default. Raises UsageError for anything else."""
-    if given is None:
-        return default()
-    made: Any = given() if callable(given) and not isinstance(given, kind) else given
-    _check_kind(made, kind, example)
-    return made
+class RecipeOptions(TypedDict, total=False):
+    """What a batch has of the rows around each step; for all buffers, see `ReplayBuffer`."""
 
-
-def _check_kind(part: Any, kind: type[Part], example: str) -> None:
-    if not isinstance(part, kind):
-        message = f"a {kind.__name__.lower()} is wanted, not a {type(part).__name__}"
-        raise UsageError(message, hint=f"for example {example}")
-
-
-def check_parts(sampler: Sampler, storage: Storage, writer: Writer, use: Use) -> None:
-    """Raise UsageError if the parts of a buffer do not work together, or do not support this use, or are no parts."""
-    _check_kind(sampler, Sampler, "RandomSampler()")
-    _check_kind(storage, Storage, "LazyTensorStorage(1_000_000)")
-    _check_kind(writer, Writer, "RoundRobinWriter()")
-    sampler._check_parts(storage, writer, use)
-
-
-def check_frame_stack(frame_stack: Any) -> int:
-    """The number of frames in a stack. Raises UsageError unless it is a whole number, NumPy's included, that can be read."""
-    if isinstance(frame_stack, bool) or not hasattr(frame_stack, "__index__"):
-        raise UsageError(f"frame_stack must be a whole number, not {frame_stack!r}")
-    if not 1 <= frame_stack <= MOST_RECORDS:
-        raise UsageError(f"frame_stack must be at least 1 and at most {MOST_RECORDS:,}, not {int(frame_stack)!r}")
-    return int(frame_stack)
-
-
-def check_seed(seed: Any) -> int:
-    """The seed. Raises UsageError for any value that is not a seed."""
-    if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
-        raise UsageError(f"seed must be a whole number of at least 0 and below 2**64, not {seed!r}")
-    return int(seed)
-
-
-def check_batch_size(batch_size: Any) -> int:
-    """The batch size. Raises SamplingError if it is invalid."""
-    whole = isinstance(batch_size, (int, np.integer)) and not isinstance(batch_size, bool)
-    if not whole or not 1 <= batch_size <= MOST_RECORDS:
-        message = f"batch_size must be a whole number of at least 1 and at most {MOST_RECORDS:,}, not {batch_size!r}"
-        raise SamplingError(message)
-    return int(batch_size)
-
-
-def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
-    """How many batches to prefetch. Raises UsageError for an invalid number, or without a batch size."""
-    if not prefetch:
-        return 0
-    prefetch = whole_number("prefetch", prefetch, 0)
-    if batch_size is None:
-        raise UsageError("prefetching needs the batch_size given to the buffer (or to load())")
-    return prefetch
-
-
-def rank_seed(seed: int, rank: int) -> int:
-    """A different seed for each of several processes."""
-    return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def make_generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
-
-
-class ServiceOptions(TypedDict, total=False):
-    """Options of TorchRL that have no effect here."""
-
-    compilable: bool | None
-    service_backend: str
-    service_backend_options: dict[str, Any] | None
-    transport: str
-    transport_options: dict[str, Any] | None
-
-
-class EnsembleOptions(ServiceOptions, total=False):
-    """Options of `ReplayBufferEnsemble` without effect, because its members are made before it and save themselves."""
-
-    checkpointer: Any
-    delayed_init: bool | None
-    dim_extend: int | None
-
-
-class CommonOptions(ServiceOptions, total=False):
-    """Options that every class passes on."""
-
-    transform_factory: Callable[[], Any] | None
-    dim_extend: int | None
-    checkpointer: Any
-    generator: torch.Generator | None
-    shared: bool
-    delayed_init: bool | None
-    device: Any
-    seed: int | None
     frame_stack: int | None
-    stack_keys: str | Sequence[str | tuple[str, ...]] | None
-    windows: Mapping[Any, tuple[int, int]] | None
-    padding: Literal["repeat", "zero"]
+    stack_keys: Any
     n_step: int | None
     gamma: float
+    windows: Any
+    padding: Any
+    end_key: Any
     traj_key: Any
+
+
+class CommonOptions(RecipeOptions, total=False):
+    """Arguments of `ReplayBuffer`, for the classes that pass them on, without those that some of these make themselves."""
+
+    writer: Any
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int | None
+    transform: Any
+    transform_factory: Callable[[], Any] | None
+    batch_size: int | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    compilable: bool | None
+    device: Any
+    seed: int | None
     rank: int
     world_size: int
 
 
-class CollateOptions(TypedDict, total=False):
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    prefetch: int | None
+class BufferOptions(CommonOptions, total=False):
+    """All arguments of `ReplayBuffer`."""
 
-
-class WriteOptions(TypedDict, total=False):
-    writer: Any
-    transform: Any
-    batch_size: int | None
-
-
-class PartOptions(TypedDict, total=False):
     storage: Any
     sampler: Any
 
 
-class EndOptions(TypedDict, total=False):
-    end_key: Any
+def make_recipe(
+    *,
+    frame_stack: int | None = None,
+    stack_keys: Any = None,
+    n_step: int | None = None,
+    gamma: float = 0.99,
+    windows: Any = None,
+    padding: Any = "repeat",
+    end_key: Any = None,
+    traj_key: Any = None,
+) -> Recipe:
+    """Raises UsageError for values out of range, and for options that go with others."""
+    check_padding(padding)
+    given = {"frame_stack": frame_stack, "stack_keys": stack_keys, "n_step": n_step, "gamma": gamma}
+    check_companions({**given, "windows": windows, "padding": padding})
+    if frame_stack is not None:
+        frame_stack = whole_number("frame_stack", frame_stack, 1, MOST_RECORDS)
+    if stack_keys is not None:
+        stack_keys = (stack_keys,) if isinstance(stack_keys, str) else tuple(map(path_of, stack_keys))
+    if n_step is not None:
+        made = NStep(n_step, gamma)
+        n_step, gamma = made.steps, made.gamma
+    if windows is not None:
+        windows = check_windows(windows)
+        if frame_stack is not None or n_step is not None:
+            raise UsageError("windows are read instead of frame_stack and n_step", hint="give windows alone")
+    edges = Edges(None if traj_key is None else as_key(traj_key), () if end_key is None else (as_key(end_key),))
+    return Recipe(frame_stack, stack_keys, n_step, gamma, windows, padding, edges)
 
 
-class PriorityKeyOptions(TypedDict, total=False):
-    priority_key: Any
+def check_batch_size(batch_size: Any) -> int:
+    """Raises SamplingError unless it is a whole number of records that can be read."""
+    try:
+        return whole_number("batch_size", batch_size, 1, MOST_RECORDS)
+    except UsageError as error:
+        raise SamplingError(error.message) from error
 
 
-class BufferOptions(PartOptions, WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
-    """All options of `ReplayBuffer`."""
+def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
+    """Raises UsageError for a number below 0, and without a batch size."""
+    if prefetch is None:
+        return 0
+    number = whole_number("prefetch", prefetch, 0, 1024)
+    if number and batch_size is None:
+        raise UsageError("prefetching needs the batch_size given to the buffer (or to load())")
+    return number
 
 
-class HindsightOptions(PartOptions, WriteOptions, CollateOptions, PriorityKeyOptions, CommonOptions, total=False):
-    """Options that `HERReplayBuffer` passes on."""
+def check_share(rank: Any, world_size: Any) -> tuple[int, int]:
+    rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
+    if rank >= world_size:
+        raise UsageError(f"rank {rank} is not among {world_size} processes")
+    return rank, world_size
 
 
-class PrioritizedBufferOptions(WriteOptions, CollateOptions, EndOptions, CommonOptions, total=False):
-    """Options that `PrioritizedReplayBuffer` passes on."""
+def seed_of(seed: Any, generator: torch.Generator | None) -> int:
+    """A seed as given, drawn once from a ``generator``, or else from torch's global one. Raises UsageError."""
+    if seed is not None and generator is not None:
+        raise UsageError("give generator or seed, not both")
+    if generator is not None:
+        if generator.device.type != "cpu":
+            message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
+            raise UsageError(message, hint="give torch.Generator() without a device")
+        return int(torch.randint(1 << 62, (), generator=generator, device="cpu"))
+    return draw_seed() if seed is None else whole_number("seed", seed, 0, WORD)
 
 
-class PrioritizedOptions(PartOptions, PrioritizedBufferOptions, total=False):
-    """Options that `TensorDictPrioritizedReplayBuffer` passes on."""
+def part(given: Any, kind: type, default: Callable[[], Any], example: str) -> Any:
+    """A part of a buffer: an instance, or what a function makes. Raises UsageError for anything else."""
+    if given is None:
+        return default()
+    return check_part(given() if callable(given) and not isinstance(given, kind) else given, kind, example)
 
-    eps: float
-    dtype: torch.dtype
-    reduction: str
-    sampler_device: Any
-    sync: bool
+
+def check_part(given: Any, kind: type, example: str) -> Any:
+    """Raise UsageError unless it is an instance of a kind of part."""
+    if not isinstance(given, kind):
+        message = f"a {kind.__name__.lower()} is wanted, not a {type(given).__name__}"
+        raise UsageError(message, hint=f"for example rbdata.{example}")
+    return given
+
+
+def storage_of(given: Any) -> Storage:
+    """A storage, or that of a dataset or its path; ``ListStorage(1000)`` without one."""
+    if isinstance(given, (Dataset, str, os.PathLike)):
+        return DatasetStorage(given)
+    made: Storage = part(given, Storage, lambda: ListStorage(1000), "LazyTensorStorage(1_000_000)")
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ def to_device(
     batch: Any,
     device: torch.device | None,
     pin: bool,
-    windows: Mapping[str, torch.Tensor] | None = None,
     *,
     ahead: bool = False,
 ) -> Any:
@@ -46,21 +44,19 @@ def to_device(
 
     A copy to a GPU goes through the caller's stream, in order with what the caller computes there. If it is made ``ahead``,
     which another thread may do, it goes through a stream of that thread beside the computations, and is complete on return; see
-    `record_stream`. ``windows``, ``[B, k + 1, *shape]`` by path: rows that the stacks of a leaf and of its successor were cut
-    from. To a GPU they go once, through pinned memory, and are cut there: half of the bytes. Raises UsageError in a process
-    that was forked after its parent had used CUDA.
+    `record_stream`. Raises UsageError in a process that was forked after its parent had used CUDA.
     """
     if device is None or device.type != "cuda":
         pinned = _pinned(batch) if pin and torch.cuda.is_available() else batch
         return pinned if device is None else _moved(pinned, device)
     try:
         if not ahead:
-            return _to_gpu(batch, device, pin, windows)
+            return _to_gpu(batch, device, pin)
         stream = getattr(_streams, "stream", None)
         if stream is None or stream.device != device:
             stream = _streams.stream = torch.cuda.Stream(device)
         with torch.cuda.stream(stream):
-            moved = _to_gpu(batch, device, pin, windows)
+            moved = _to_gpu(batch, device, pin)
         stream.synchronize()
     except RuntimeError as error:
         if "forked subprocess" not in str(error):
@@ -71,20 +67,10 @@ def to_device(
     return moved
 
 
-def _to_gpu(batch: Any, device: torch.device, pin: bool, windows: Mapping[str, torch.Tensor] | None) -> Any:
-    stacks: dict[Any, torch.Tensor] = {}
-    for name, rows in (windows or {}).items():
-        key = tuple(name.split("/"))
-        successor = ("next", *key)
-        there = rows.pin_memory().to(device, non_blocking=True)
-        stacks[key], stacks[successor] = there[:, :-1].clone(), there[:, 1:]
-    rest = batch.exclude(*stacks) if stacks else batch
+def _to_gpu(batch: Any, device: torch.device, pin: bool) -> Any:
     # A copy out of pinned memory is not complete on return: a transform that keeps such memory may write the next batch there.
-    is_pinned_by_user = any(leaf.is_pinned() for leaf in _tensors(rest))
-    moved = _moved(_pinned(rest) if pin else rest, device, non_blocking=not is_pinned_by_user)
-    for key, stack in stacks.items():
-        moved.set(key, stack)
-    return moved
+    is_pinned_by_user = any(leaf.is_pinned() for leaf in _tensors(batch))
+    return _moved(_pinned(batch) if pin else batch, device, non_blocking=not is_pinned_by_user)
 
 
 def _moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:

@@ -9,7 +9,7 @@ what is stored under ``goal_key`` at step
                    without: round(d min(t + 1, T - 1) + (1 - d) (T - 1)), with d uniform in [0, 1)
     random         any step of the dataset, uniformly
 
-with these probabilities. A seed repeats them. The relabelled leaves are
+with these probabilities. With a frame stack, goals are stacks as well. The relabelled leaves are
 
     goal, actor_goal       added, shaped as what ``goal_key`` names
     next/reward            success - 1, or success; success is whether the goal is the step's own state
@@ -23,19 +23,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from ...errors import SchemaError, UnknownKeyError, UsageError
+from ..codecs.codec import Rows
 from ..dataset import Dataset
+from ..window import read_window
+from .columns import At, Column, Recipe
 from .draw import Draw
-from .storages.dataset_storage import DatasetStorage
+from .order import Turn
 from .storages.storage import Storage
-from .storages.trees import copy_of
-from .timeline import Edges, as_key, entry_key, path_of
+from .storages.tensor_storage import tree_copied
+from .timeline import as_key, entry_key, path_of
 
 
 @dataclass(frozen=True)
@@ -77,114 +82,140 @@ class Goals:
             if self.actor.actor is not None or self.actor.reward_fn is not None:
                 raise UsageError("the goals of the actor have no rewards and no actor of their own")
 
-    def draw(self, steps: torch.Tensor, last: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-        """The step from which each goal is taken, int64 ``[n]``, for ``steps`` of episodes that end with ``last``."""
-        size = len(steps)
-        which, distance = torch.rand(2, size, dtype=torch.float64, generator=generator, device="cpu")
-        anywhere = torch.randint(count, (size,), generator=generator, device="cpu")
+    def draw(self, at: At, sizes: list[int], count: int, turn: Turn) -> torch.Tensor:
+        """The step from which the goal of each step is taken, int64 ``[n]``, of ``count`` steps."""
+        steps, last = at.position.numpy(), at.high.numpy() - 1
+        which, distance, anywhere = (turn.per_step(sizes) for _ in range(3))
         if self.geometric is None:
-            nearest = torch.minimum(steps + 1, last)
-            later = torch.round(nearest * distance + last * (1 - distance)).long()
+            nearest = np.minimum(steps + 1, last)
+            later = np.rint(nearest * distance + last * (1 - distance)).astype(np.int64)
         else:
-            ahead = torch.log1p(-distance).div_(math.log(self.geometric)).floor_().long() + 1
-            later = torch.minimum(steps + ahead, last)
-        chosen = torch.where(which < self.current + self.trajectory, later, anywhere)
-        return torch.where(which < self.current, steps, chosen)
+            ahead = np.floor(np.log1p(-distance) / math.log(self.geometric)).astype(np.int64) + 1
+            later = np.minimum(steps + ahead, last)
+        chosen = np.where(which < self.current + self.trajectory, later, (anywhere * count).astype(np.int64))
+        return torch.from_numpy(np.where(which < self.current, steps, chosen))
 
 
-@dataclass
-class GoalRelabeling:
-    """`Goals` of a dataset, as the `Relabeling` of a pipeline; ``discount``: batches have this leaf."""
+REPLACED = ("next/reward", "next/terminated", "next/done")
 
-    goals: Goals
-    edges: Edges
-    discount: bool
 
-    @property
-    def is_own_code(self) -> bool:
-        return self.goals.reward_fn is not None
+class Relabeling:
+    """`Goals` of a dataset: the columns that read them, and the rewards of a ``reward_fn``.
 
-    @property
-    def _mixtures(self) -> dict[str, Goals]:
-        actor = self.goals.actor
-        return {"goal": self.goals} if actor is None else {"goal": self.goals, "actor_goal": actor}
+    ``discount``: batches have this leaf. Raises UsageError for leaves that are missing or named as goals.
+    """
 
-    def choose(self, draw: Draw, storage: Storage, generator: torch.Generator) -> None:
-        """Set ``draw.goals``, int64 ``[1 + mixtures, n]``: the drawn steps, and the steps of their goals."""
-        steps = draw.rows()
-        timeline = storage.timeline(self.edges)
-        last = timeline.extent_of(timeline.episode_of(steps))[1] - 1
-        chosen = [goals.draw(steps, last, len(storage), generator) for goals in self._mixtures.values()]
-        draw.goals = torch.stack([steps, *chosen])
+    def __init__(self, dataset: Dataset, goals: Any, *, discount: bool) -> None:
+        if not isinstance(goals, Goals):
+            raise UsageError(f"goals must be rbdata.Goals(...), and is a {type(goals).__name__}")
+        self.goals, self._dataset, self._discount = goals, dataset, discount
+        self._mixtures = {"goal": goals} if goals.actor is None else {"goal": goals, "actor_goal": goals.actor}
+        for name, mixture in self._mixtures.items():
+            if any(each.partition("/")[0] == name for each in dataset.rows):
+                raise UsageError(f"{dataset.id} has a {name} of its own", hint="rename it with `rbdata preprocess`")
+            if not _leaves_at(dataset, mixture):
+                message = f"{dataset.id} has no {mixture.goal_key!r} that goals could be taken from"
+                raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")
 
-    def read(self, storage: Storage, rows: torch.Tensor) -> tuple[torch.Tensor, dict[tuple[str, ...], torch.Tensor]]:
-        """Whether each goal is the state of its own step, bool ``[n]``, and the goals by key."""
-        assert isinstance(storage, DatasetStorage)
-        found = {}
-        for (name, goals), steps in zip(self._mixtures.items(), rows[1:]):
-            for leaf, below in goal_leaves(storage.dataset, goals).items():
-                key = (name, *below)
-                found[key] = _take(storage.dataset, leaf, steps)
-        return rows[0] == rows[1], found
+    def columns(self, storage: Storage, recipe: Recipe, columns: list[Column]) -> list[Column]:
+        """The columns of a batch with goals."""
+        for column in columns:
+            if len(column.names) > 1 and set(column.names) & {*REPLACED}:
+                raise UsageError(f"goals replace {', '.join(REPLACED)}: leave these windows out")
+        replaced = {*REPLACED, "discount"} if self._discount else {*REPLACED}
+        made: list[Column] = [column for column in columns if not replaced.issuperset(column.names)]
+        stacked = {name for column in columns if len(column.names) == 2 for name in column.names[:1]}
+        for name, mixture in self._mixtures.items():
+            for leaf, below in _leaves_at(self._dataset, mixture).items():
+                stack = recipe.frame_stack if leaf in stacked and recipe.frame_stack else None
+                made.append(GoalColumn(self._dataset, leaf, "/".join((name, *below)), name, stack, recipe.padding))
+        truncated = self._dataset.rows["next/truncated"]
+        return [*made, RewardColumn(truncated, self.goals, discount=self._discount)]
 
-    def apply(self, batch: Any, achieved: tuple[torch.Tensor, dict[tuple[str, ...], torch.Tensor]]) -> Any:
-        """The batch with goals, rewards and flags. Raises SchemaError."""
+    def choose(self, at: At, draw: Draw, turn: Turn) -> None:
+        """Draw the steps of the goals, which columns find in ``at``."""
+        for name, mixture in self._mixtures.items():
+            at.kept(name, partial(mixture.draw, at, draw.sizes, len(self._dataset), turn))
+
+    def relabel(self, batch: Any) -> Any:
+        """The batch with the rewards of ``reward_fn``, if there is one. Raises SchemaError."""
+        if self.goals.reward_fn is None:
+            return batch
         if not isinstance(batch, TensorDictBase):
             raise SchemaError(f"goals are put into TensorDicts, not into a {type(batch).__name__}")
-        success, found = achieved
-        for key, value in found.items():
-            batch.set(key, value)
-        reward = success.float() - float(self.goals.negative)
-        if self.goals.reward_fn is not None:
-            own = batch.get(entry_key(as_key(self.goals.goal_key)), None)
-            if own is None:
-                message = f"batches have no {self.goals.goal_key!r}, which reward_fn compares with goals"
-                raise UnknownKeyError(message, hint="name it in keys")
-            answer = self.goals.reward_fn(copy_of(own), copy_of(batch.get("goal")))  # which it may change
-            reward, success = answer if isinstance(answer, tuple) else (answer, torch.zeros_like(success))
+        own = batch.get(entry_key(as_key(self.goals.goal_key)), None)
+        if own is None:
+            message = f"batches have no {self.goals.goal_key!r}, which reward_fn compares with goals"
+            raise UnknownKeyError(message, hint="name it in keys")
+        answer = self.goals.reward_fn(tree_copied(own), tree_copied(batch.get("goal")))  # which it may change
         stored = batch.get(("next", "reward"))
-        reward = _shaped("rewards", reward, stored).to(stored.dtype)
+        reward, success = (
+            answer if isinstance(answer, tuple) else (answer, torch.zeros(len(batch), dtype=torch.bool, device="cpu"))
+        )
         success = _shaped("success", success, stored)
         if success.dtype != torch.bool:
             raise SchemaError(f"reward_fn returned success of {success.dtype}, not bool")
-        batch.set(("next", "reward"), reward)
+        batch.set(("next", "reward"), _shaped("rewards", reward, stored).to(stored.dtype))
         batch.set(("next", "terminated"), success)
-        batch.set(("next", "done"), success | batch.get(("next", "truncated")))
-        if self.discount:
+        batch.set(("next", "done"), success | batch.get(("next", "done")))
+        if self._discount:
             batch.set("discount", 1 - success.float())
         return batch
 
 
-def _shaped(what: str, values: Any, like: torch.Tensor) -> torch.Tensor:
-    found = torch.as_tensor(values, device=like.device)
-    if found.numel() != like.numel():
-        raise SchemaError(f"the {what} of reward_fn have shape {tuple(found.shape)}, and {tuple(like.shape)} is stored")
-    return found.reshape(like.shape).clone()  # the function may use its memory again
+class GoalColumn(Column):
+    """A leaf at the steps that are goals; a stack of it, if ``stack`` is given."""
+
+    def __init__(self, dataset: Dataset, leaf: str, name: str, mixture: str, stack: int | None, pad: Any) -> None:
+        self._dataset, self._rows, self._mixture, self._stack, self._pad = (
+            dataset,
+            dataset.rows[leaf],
+            mixture,
+            stack,
+            pad,
+        )
+        self.names, self.bytes = (name,), self._rows.leaf.row_bytes * (stack or 1)
+
+    def read(self, at: At) -> tuple[torch.Tensor, ...]:
+        step = at.kept(self._mixture, _undrawn)
+        if self._stack is None:
+            return (self._rows.take(step if self._rows.leaf.kind == "step" else step + at.timeline.episode_of(step)),)
+        episode = at.timeline.episode_of(step)
+        low, high = at.timeline.extent_of(episode)
+        if self._rows.leaf.kind == "state":
+            step, low, high = step + episode, low + episode, high + episode + 1
+        return (read_window(self._rows, step - (self._stack - 1), self._stack, low, high, self._pad),)
 
 
-def _take(dataset: Dataset, name: str, steps: torch.Tensor) -> torch.Tensor:
-    rows = dataset.rows[name]
-    return rows.take(steps if rows.leaf.kind == "step" else steps + dataset.episode_of(steps))
+class RewardColumn(Column):
+    """Rewards and flags of goals. Those of a ``reward_fn`` are put in their place afterwards."""
+
+    def __init__(self, truncated: Rows, goals: Goals, *, discount: bool) -> None:
+        self._truncated, self._goals, self._discount, self.bytes = truncated, goals, discount, 10
+        self.names = (*REPLACED, "discount") if discount else REPLACED
+
+    def read(self, at: At) -> tuple[torch.Tensor, ...]:
+        success = (at.kept("goal", _undrawn) == at.position)[:, None]
+        if self._goals.reward_fn is not None:
+            success = torch.zeros_like(success)
+        reward = success.float() - float(self._goals.negative)
+        found = (reward, success, success | self._truncated.take(at.rows))
+        return (*found, 1 - success.float()) if self._discount else found
 
 
-def goal_leaves(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
+def _undrawn() -> torch.Tensor:
+    raise AssertionError("goals are drawn before they are read")
+
+
+def _leaves_at(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
     """The leaves that form a goal, with their keys below it."""
     name = path_of(goals.goal_key)
     found = [one for one in dataset.rows if one == name or one.startswith(name + "/")]
     return {one: tuple(one[len(name) + 1 :].split("/")) if one != name else () for one in found}
 
 
-def make_relabeling(dataset: Dataset, goals: Any, edges: Edges, extra: tuple[str, ...]) -> GoalRelabeling:
-    """The relabelling for the option ``goals`` of `load`. Raises UsageError for leaves that are missing or named as goals."""
-    if not isinstance(goals, Goals):
-        raise UsageError(f"goals must be rbdata.Goals(...), and is a {type(goals).__name__}")
-    if "return_to_go" in extra:
-        raise UsageError("return_to_go is of the stored rewards, which goals replace: leave one of them out")
-    made = GoalRelabeling(goals, edges, "discount" in extra)
-    for name, mixture in made._mixtures.items():
-        if any(each.partition("/")[0] == name for each in dataset.rows):
-            raise UsageError(f"{dataset.id} has a {name} of its own", hint="leave it out with keys")
-        if not goal_leaves(dataset, mixture):
-            message = f"{dataset.id} has no {mixture.goal_key!r} that goals could be taken from"
-            raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")
-    return made
+def _shaped(what: str, values: Any, like: torch.Tensor) -> torch.Tensor:
+    found = torch.as_tensor(values, device=like.device)
+    if found.numel() != like.numel():
+        raise SchemaError(f"reward_fn returned {what} of shape {tuple(found.shape)}, and {tuple(like.shape)} is stored")
+    return found.reshape(like.shape).clone()  # the function may use its memory again

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
-from ...errors import UsageError
-from ..dataset import Dataset, DatasetView
-from ..derived_leaves import derivation
+from ...errors import UnknownKeyError, UsageError
+from ..dataset import Dataset, DatasetView, DerivedDataset
+from ..derived_leaves import EXTRA, derivation
 from ..load_options import check_companions, check_options
 from ..remote.remote_dataset import RemoteDataset
-from .batches import BatchReader
-from .goals import Goals, make_relabeling
-from .samplers.mixture import MixtureSampler, Shares
-from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
+from .columns import Recipe
+from .draw import Draw
+from .goals import Relabeling
+from .order import Place
+from .reading import Reader
 from .samplers.sampler import Sampler
 from .samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, UniformOver
-from .samplers.uniform import BlockSampler, RandomSampler, SamplerWithoutReplacement
+from .samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from .storages.dataset_storage import DatasetStorage
 from .tensordict_buffer import TensorDictReplayBuffer
 from .timeline import path_of
@@ -28,87 +31,115 @@ from .timeline import path_of
 def load_buffer(
     dataset: Dataset,
     *,
-    sampler: Sampler | None = None,
+    keys: Sequence[str | tuple[str, ...]] | None = None,
     extra: str | Sequence[str] | None = None,
     normalize: Any = None,
     reward_scale: float | str | None = None,
-    weights: Sequence[float] | None = None,
-    shares: Shares = "random",
-    keys: Sequence[str | tuple[str, ...]] | None = None,
-    goals: Goals | None = None,
     dtype: str | torch.dtype | None = None,
+    goals: Any = None,
+    weights: Sequence[float] | None = None,
+    shares: str = "random",
+    sampler: Sampler | None = None,
     **options: Any,
 ) -> TensorDictReplayBuffer:
     """A buffer over a dataset, whose batches are TED TensorDicts with ``index`` (int64, the steps drawn).
 
-    - options of `make_sampler`: slices, priorities, or one pass without replacement.
-    - ``sampler``: your own sampler instead of these options.
-    - ``weights``, ``shares``: of a view of several datasets, see `MixtureSampler`.
-    - ``keys``: see `DatasetStorage`.
-    - ``extra``, ``normalize``, ``reward_scale``, ``dtype``: leaves computed when they are read, see `derived_leaves`.
-    - ``goals``: goals for data that store none, see `goals`.
-    - all other ``options`` are those of `ReplayBuffer`: ``batch_size``, ``frame_stack``, ``n_step``,
-      ``gamma``, ``transform``, ``prefetch``, ``pin_memory``, ``device``, ``seed``, ``generator``, ``rank``, ``world_size``, ...
-
-    Raises UsageError for options that make no sense together, or of which one has no effect (`load_options`).
+    ``options``: those of `make_sampler` and of `ReplayBuffer`; all as in `rbdata.load`. Three stages: the leaves that are
+    computed when they are read, the sampler that draws the steps, the buffer that reads and finishes them. Raises UsageError
+    for options that make no sense together, or of which one has no effect (`load_options`).
     """
     shuffle = options.get("shuffle", True)
     if shuffle not in (True, False, "global", "blocks"):
         raise UsageError(f"shuffle is {shuffle!r}, not True, False, 'global' or 'blocks'")
-    computed = {"extra": extra, "normalize": normalize, "reward_scale": reward_scale}
     drawing = {"sampler": sampler, "weights": weights, "shares": shares, "keys": keys}
+    computed = {"extra": extra, "normalize": normalize, "reward_scale": reward_scale}
     check_options({**options, **computed, **drawing}, dataset.schema.names)
-    chosen = {name: options.pop(name) for name in SAMPLING if name in options}
-    derive, statistics = derivation(dataset, extra=extra, normalize=normalize, reward_scale=reward_scale, dtype=dtype)
-    storage = DatasetStorage(dataset, derive=derive, statistics=statistics, keys=keys)
-    if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
-        dataset.plan_steps(keys=_leaves_read(dataset, storage.keys, options.get("windows")))
-    blocks = shuffle == "blocks"
-    made = _block_sampler(dataset, chosen) if blocks else make_sampler(storage.max_size, **chosen)
-    if isinstance(made, SliceSampler):
-        for name in ("end_key", "traj_key"):
-            if options.get(name) is not None:
-                setattr(made, name, options[name])
-    if weights is not None:
-        if type(made) is not RandomSampler:
-            raise UsageError("weights draw single steps with replacement: no slices, no priorities, no passes")
-        sampler = _mixture(dataset, weights, shares)
-    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler or made, **options)
-    if buffer.initialized and buffer._spec.has_windows:
-        BatchReader(storage, buffer._spec)  # raises for keys that there are not: here rather than at the first batch
     if goals is not None:
-        _check_goals(options, reward_scale)
-        extras = (extra,) if isinstance(extra, str) else tuple(extra or ())
-        buffer._change_spec(relabeling=make_relabeling(storage.dataset, goals, buffer._spec.edges, extras))
+        _check_goals(options, extra, reward_scale)
+    derive, statistics = derivation(dataset, **computed, dtype=dtype)
+    read = dataset if derive is None else DerivedDataset(dataset, derive)
+    chosen = _chosen_keys(read, keys, extra)
+    storage = DatasetStorage(read, chosen, dataset)
+    if shuffle != "blocks" and isinstance(dataset, RemoteDataset):
+        dataset.plan_steps(keys=_stored(dataset, chosen, options.get("windows")))
+    chosen_sampler = _sampler(dataset, sampler, weights, shares, options)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=chosen_sampler, **options)
+    buffer._statistics = statistics
+    if goals is not None:
+        relabeling = Relabeling(read, goals, discount="discount" in _names(extra))
+        buffer._change(options=replace(buffer._batches.options, goals=relabeling))
+    buffer._batches.reader()  # raises for keys that there are not: here rather than at the first batch
     return buffer
 
 
-def _mixture(dataset: Dataset, weights: Sequence[float], shares: Shares) -> MixtureSampler:
-    if not isinstance(dataset, DatasetView):
-        hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
-        raise UsageError("weights go with several datasets", hint=hint)
-    return MixtureSampler([len(one) for one in dataset.members], weights, shares)
+def _names(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-def _check_goals(options: Mapping[str, Any], reward_scale: float | str | None) -> None:
+def _chosen_keys(dataset: Dataset, keys: Any, extra: Any) -> list[str] | None:
+    """The TED keys at and below ``keys``, and the ``extra`` ones; None for all. Raises UnknownKeyError."""
+    if keys is None:
+        return None
+    if isinstance(keys, str):
+        raise UsageError(f"keys is a sequence of keys, not {keys!r}", hint=f"keys=[{keys!r}]")
+    names = dataset.schema.names
+    wanted = [path_of(key) for key in keys]
+    unknown = [path for path in wanted if not any(f"{name}/".startswith(f"{path}/") for name in names)]
+    if unknown:
+        raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
+    chosen = [name for name in names if any(f"{name}/".startswith(f"{path}/") for path in wanted)]
+    return list(dict.fromkeys([*chosen, *(name for name in _names(extra) if name in EXTRA)]))
+
+
+def _stored(dataset: Dataset, keys: Sequence[str] | None, windows: Any) -> list[str] | None:
+    """The stored leaves that batches need; None for all."""
+    if isinstance(windows, Mapping):
+        keys = [path_of(key) for key in windows]
+    if keys is None:
+        return None
+    stored = [name if name in dataset.rows else name.removeprefix("next/") for name in keys]
+    return [name for name in dict.fromkeys(stored) if name in dataset.rows]
+
+
+def _check_goals(options: Mapping[str, Any], extra: Any, reward_scale: Any) -> None:
     """Raise UsageError for options that do not go with goals."""
-    for name in ("n_step", "frame_stack", "windows"):
-        if options.get(name) is not None:
-            raise UsageError(f"goals and rewards are those of single steps: leave out {name}")
+    if "return_to_go" in _names(extra):
+        raise UsageError("return_to_go is of the stored rewards, which goals replace: leave one of them out")
+    if options.get("n_step") is not None:
+        raise UsageError("goals and rewards are those of single steps: leave out n_step")
     if reward_scale is not None:
         message = "goals replace the rewards, which reward_scale would scale: leave it out"
         raise UsageError(message, hint="rewards of another size come from rbdata.Goals(reward_fn=...)")
 
 
-def _leaves_read(dataset: Dataset, keys: Collection[str] | None, windows: Any) -> Collection[str] | None:
-    """The stored leaves that batches need; None for all."""
-    if not isinstance(windows, Mapping):
-        return None if keys is None else [name for name in keys if name in dataset.rows]
-    roots = {path_of(key).removeprefix("next/") for key in windows}
-    return [name for name in dataset.rows if name.removeprefix("next/") in roots]
+# -- the sampler ---------------------------------------------------------------------------------------------------------
+
+
+def _sampler(dataset: Dataset, given: Sampler | None, weights: Any, shares: Any, options: dict[str, Any]) -> Sampler:
+    """The sampler for the options that choose one, which are taken out of ``options``."""
+    chosen = {name: options.pop(name) for name in SAMPLING if name in options}
+    if chosen.get("shuffle") == "blocks":
+        return _block_sampler(dataset, chosen)
+    made = make_sampler(max(1, len(dataset)), **chosen)
+    if isinstance(made, SliceSampler):
+        for name in ("end_key", "traj_key"):
+            if options.get(name) is not None:
+                setattr(made, name, options[name])
+    if weights is None:
+        return made if given is None else given
+    if type(made) is not RandomSampler:
+        raise UsageError("weights draw single steps with replacement: no slices, no priorities, no passes")
+    if not isinstance(dataset, DatasetView):
+        hint = 'for example rbdata.load(["A", "B"], weights=[0.9, 0.1])'
+        raise UsageError("weights go with several datasets", hint=hint)
+    from .samplers.mixture import MixtureSampler
+
+    return MixtureSampler([len(one) for one in dataset.members], weights, shares)
 
 
 def _block_sampler(dataset: Dataset, options: dict[str, Any]) -> Sampler:
+    from .samplers.blocks import BlockSampler
+
     if any(options.get(name) is not None for name in ("slice_len", "num_slices", "alpha", "beta")):
         raise UsageError("shuffle='blocks' draws steps, every one once a pass: no slices, no priorities")
     return BlockSampler(dataset.group_steps, drop_last=bool(options.get("drop_last")))
@@ -154,10 +185,14 @@ def make_sampler(
     if alpha is not None:
         if not replacement:
             raise UsageError("priorities are sampled with replacement")
-        room, weight = max(1, size), 1.0 if beta is None else beta
-        if sliced:
-            return PrioritizedSliceSampler(room, alpha, weight, **slices)
-        return PrioritizedSampler(room, alpha, weight)
+        from .samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
+
+        weight = 1.0 if beta is None else beta
+        return (
+            PrioritizedSliceSampler(size, alpha, weight, **slices)
+            if sliced
+            else PrioritizedSampler(size, alpha, weight)
+        )
     if sliced:
         if replacement:
             return SliceSampler(**slices)
@@ -167,3 +202,13 @@ def make_sampler(
 
 #: The options that choose a sampler.
 SAMPLING = tuple(inspect.signature(make_sampler).parameters)[1:]
+
+
+def read_steps(
+    dataset: Dataset, steps: torch.Tensor, frame_stack: int | None, n_step: int | None, gamma: float
+) -> TensorDict:
+    """These steps (int64 ``[n]``) as batches have them with these options, for a preprocessing run."""
+    recipe = Recipe(frame_stack=frame_stack, n_step=n_step, gamma=gamma)
+    reader = Reader(DatasetStorage(dataset), recipe, with_info=False)
+    draw = Draw(steps, [len(steps)], [Place()])
+    return reader.finish(*reader.begin(draw, None)[0]).clone()  # stacks are overlapping views of the same memory

@@ -20,7 +20,6 @@ from tensordict import TensorDict, TensorDictBase
 
 from ...errors import DamagedDatasetError, SchemaError
 from ..schema import FLAGS
-from .saving import write_files
 from .timeline import Key, as_key, in_time
 
 SHAPE_KEY = "_storage_shape"
@@ -90,7 +89,7 @@ class TED2Flat(_FlatHook):
             else:
                 value = ordered(roots[key]).contiguous()
             out.set(key, value)
-        return out if path is None else write_files(Path(path), out)
+        return out if path is None else out.memmap(path)
 
 
 def _flat_places(done: torch.Tensor, width: int, newest: int) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options
-from .arguments import BufferOptions, PrioritizedBufferOptions, PrioritizedOptions, resolve_storage
-from .buffer import ReplayBuffer
-from .samplers.prioritized import PrioritizedSampler
-from .storages.storage import is_key, read_records, rows_as_index
-from .storages.trees import as_list, stack, stack_records
+from .arguments import BufferOptions, CommonOptions, storage_of
+from .buffer import ReplayBuffer, as_list, is_key
+from .samplers.prioritized import PrioritizedSampler, check_priorities
+from .storages.rows import is_number, numbers_in, written_rows
+from .storages.tensor_storage import as_batch
 from .timeline import as_key, entry_at
 from .writers import TensorDictRoundRobinWriter, reduce
 
@@ -24,10 +23,11 @@ from .writers import TensorDictRoundRobinWriter, reduce
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` whose batches carry ``index`` (int64 ``[N]``, or ``[N, ndim]``), weights and slice flags.
 
-    ``priority_key``: the key from which `update_tensordict_priority` and `extend` read priorities.
+    ``priority_key``: the key from which `update_tensordict_priority` and `extend` read priorities. ``options``: the arguments
+    of `ReplayBuffer`.
     """
 
-    _info_in_batch = True
+    _with_info = True
     _ring_writer = TensorDictRoundRobinWriter
 
     @with_options(BufferOptions, ReplayBuffer.__init__)
@@ -36,10 +36,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.priority_key = priority_key
 
     def add(self, data: Any) -> Any:
-        priority = self._priority(self._tensordict(data), self._storage.ndim - 1)
+        priority = self._priority(self._tensordict(data), self.storage.ndim - 1)
         index = super().add(data)
         if index is not None and priority is not None:
-            self._set_priorities([index] if isinstance(index, int) else index, priority)
+            self.update_priority([index] if isinstance(index, int) else index, priority)
         return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
@@ -48,8 +48,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Raises SchemaError or SamplingError for invalid priorities, before anything is written.
         """
         data = as_list(data)
-        data = self._tensordict(stack(data) if isinstance(data, list) else data)
-        priority = self._priority(data, self._storage.ndim) if update_priority is not False else None
+        data = self._tensordict(as_batch(data) if isinstance(data, list) else data)
+        priority = self._priority(data, self.storage.ndim) if update_priority is not False else None
         index = super().extend(data)
         if priority is not None:
             self._set_priorities(index, priority)
@@ -65,13 +65,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the stored ``index``."""
-        if isinstance(value, TensorDictBase) and "index" not in value.keys() and not is_key(index):  # noqa: SIM118
-            stored: Any = None
-            with suppress(IndexError, SchemaError):  # rows that are not there yet
-                stored = read_records(self._storage, index, self._swapped_dim)
-            fits = isinstance(stored, TensorDictBase) and stored.batch_size[: value.ndim] == value.batch_size
-            if fits and "index" in stored.keys():  # noqa: SIM118
-                value = value.copy().set("index", stored.get("index").clone())
+        is_record = isinstance(value, TensorDictBase) and not is_key(index) and value.get("index", None) is None
+        if is_record and "index" in (self.storage.leaves() or {}):
+            if self.storage.ndim == 1:
+                rows = numbers_in(written_rows(index, len(self.storage), len(value) if value.ndim else 1))
+                stored = rows[0] if is_number(index) else rows
+            else:
+                stored = self._stored(index).get("index")
+            if stored.shape[: value.ndim] == value.batch_size[: stored.ndim]:
+                tail = [*stored.shape, *[1] * (value.ndim - stored.ndim)]
+                value = value.copy().set("index", stored.reshape(tail).expand(value.batch_size).clone())
         super().__setitem__(index, value)
 
     def _tensordict(self, data: Any) -> TensorDictBase:
@@ -83,81 +86,65 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
         """One priority per row, ``[n]``, in the order of writing; ``dims`` leading dimensions of the data count rows. None if
         the data have no priorities. Raises SchemaError or SamplingError for invalid priorities."""
-        if not isinstance(self._sampler, PrioritizedSampler):
+        sampler = self.sampler
+        if not isinstance(sampler, PrioritizedSampler):
             return None
-        values = self._priority_leaf(data)
-        shape = data.batch_size[:dims]
+        values, shape = entry_at(data, as_key(self.priority_key)), data.batch_size[:dims]
         if values is None or not shape.numel():
             return None
         if not isinstance(values, torch.Tensor) or not values.numel():
             raise SchemaError(f"{self.priority_key} is a {type(values).__name__} without numbers: no priorities")
-        priority = reduce(values.detach().reshape(shape.numel(), -1), self._sampler.reduction)
-        self._sampler._check_priorities(priority)
-        if dims == self._storage.ndim > 1 and self._dim_extend < len(shape):
-            priority = priority.reshape(shape).transpose(0, self._dim_extend)
+        priority = reduce(values.detach().reshape(shape.numel(), -1), sampler.reduction)
+        check_priorities(priority.double().cpu().numpy())
+        if dims == self.storage.ndim > 1 and self.dim_extend < len(shape):
+            priority = priority.reshape(shape).transpose(0, self.dim_extend)
         return priority.reshape(-1)
 
     def _set_priorities(self, index: Any, priority: torch.Tensor) -> None:
         """Set the priorities of records that were written to the rows ``index``."""
-        rows = self._storage.flat(index)
+        rows = self.storage.flat(index)
         if len(rows) != len(priority):  # a writer, or a transform, has kept some of them back
             rows = rows[rows >= 0]
-            found = self._stored_priority(rows) if len(rows) else None
-            if found is None:
+            stored = self.storage.leaf_at(as_key(self.priority_key), rows) if len(rows) else None
+            if stored is None:
                 return
-            priority = found
+            priority = reduce(stored.reshape(len(rows), -1), self.sampler.reduction)  # type: ignore[attr-defined]
         # More records than room: each row holds the last record written to it.
-        self.update_priority(rows_as_index(self._storage, rows), priority)
-
-    def _priority_leaf(self, data: TensorDictBase) -> Any:
-        """The leaf ``priority_key`` of the data; None if it is missing."""
-        return entry_at(data, as_key(self.priority_key))
-
-    def _stored_priority(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """The priorities that the records in these rows have, ``[n]``."""
-        records = stack_records(self._storage.get(self._storage.coordinates(rows)))
-        values = self._priority_leaf(records) if isinstance(records, TensorDictBase) else None
-        if values is None:
-            message = (
-                f"{self.priority_key} is not stored with the records that were kept: theirs is that of new records"
-            )
-            warnings.warn(message, stacklevel=4)
-            return None
-        assert isinstance(self._sampler, PrioritizedSampler)
-        return reduce(values.reshape(len(rows), -1), self._sampler.reduction)
+        self.update_priority(self.storage.index_of(rows.clamp(min=0)) if self.storage.ndim > 1 else rows, priority)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
-        If the batch lacks the key, its rows get the priority of new records, with a warning. Raises UsageError if it has no
-        ``index``.
+        Without effect if the sampler has no priorities. If the batch lacks the key, its rows get the priority of new records,
+        with a warning. Raises UsageError if it has no ``index``.
         """
-        if not isinstance(self._sampler, PrioritizedSampler):
+        sampler = self.sampler
+        if not isinstance(sampler, PrioritizedSampler):
             return
-        index = data.get("index", None)
-        key = as_key(self.priority_key)
-        values = self._priority_leaf(data)
+        index, values = data.get("index", None), entry_at(data, as_key(self.priority_key))
         if index is None:
             raise UsageError("the batch has no index: it takes that to set priorities")
         if values is None:
-            message = f"the batch has no {'/'.join(key)}: its rows get the priority of new records"
+            message = (
+                f"the batch has no {'/'.join(as_key(self.priority_key))}: its rows get the priority of new records"
+            )
             warnings.warn(message, stacklevel=2)
-            values = torch.full(data.batch_size, self._sampler.default_priority, dtype=torch.float64, device="cpu")
-        rows = index.reshape(len(index), -1)  # the same for all steps of a record
-        rows = rows[:, -self._storage.ndim :] if self._storage.ndim > 1 else rows[:, 0]
+            values = torch.full(data.batch_size, sampler.default_priority, dtype=torch.float64, device="cpu")
+        rows, ndim = index.reshape(len(index), -1), self.storage.ndim  # the same for all steps of a record
+        rows = rows[:, -ndim:] if ndim > 1 else rows[:, 0]
         if values.numel() % len(rows):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
-        self.update_priority(rows, reduce(values.reshape(len(rows), -1), self._sampler.reduction))
+        self.update_priority(rows, reduce(values.reshape(len(rows), -1), sampler.reduction))
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`.
 
-    ``sampler``: a sampler with priorities, instead of these arguments. ``sampler_device`` has no effect: priorities are kept on
-    the CPU.
+    ``sampler``: a sampler with priorities, instead of these arguments. ``sampler_device`` and ``sync`` have no effect:
+    priorities are kept on the CPU. ``options``: the arguments of `ReplayBuffer`.
     """
 
-    @with_options(PrioritizedBufferOptions, ReplayBuffer.__init__)
+    @with_options(CommonOptions, ReplayBuffer.__init__)
     def __init__(
         self,
         *,
@@ -170,14 +157,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: Any = None,
         sampler_device: Any = None,
         sync: bool = True,
-        **options: Unpack[PrioritizedBufferOptions],
+        **options: Unpack[CommonOptions],
     ) -> None:
-        made = resolve_storage(storage)
+        made = storage_of(storage)
         if sampler is None:
-            # A storage of several dimensions rounds its size up to full rows when the first data determine its width.
-            room = made.max_size if made.ndim == 1 else 2 * made.max_size
-            sampler = PrioritizedSampler(room, alpha, beta, eps, dtype, reduction)
+            sampler = PrioritizedSampler(min(made.max_size, 1 << 40), alpha, beta, eps, dtype, reduction)
         super().__init__(storage=made, sampler=sampler, **options)
+
+
+class PrioritizedOptions(BufferOptions, total=False):
+    """What `TensorDictPrioritizedReplayBuffer` passes on."""
+
+    eps: float
+    dtype: torch.dtype
+    reduction: str
+    sampler_device: Any
+    sync: bool
 
 
 class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictReplayBuffer):

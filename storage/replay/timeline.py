@@ -73,21 +73,19 @@ def entry_key(key: Key) -> Any:
 class Edges:
     """Where to look for episode edges: keys in the data, or given tensors.
 
-    ``traj_key`` or ``end_keys`` (OR-ed) if given; without either, the usual keys in turn. ``step_key`` is used with
-    ``traj_key`` if the pieces of trajectories are interleaved. ``ends`` (bool) or ``trajectories`` (ids), one for each row,
-    describe the present contents of the storage.
+    ``traj_key`` or ``end_keys`` (OR-ed) if given; without either, the usual keys in turn. ``ends`` (bool) or ``trajectories``
+    (ids), one for each row, describe the present contents of the storage.
     """
 
     traj_key: Key | None = None
     end_keys: tuple[Key, ...] = ()
-    step_key: Key | None = None
     ends: torch.Tensor | None = None
     trajectories: torch.Tensor | None = None
 
     @property
     def usual(self) -> bool:
         """Whether only the usual keys are requested: a dataset's own episode table can then be used."""
-        if self.ends is not None or self.trajectories is not None or self.step_key is not None:
+        if self.ends is not None or self.trajectories is not None:
             return False
         return self.traj_key in (None, *TRAJECTORY_KEYS) and self.end_keys in ((), (DONE,))
 
@@ -102,8 +100,6 @@ class Edges:
             return from_ends(self._flags(self.ends, rows), length, width, oldest)
         if self.trajectories is not None:
             return from_ids(self._flags(self.trajectories, rows), length, width, oldest)
-        if self.step_key is not None:
-            return self._pieces(column, rows, width)
         for keys, flags in self._sources():
             found = [self._flags(values, rows) for values in map(column, keys) if values is not None]
             if not found:
@@ -131,15 +127,6 @@ class Edges:
     def _named(self) -> tuple[Key, ...]:
         return (() if self.traj_key is None else (self.traj_key,)) + self.end_keys
 
-    def _pieces(self, column: ColumnOf, rows: int, width: int) -> Timeline:
-        assert self.step_key is not None
-        if width > 1:
-            raise UsageError("fragmented trajectories need a storage of one dimension")
-        ids, counters = column(self.traj_key or TRAJECTORY_KEYS[0]), column(self.step_key)
-        if ids is None or counters is None:
-            raise UsageError("fragmented trajectories need a trajectory id and a step counter in the data")
-        return from_pieces(self._flags(ids, rows), self._flags(counters, rows))
-
     @staticmethod
     def _flags(values: torch.Tensor, rows: int) -> torch.Tensor:
         """One value a row: ``[rows]``, ``[rows, 1]`` or the storage's own shape."""
@@ -157,22 +144,20 @@ def _names(keys: Sequence[Key]) -> str:
 class Timeline:
     """``starts`` int64 ``[episodes + 1]``: the first position of every episode and, last, the number of steps.
 
-    ``length`` rows along time, ``width`` columns, ``oldest`` the row along time that is first. ``order`` (int64
-    ``[steps]``) is given instead if steps are stored in arbitrary order: the row of every position. ``traj_key`` is the key of
-    the trajectory ids that determine the episodes, None if the episodes come from elsewhere.
+    ``length`` rows along time, ``width`` columns, ``oldest`` the row along time that is first. ``traj_key`` is the key of the
+    trajectory ids that determine the episodes, None if the episodes come from elsewhere.
     """
 
     starts: torch.Tensor
     length: int
     width: int = 1
     oldest: int = 0
-    order: torch.Tensor | None = None
     traj_key: tuple[str, ...] | None = None
 
     @property
     def identity(self) -> bool:
         """Whether positions are rows."""
-        return self.width == 1 and self.oldest == 0 and self.order is None
+        return self.width == 1 and self.oldest == 0
 
     @cached_property
     def lengths(self) -> torch.Tensor:
@@ -181,8 +166,6 @@ class Timeline:
 
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
         """The rows that positions are stored in, int64, same shape."""
-        if self.order is not None:
-            return lookup(self.order, positions)
         if self.identity:
             return positions
         column = positions // self.length
@@ -191,8 +174,6 @@ class Timeline:
 
     def positions(self, rows: torch.Tensor) -> torch.Tensor:
         """The positions of rows, int64, same shape."""
-        if self.order is not None:
-            return lookup(self._places, rows)
         if self.identity:
             return rows
         time = rows // self.width
@@ -205,13 +186,6 @@ class Timeline:
     def extent_of(self, episode: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The first position of each episode, and the one after its last; int64, same shape."""
         return lookup(self.starts, episode), lookup(self.starts, episode + 1)
-
-    @cached_property
-    def _places(self) -> torch.Tensor:
-        assert self.order is not None
-        places = torch.full((int(self.order.max()) + 1,), -1, device="cpu")
-        places[self.order] = torch.arange(len(self.order), device="cpu")
-        return places
 
 
 def in_time(column: torch.Tensor, length: int, width: int, oldest: int) -> torch.Tensor:
@@ -234,17 +208,6 @@ def from_ids(ids: torch.Tensor, length: int, width: int = 1, oldest: int = 0) ->
     ends = torch.ones(len(ordered), dtype=torch.bool, device="cpu")
     ends[:-1] = (ordered[1:] != ordered[:-1]).cpu()
     return Timeline(_starts(ends, length, width), length, width, oldest)
-
-
-def from_pieces(ids: torch.Tensor, counters: torch.Tensor) -> Timeline:
-    """A timeline of steps by trajectory id, then by counter, ``[rows]`` each; a gap (overwritten steps) ends an episode."""
-    ids, counters = ids.reshape(-1).cpu(), counters.reshape(-1).cpu()
-    order = torch.argsort(counters, stable=True)
-    order = order[torch.argsort(ids[order], stable=True)]
-    ids, counters = ids[order], counters[order]
-    ends = torch.ones(len(order), dtype=torch.bool, device="cpu")
-    ends[:-1] = (ids[1:] != ids[:-1]) | (counters[1:] != counters[:-1] + 1)
-    return Timeline(_starts(ends, len(order), 1), len(order), order=order)
 
 
 def _starts(ends: torch.Tensor, length: int, width: int) -> torch.Tensor:

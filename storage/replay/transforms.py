@@ -1,14 +1,7 @@
-"""Transforms of batches that are sampled from a buffer, and of data that are written to it.
-
-A transform is any callable that takes a batch and returns one (or changes it in place and returns None), a
-``torch.nn.Module``, or an object with an ``inv`` method as well, such as TorchRL's transforms: ``forward`` when sampling,
-``inv`` when writing, in the reverse order. Inverted, it is the other way round:
-
-    sampling     storage -> a -> b -> batch
-    writing      storage <- a.inv <- b.inv <- data
+"""Transforms of time: crops, n-step returns of batches in memory, one row for each trajectory.
 
 `RandomCropTensorDict` crops in time. `MultiStep` makes n-step returns of batches in memory, ``[*batch, time]``. Unlike those
-of the option `n_step`, which are read from the storage, they also end with the batch, where the last state replaces the n-th.
+of the option ``n_step``, which are read from the storage, they also end with the batch, where the last state replaces the n-th.
 `split_trajectories` turns a flat batch of trajectories into a batch with one row per trajectory.
 
 flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
@@ -17,291 +10,25 @@ flat        a0 a1 a2 b0 b1          ->       a0 a1 a2        mask  T T T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
-from torch.utils import _pytree as pytree
+from tensordict import TensorDictBase
 
-from ...errors import SamplingError, SchemaError, UsageError, reason
+from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import whole_number
 from ..schema import FLAGS
-from .overrides import is_own_code
-from .storages.trees import as_dense, copy_of
+from .order import batch_generator
 from .timeline import as_key, entry_key
-
-
-class Inverted:
-    """A transform the other way round: its forward when writing, its inverse when sampling."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __call__(self, data: Any) -> Any:
-        return _inverse(self.transform, data)
-
-    def inv(self, data: Any) -> Any:
-        return _forward(self.transform, data)
-
-    def __repr__(self) -> str:
-        return f"Inverted({self.transform!r})"
-
-
-class Transforms:
-    """A chain of transforms."""
-
-    def __init__(self, *transforms: Any) -> None:
-        self._chain: list[Any] = []
-        for transform in transforms:
-            self.append(transform)
-
-    def append(self, transform: Any, *, invert: bool = False) -> None:
-        """Add at the end: applied last when sampling, first when writing."""
-        self.insert(len(self._chain), transform, invert=invert)
-
-    def insert(self, place: int, transform: Any, *, invert: bool = False) -> None:
-        """Add before the transform at ``place``. Raises UsageError for objects that cannot be called, and invalid places."""
-        if not callable(transform):
-            raise UsageError(f"a transform is something to be called with a batch, not a {type(transform).__name__}")
-        if not -len(self._chain) <= place <= len(self._chain):
-            raise UsageError(f"there is no place {place} among {len(self._chain)} transforms")
-        if isinstance(transform, torch.nn.Module):
-            transform.eval()
-        chain = self._chain.copy()  # batches that are being made keep the old chain
-        chain.insert(place, Inverted(transform) if invert else transform)
-        self._chain = chain
-
-    def __call__(self, batch: Any) -> Any:
-        batch = as_dense(batch) if self._chain else batch
-        for transform in self._chain:
-            batch = _forward(transform, batch)
-        return batch
-
-    def apply_to_stored(self, records: Any) -> Any:
-        """Apply to records of the storage, without changing them there; of transforms only users' change tensors in place."""
-        if not self._chain:
-            return records
-        if self.are_own_code:
-            return self(copy_of(records))
-        return self(records.copy() if is_tensor_collection(records) else records)
-
-    def apply_beside(self, batch: Any, info: Iterable[str], flags: Mapping[Any, Any] | None = None) -> Any:
-        """Apply to a batch whose keys ``info`` hold the sampler's information about its records.
-
-        As in TorchRL, ``half()`` or ``select(...)`` must not affect these keys: they are restored, and ``flags`` (values by
-        key) are restored if a transform removed them or changed their dtype. If the number of records changed, the info does
-        not apply. If a transform selected among the drawn records, which ``index`` shows, the batch is returned unchanged: the
-        keys moved with the records. Raises SamplingError if only some of the records with weights are drawn records.
-        """
-        if not self._chain or not isinstance(batch, TensorDictBase):
-            return self(batch)
-        batch = as_dense(batch)
-        found = {key: batch.get(key, None) for key in info}
-        said = {key: (value, value.clone(), _version(value)) for key, value in found.items() if value is not None}
-        size = batch.batch_size
-        batch = self(batch)
-        if not isinstance(batch, TensorDictBase) or batch.batch_size != size:
-            return batch
-        now = {key: batch.get(key, None) for key in said}
-        copies = {key: copy for key, (_, copy, _) in said.items()}
-        in_place = {key for key, (value, _, version) in said.items() if _version(value) != version}
-        changed = in_place | {key for key, (value, _, _) in said.items() if now[key] is not value}
-        if "index" in changed and _chosen(copies, now, in_place=now["index"] is said["index"][0]):
-            return batch
-        for key in in_place:
-            said[key][0].copy_(copies[key])  # the info shares this tensor
-        lost = {key: copies[key] for key in changed}
-        for key, value in (flags or {}).items():
-            found_now = batch.get(key, None)
-            if value is not None and (found_now is None or found_now.dtype != value.dtype):
-                lost[key] = value
-        if lost:
-            batch = batch.copy() if batch.is_locked else batch
-            for key, value in lost.items():
-                batch.set(key, value if batch.device is None else value.to(batch.device))
-        return batch
-
-    def inv(self, data: Any) -> Any:
-        """The data to write; None if a transform withholds them."""
-        for transform in reversed(self._chain):
-            data = _inverse(transform, data)
-            if data is None:
-                return None
-        return data
-
-    @property
-    def are_own_code(self) -> bool:
-        """Whether a transform comes from outside of this package."""
-        return any(is_own_code(part.transform if isinstance(part, Inverted) else part) for part in self._chain)
-
-    def __len__(self) -> int:
-        return len(self._chain)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._chain)
-
-    def __getitem__(self, place: int) -> Any:
-        return self._chain[place]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copied states of the transforms that are modules, by ``place.name``: tensors, and results of ``get_extra_state``."""
-        return {
-            f"{place}.{name}": copied_state(value)
-            for place, module in self._modules()
-            for name, value in module.state_dict().items()
-        }
-
-    def changed_by_use(self) -> dict[str, Any]:
-        """What a call may change of `state_dict`: without the parameters, which a learner changes meanwhile."""
-        found: dict[str, Any] = {}
-        for place, module in self._modules():
-            parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-            state = {name: value for name, value in module.state_dict().items() if name not in parameters}
-            found |= {f"{place}.{name}": copied_state(value) for name, value in state.items()}
-        return found
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``, here or of TorchRL's ``Compose``; all of it or, with UsageError, nothing."""
-        before = self.state_dict()
-        try:
-            self._load(state)
-        except BaseException:
-            self._load(before)
-            raise
-
-    def _load(self, state: dict[str, Any]) -> None:
-        # A module may keep the extra state that it is given, and change it.
-        state = {name.removeprefix("transforms."): copied_state(value) for name, value in state.items()}
-        for place, module in self._modules():
-            prefix = f"{place}."
-            own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-            try:
-                module.load_state_dict(own)
-            except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise UsageError(f"the state does not fit transform {place}: {reason(error)}") from error
-
-    def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
-        for place, transform in enumerate(self._chain):
-            if isinstance(transform, Inverted):
-                transform = transform.transform
-            if isinstance(transform, torch.nn.Module):
-                yield place, transform
-
-    def __repr__(self) -> str:
-        return f"Transforms({', '.join(map(repr, self._chain))})"
-
-
-def _version(value: Any) -> Any:
-    """A value that differs after an in-place change of a tensor, or of a tensor in a TensorDict."""
-    if not isinstance(value, torch.Tensor):
-        return [_version(leaf) for leaf in value.values(True, True)]
-    return float("nan") if value.is_inference() else value._version  # inference mode does not count: always another one
-
-
-def _chosen(said: dict[Any, Any], found: dict[Any, Any], *, in_place: bool) -> bool:
-    """Whether the records of a batch are some of the drawn ones, in any order, judged by ``index`` and the other info.
-
-    ``said``: the info of the drawn records, ``found``: the info in the batch. Raises SamplingError if only some records are.
-    """
-    drawn, now = _rows(said["index"]), _rows(found["index"])
-    if drawn is None or now is None or now.dtype != drawn.dtype or now.shape != drawn.shape:
-        return False
-    count = len(drawn)
-    numbers = torch.unique(torch.cat([drawn, now.to(drawn.device)]), dim=0, return_inverse=True)[1]
-    of_drawn, of_now = numbers[:count], numbers[count:]
-    source = torch.full((int(numbers.max()) + 1 if count else 0,), -1, device=numbers.device)
-    source[of_drawn] = torch.arange(count, device=numbers.device)
-    source = source[of_now]
-    others = [(value, found[key]) for key, value in said.items() if key != "index"]
-
-    def agree(places: torch.Tensor) -> bool:
-        """Whether the info of the records at these places belongs to their rows."""
-        return all(_is_said(value, other, count, source[places], places) for value, other in others)
-
-    if bool((source >= 0).all()):
-        moved = not in_place or torch.equal(of_drawn.sort().values, of_now.sort().values)
-        return moved and not torch.equal(of_drawn, of_now) and agree(torch.arange(count, device=source.device))
-    kept = (of_drawn == of_now).nonzero().squeeze(1)
-    if in_place or not others or not len(kept) or not agree(kept):
-        return False
-    message = "a transform put records among those drawn of which the sampler has neither weights nor priorities"
-    raise SamplingError(message, hint="sample from both buffers, and join the batches afterwards")
-
-
-def _is_said(value: Any, found: Any, count: int, source: torch.Tensor, places: torch.Tensor) -> bool:
-    """Whether ``found`` at ``places`` (of ``count`` records) equals ``value`` at ``source``, or is missing."""
-    if not isinstance(value, torch.Tensor) or found is None:
-        return True
-    is_alike = isinstance(found, torch.Tensor) and found.shape == value.shape and found.dtype == value.dtype
-    if not is_alike or value.numel() % count:
-        return False
-    flat, now = value.reshape(count, -1), found.reshape(count, -1)
-    return torch.equal(flat[source.to(flat.device)], now[places.to(now.device)])
-
-
-def _rows(index: Any) -> torch.Tensor | None:
-    """The numbers that identify each record of an index, ``[n, numbers]``; for an ensemble including the member."""
-    if isinstance(index, TensorDictBase):
-        ids, rows = index.get("buffer_ids", None), index.get("index", None)
-        are_tensors = isinstance(ids, torch.Tensor) and isinstance(rows, torch.Tensor)
-        if not are_tensors or rows.numel() % max(1, ids.numel()):
-            return None
-        return torch.cat([ids.reshape(-1, 1), rows.reshape(ids.numel(), -1)], 1)
-    return index.reshape(len(index), -1) if isinstance(index, torch.Tensor) and index.ndim else None
-
-
-def copied_state(state: Any) -> Any:
-    """A state in new memory."""
-
-    def copied(leaf: Any) -> Any:
-        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else deepcopy(leaf)
-
-    return pytree.tree_map(copied, state)
-
-
-def as_transforms(transform: Any) -> Transforms:
-    """A new chain, from the transforms of a chain (which another buffer may use as well), from one transform, or from None."""
-    if isinstance(transform, Transforms):
-        return Transforms(*transform)
-    return Transforms() if transform is None else Transforms(transform)
-
-
-def _forward(transform: Callable[[Any], Any], batch: Any) -> Any:
-    result = transform(batch)
-    return batch if result is None else result
-
-
-def _inverse(transform: Any, data: Any) -> Any:
-    inverse = getattr(transform, "inv", None)
-    return data if inverse is None else inverse(data)
-
-
-def share_state(transform: Any) -> None:
-    """Put the state that a transform keeps between writes in shared memory. Raises UsageError if it cannot be shared."""
-    if isinstance(transform, Inverted):
-        transform = transform.transform
-    share = getattr(transform, "share_memory_", None)
-    parts = transform if isinstance(transform, Transforms) else getattr(transform, "transforms", None)
-    if parts is not None:
-        for part in parts:
-            share_state(part)
-    elif callable(share):
-        share()
-    elif getattr(transform, "requires_shared_write_state", False):
-        kind = type(transform).__name__
-        message = f"a {kind} keeps write state that processes cannot share: it has no share_memory_()"
-        raise UsageError(message, hint="write in one process, or give the transform a share_memory_()")
 
 
 class RandomCropTensorDict(torch.nn.Module):
     """A random contiguous piece of ``sub_seq_len`` steps along ``sample_dim`` of every sequence.
 
     Every start is equally likely, including the last one. With ``mask_key`` (bool, of the batch's shape) only real steps
-    count, which must come first. Draws from ``generator``, or from torch's global generator. Raises SamplingError for
-    sequences that are too short.
+    count, which must come first. Draws from ``generator``, in a buffer from that of the batch, else from torch's global one.
+    Raises SamplingError for sequences that are too short.
     """
 
     def __init__(
@@ -328,7 +55,8 @@ class RandomCropTensorDict(torch.nn.Module):
             message = f"a sequence of {int(lengths.min())} steps has no piece of {self.sub_seq_len}"
             raise SamplingError(message, hint="reduce sub_seq_len, or sample longer slices")
         places = lengths - self.sub_seq_len + 1
-        start = (torch.rand(one, dtype=torch.float64, generator=self.generator, device="cpu") * places).long()
+        generator = self.generator or batch_generator()
+        start = (torch.rand(one, dtype=torch.float64, generator=generator, device="cpu") * places).long()
         steps = torch.arange(self.sub_seq_len, device="cpu").view(*[-1 if d == dim else 1 for d in range(len(shape))])
         index = start + steps
         return tensordict.gather(dim, index.to(tensordict.device) if tensordict.device else index)

@@ -10,83 +10,31 @@ rows written   0 1 2 ... capacity - 1 0 1 2 ...
 from __future__ import annotations
 
 import heapq
-import json
-from collections.abc import Callable, Container
-from pathlib import Path
+from collections.abc import Callable
 from statistics import fmean, median_low
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ...errors import DamagedDatasetError, ReadOnlyError, SchemaError, UnsupportedError, UsageError
-from ..durable import write_atomically
-from ..tensordict_folder import map_tensor, read_json
-from .overrides import link
-from .saving import Saved, read_state, write_state
+from ...errors import ReadOnlyError, SchemaError, UnsupportedError, UsageError
+from .checkpoint import Saved
 from .storages.storage import Storage
-from .storages.trees import check_lengths, tree_map
-from .timeline import Key, as_key
-
-
-class SlotGenerations:
-    """A stamp for each row along a storage's first dimension, int64: the number of its writes minus one; -1 without writes.
-
-    A caller that kept the number of a row learns from the stamp whether the record is still there. Stamps belong to the
-    storage, because buffers that share a storage overwrite each other's rows. Each process counts separately.
-    """
-
-    def __init__(self, stamps: torch.Tensor | None = None) -> None:
-        given = torch.zeros(0, device="cpu") if stamps is None else stamps
-        self.stamps = given.detach().cpu().long().clone()
-
-    @torch.inference_mode(False)
-    def count(self, rows: torch.Tensor) -> None:
-        """Count one write for every occurrence of a row in ``rows`` (int64 ``[n]``)."""
-        if not rows.numel():
-            return
-        missing = int(rows.max()) + 1 - len(self.stamps)
-        if missing > 0:
-            room = torch.full((max(missing, len(self.stamps)),), -1, device="cpu")
-            self.stamps = torch.cat([self.stamps, room])
-        self.stamps.index_put_((rows,), torch.ones_like(rows), accumulate=True)
-
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The stamps of rows, -1 also for rows that do not exist; shaped like ``rows`` and on their device."""
-        if not len(self.stamps):
-            return torch.full_like(rows, -1)
-        known = rows.to(self.stamps.device)
-        stamps = self.stamps[known.clamp(0, len(self.stamps) - 1)]
-        return torch.where((known >= 0) & (known < len(self.stamps)), stamps, -1).to(rows.device)
-
-    def retire(self) -> None:
-        """Invalidate all stamps, because the records were removed."""
-        self.stamps[self.stamps >= 0] += 1
+from .storages.tensor_storage import tree_copied
+from .timeline import Key, as_key, entry_key
 
 
 class Writer(Saved):
     """Base of all writers; ``register_storage`` sets the storage to write to."""
 
     _storage: Storage
-    #: Whether the writer keeps a value for every row; it has no values for rows that another process writes.
-    values_per_row = False
-    #: Whether rows get a stamp that shows whether they were overwritten, see `SlotGenerations`.
-    tracks_generations = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        link(cls, "empty", "_empty")
 
     def __init__(self, compilable: bool = False) -> None:
         """``compilable`` is accepted as by TorchRL's writers and has no effect."""
 
     def register_storage(self, storage: Storage) -> None:
         self._storage = storage
-
-    def _share_count(self) -> None:
-        """Put what counts the records into shared memory, where the rows are."""
 
     def add(self, data: Any) -> Any:
         """Write one record; returns its row (an int, or ``[rows, ndim]``), None where it was not kept."""
@@ -98,49 +46,10 @@ class Writer(Saved):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Begin again with the first row; ``empty_write_count`` also resets the count of written records."""
+        self._empty(empty_write_count=empty_write_count)
 
-    _empty = empty
-
-    def generations_of(self, index: Any) -> torch.Tensor:
-        """The stamps of rows along the first dimension, int64; -1 for rows never written, or if stamps are not tracked.
-
-        ``index`` is ``[n]``, ``[n, ndim]`` or a tuple of one tensor for each dimension, as returned by `extend` or in batches.
-        """
-        ndim = self._storage.ndim if hasattr(self, "_storage") else 1
-        if isinstance(index, tuple):
-            index = index[0]
-        elif isinstance(index, torch.Tensor) and ndim > 1 and index.ndim > 1 and index.shape[-1] == ndim:
-            index = index[..., 0]
-        rows = torch.as_tensor(index, device="cpu").long()
-        stamps = self._storage.generations if self.tracks_generations else None
-        return torch.full_like(rows, -1) if stamps is None else stamps.of(rows)
-
-    def read(self, folder: Path) -> dict[str, Any]:
-        """The state in a folder that `dumps` wrote. Raises DamagedDatasetError if it is incomplete."""
-        return read_state(folder)
-
-    def _state_in(self, folder: Path) -> dict[str, Any]:
-        return self.read(folder)
-
-    def _dump_rest(self, folder: Path, known: Container[str]) -> None:
-        """Write the entries that a user's class adds to the state; the ``known`` entries have separate files."""
-        rest = {name: value for name, value in self.state_dict().items() if name not in known}
-        (folder / "state.json").unlink(missing_ok=True)
-        if rest:
-            write_state(folder, rest)
-
-    @staticmethod
-    def _read_rest(folder: Path) -> dict[str, Any]:
-        return read_state(folder) if (folder / "state.json").exists() else {}
-
-    def _coordinates_of(self, index: torch.Tensor) -> torch.Tensor:
-        """Rows along the first dimension as ``[n * width, ndim]`` coordinates of all rows written."""
-        storage = self._storage
-        if storage.ndim == 1:
-            return index
-        sizes = (torch.arange(size, device="cpu") for size in storage.shape[1:])
-        beside = torch.cartesian_prod(*sizes).view(-1, storage.ndim - 1)
-        return torch.cat([index.repeat_interleave(len(beside)).unsqueeze(1), beside.repeat(len(index), 1)], 1)
+    def _empty(self, empty_write_count: bool = True) -> None:
+        pass
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -160,204 +69,136 @@ class ImmutableDatasetWriter(Writer):
 
 
 class RoundRobinWriter(Writer):
-    """Overwrites the oldest record.
+    """Overwrites the oldest record."""
 
-    With ``track_generations`` every row has a stamp that grows with each write, see `generations_of`: batches then have
-    ``index_generation``, and ``ReplayBuffer.update_if_present`` writes only to records that are still there.
-    """
-
-    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
-        super().__init__(compilable)
-        self._written = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self.tracks_generations = track_generations
-        self._begin = 0  # the cursor, and the stamps, until there is a storage
-        self._stamps: SlotGenerations | None = None
-
-    def register_storage(self, storage: Storage) -> None:
-        super().register_storage(storage)
-        if self.tracks_generations and storage.generations is None:
-            storage.generations = self._stamps or SlotGenerations()
-        self._share_count()
-
-    @property
-    def write_count(self) -> int:
-        """The number of records written, by all processes where they share the rows."""
-        return int(self._written.numpy()[0])
-
-    @write_count.setter
-    def write_count(self, count: int) -> None:
-        self._written.numpy()[0] = count  # torch would refuse it outside of inference mode, where it was made inside
-
-    def _share_count(self) -> None:
-        if self._storage.is_shared:
-            self._written.share_memory_()
+    write_count = 0
 
     @property
     def cursor(self) -> int:
-        """The row of the next record. The storage keeps it: other processes may write as well."""
-        return self._storage.cursor if hasattr(self, "_storage") else self._begin
+        """The row of the next record, along the first dimension. The storage keeps it."""
+        return self._storage.cursor
 
     @cursor.setter
     def cursor(self, row: int) -> None:
-        self._begin = row
-        if hasattr(self, "_storage"):
-            self._storage.seek(row)
+        self._storage.seek(row)
 
     _cursor = cursor
 
     def add(self, data: Any) -> Any:
-        return self._write(torch.tensor(self.cursor, device="cpu"), data)
+        row = self.cursor
+        return self._write(row, data, torch.tensor([row], device="cpu"))
 
     def write_at(self, index: Any, data: Any) -> Any:
         """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
-        cursor = self.cursor
-        rows = self._write(torch.as_tensor(index, device="cpu").long(), data)
+        cursor, rows = self.cursor, torch.as_tensor(index, device="cpu").long()
+        self._write(int(rows) if not rows.ndim else rows, data, rows.reshape(-1))
         self._storage.seek(cursor)
-        return index if self._storage.ndim == 1 else rows
+        return index
 
-    def _write(self, rows: torch.Tensor, data: Any) -> Any:
-        """Write records to rows, or one to a single row; returns its number, or ``[n, ndim]``."""
-        self._storage.set(int(rows) if not rows.ndim else rows, self._with_index(data, rows))
-        self.write_count += rows.numel()
-        self._stamp(rows.reshape(-1))
-        return int(rows) if not rows.ndim and self._storage.ndim == 1 else self._coordinates_of(rows.reshape(-1))
-
-    def _stamp(self, rows: torch.Tensor) -> None:
-        if self._storage.generations is not None:
-            self._storage.generations.count(rows)
+    def _write(self, cursor: Any, data: Any, rows: torch.Tensor) -> Any:
+        """Write to a row, or to rows; returns its number, or the rows, in the form of an index."""
+        single = isinstance(cursor, int)
+        self._storage.set(cursor, self._with_index(data, rows[0] if single else rows))
+        self.write_count += len(rows)
+        return cursor if single and self._storage.ndim == 1 else self._index_of(rows)
 
     def extend(self, data: Any) -> torch.Tensor:
         count = count_records(data)
         if not count:
             raise SchemaError("extend was given no records")
-        capacity = self._storage.capacity_for(data)
-        cursor = self.cursor
-        index = torch.arange(cursor, cursor + count, device="cpu")
-        if cursor + count > capacity:
-            index %= capacity
-        data = self._with_index(data, index)
+        storage = self._storage
+        capacity, cursor = storage.capacity_for(data), self.cursor
+        rows = torch.arange(cursor, cursor + count, device="cpu")
+        if cursor + count <= capacity:
+            return self._write(slice(cursor, cursor + count), data, rows)
+        rows %= capacity
+        data = self._with_index(data, rows)
         at = max(0, count - capacity)  # records before these would be overwritten by later ones of the same batch
-        runs: list[tuple[int, int, int]] = []  # (row, first record, records), in order of time
+        runs: list[tuple[int, int, int]] = []  # (row, first record, after the last), in order of time
         while at < count:
             row = (cursor + at) % capacity
-            runs.append((row, at, min(count - at, capacity - row)))
-            at += runs[-1][2]
-        if len(runs) > 1:  # the second run would read rows that the first has overwritten
-            data = self._storage._copied_if_own(data)
-        for row, first, length in runs if count <= capacity else sorted(runs):  # a list grows at its end
-            self._storage.set(slice(row, row + length), _part(data, first, first + length))
-        self._storage.seek((cursor + count) % capacity)
-        if count > capacity:  # every row is of this batch
-            self._storage.ordered = capacity
+            after = min(count, at + capacity - row)
+            runs.append((row, at, after))
+            at = after
+        if storage.filled:
+            data = tree_copied(data)  # it may be a view of the rows that the first run overwrites
+        for row, first, after in runs if count <= capacity else sorted(runs):  # a list grows at its end
+            storage.set(slice(row, row + after - first), part_of(data, first, after))
+        storage.seek((cursor + count) % capacity)
+        if count >= capacity:  # every row is of this batch
+            storage.in_order = True
         self.write_count += count
-        self._stamp(index)
-        return self._coordinates_of(index)
+        return self._index_of(rows)
 
-    def _with_index(self, data: Any, index: torch.Tensor) -> Any:
+    def _with_index(self, data: Any, rows: torch.Tensor) -> Any:
         return data
 
-    def empty(self, empty_write_count: bool = True) -> None:
-        self.write_count = 0 if empty_write_count else self.write_count
-        if self._storage.generations is not None:
-            self._storage.generations.retire()
+    def _index_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows along the first dimension as the index of all records in them: ``[n]``, or ``[n * width, ndim]``."""
+        storage = self._storage
+        if storage.ndim == 1:
+            return rows
+        beside = torch.arange(storage.width, device="cpu")
+        return storage.index_of((rows[:, None] * storage.width + beside).reshape(-1))
 
-    def _generations(self) -> torch.Tensor | None:
-        stamps = self._storage.generations if hasattr(self, "_storage") else self._stamps
-        return stamps.stamps if self.tracks_generations and stamps is not None else None
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self.write_count = 0 if empty_write_count else self.write_count
 
     def state_dict(self) -> dict[str, Any]:
-        stamps = self._generations()
-        state = {"_cursor": self.cursor, "_write_count": self.write_count}
-        return state if stamps is None else {**state, "_generation": stamps.clone()}
+        cursor = self.cursor if hasattr(self, "_storage") else 0
+        return {"_cursor": cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        row = int(state["_cursor"] if "_cursor" in state else state["cursor"])
-        self.write_count = int(state.get("_write_count", state.get("write_count", self.write_count)))
-        self._begin = row
+        row, count = state["_cursor"], state["_write_count"]
+        if any(type(value) is not int or not 0 <= value < 1 << 62 for value in (row, count)):
+            raise UsageError(f"{state!r:.100} is not the state of a writer")
+        self.write_count = count
         if hasattr(self, "_storage"):
-            ordered = self._storage.ordered
             self._storage.seek(row)
-            self._storage.ordered = ordered  # the state belongs to the rows
-        if state.get("_generation") is not None and self.tracks_generations:
-            self._stamps = SlotGenerations(state["_generation"])
-            if hasattr(self, "_storage"):
-                self._storage.generations = self._stamps
-
-    def dumps(self, path: Any) -> None:
-        """As TorchRL 0.14 writes it: metadata.json and, where rows are stamped, generation.memmap."""
-        folder, stamps = Path(path), self._generations()
-        record: dict[str, Any] = {"cursor": self.cursor, "write_count": self.write_count}
-        folder.mkdir(parents=True, exist_ok=True)
-        if stamps is not None:
-            (folder / "generation.memmap").write_bytes(stamps.numpy().tobytes())
-            record |= {"generation_shape": list(stamps.shape), "generation_dtype": "torch.int64"}
-        write_atomically(folder / "metadata.json", json.dumps(record).encode())
-        self._dump_rest(folder, ("_cursor", "_write_count", "_generation"))
-
-    def read(self, folder: Path) -> dict[str, Any]:
-        record = read_json(folder / "metadata.json")
-        if "rank_key" in record:
-            message = f"{folder} holds the state of a TensorDictMaxValueWriter, whose rows are not in order of time"
-            raise UsageError(message, hint="make the buffer with such a writer")
-        state: dict[str, Any] = {"_cursor": record.get("cursor"), "_write_count": record.get("write_count") or 0}
-        if any(type(value) is not int or not 0 <= value < 1 << 62 for value in state.values()):
-            raise DamagedDatasetError(f"{folder / 'metadata.json'} is damaged: {record!r:.100}")
-        if record.get("generation_shape") is not None:
-            file = folder / "generation.memmap"
-            stamps = map_tensor(file, record.get("generation_dtype"), record["generation_shape"])
-            if stamps.ndim != 1 or stamps.is_floating_point() or stamps.is_complex():
-                raise DamagedDatasetError(f"{file} holds no stamps of rows")
-            state["_generation"] = stamps.clone()
-        return {**self._read_rest(folder), **state}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
+        cursor = self.cursor if hasattr(self, "_storage") else 0
+        return f"{type(self).__name__}(cursor={cursor}, write_count={self.write_count})"
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
     """Stores the row of every record in the record, under ``index``; the given data are not changed.
 
-    A `TensorStorage` over data without ``index`` has no leaf for it, so rows are not stored.
+    A storage over data without ``index`` has no leaf for it, so rows are not stored.
     """
 
-    def _with_index(self, data: Any, index: torch.Tensor) -> Any:
+    def _with_index(self, data: Any, rows: torch.Tensor) -> Any:
         if isinstance(data, list):
-            return [self._with_index(record, row) for record, row in zip(data, index)]
-        if isinstance(data, TensorDictBase):
-            fields = self._storage.fields()
-            if fields is not None and "index" not in fields:  # existing memory without this leaf
-                return data.exclude("index")
-            index = index.to(data.device) if data.device is not None else index
-            index = index.reshape([*index.shape, *[1] * (data.ndim - index.ndim)])
-            return data.copy().set("index", index.expand(data.batch_size).contiguous())
-        return data
-
-
-def check_newest(storage: Storage, index: Any) -> None:
-    """Note that rows are not in order of time, where a user's writer wrote these last and the storage does not know it: of
-    ``storage[rows] = records`` it takes none for the newest."""
-    rows = storage.flat([index] if isinstance(index, int) else index)
-    rows = rows[rows >= 0]
-    if len(rows) and int(rows[-1]) // storage.width != storage.newest:
-        storage.ordered = 0
+            return [self._with_index(record, row) for record, row in zip(data, rows)]
+        if not isinstance(data, TensorDictBase):
+            return data
+        rows = rows.to(data.device) if data.device is not None else rows
+        rows = rows.reshape([*rows.shape, *[1] * (data.ndim - rows.ndim)])
+        return data.copy().set("index", rows.expand(data.batch_size).contiguous())
 
 
 def count_records(data: Any) -> int:
     """The number of records of a batch. Raises SchemaError for anything else, and for columns of different lengths."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
-    leaves = pytree.tree_leaves(data)
-    if leaves and not hasattr(leaves[0], "__len__"):
+    lengths = {len(leaf) if hasattr(leaf, "__len__") else -1 for leaf in _parts(data)}
+    if not lengths or -1 in lengths:
         kind = type(data).__name__
         raise SchemaError(f"extend takes a batch or a sequence of records, not a {kind} of single values")
-    check_lengths(data, (leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim))
-    return len(leaves[0]) if leaves else 0
+    if len(lengths) > 1:
+        raise SchemaError(f"the columns have {sorted(lengths)} records")
+    return lengths.pop()
 
 
-def _part(data: Any, low: int, high: int) -> Any:
-    if isinstance(data, list) or is_tensor_collection(data):
-        return data if low == 0 and high == len(data) else data[low:high]
-    return tree_map(lambda leaf: leaf[low:high], data)
+def part_of(data: Any, low: int, high: int) -> Any:
+    """Records ``low..high-1`` of a batch."""
+    if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
+        return data[low:high]
+    return pytree.tree_map(lambda leaf: leaf[low:high], data, is_leaf=is_tensor_collection)
+
+
+def _parts(data: Any) -> list[Any]:
+    return pytree.tree_leaves(data, is_leaf=is_tensor_collection)
 
 
 #: How several values become one: the rows of a tensor ``[n, k]``, and a list of Python's numbers.
@@ -393,8 +234,6 @@ class TensorDictMaxValueWriter(Writer):
 
     Rows are not in order of time: sampling slices, n-step returns, frame stacks and goals of later steps is refused.
     """
-
-    values_per_row = True
 
     def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
@@ -438,7 +277,7 @@ class TensorDictMaxValueWriter(Writer):
         if not is_tensor_collection(data):
             message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
             raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
-        ranks = data.get(self.rank_key if len(self.rank_key) > 1 else self.rank_key[0], None)
+        ranks = data.get(entry_key(self.rank_key), None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
         if ranks.is_complex():
@@ -449,8 +288,9 @@ class TensorDictMaxValueWriter(Writer):
             message = f"{'/'.join(self.rank_key)} of record {unordered[0]} is NaN, by which it cannot be ranked"
             raise SchemaError(message, hint="leave such records out, or give them a rank")
         placed: dict[int, int] = {}  # row -> record
+        capacity = self._storage.capacity
         for record, value in enumerate(values):
-            if len(self._current_top_values) < self._storage.capacity:
+            if len(self._current_top_values) < capacity:
                 row = len(self._current_top_values)
                 heapq.heappush(self._current_top_values, (value, row))
             elif value > self._current_top_values[0][0]:
@@ -465,10 +305,10 @@ class TensorDictMaxValueWriter(Writer):
             rows, records = torch.tensor(list(placed), device="cpu"), torch.tensor(list(placed.values()), device="cpu")
             index[records] = rows
             self._storage.set(rows, data[records])
-        self._storage.ordered = 0
+        self._storage.in_order = False
         return index
 
-    def empty(self, empty_write_count: bool = True) -> None:
+    def _empty(self, empty_write_count: bool = True) -> None:
         self._current_top_values = []
         self.write_count = 0 if empty_write_count else self.write_count
 
@@ -478,32 +318,10 @@ class TensorDictMaxValueWriter(Writer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         best = [(value if type(value) is int else float(value), int(row)) for value, row in state["worst"]]
         if sorted(row for _, row in best) != [*range(len(best))]:
-            raise DamagedDatasetError("the rows of the writer's values are not those of the records")
+            raise UsageError("the rows of the writer's values are not those of the records")
         self.write_count, self._current_top_values = int(state["write_count"]), best
         if hasattr(self, "_storage"):
-            self._storage.ordered = 0
-
-    def dumps(self, path: Any) -> None:
-        """As TorchRL 0.14 writes it: metadata.json and current_top_values.memmap, ``[n, 2]`` of values and rows.
-
-        Whole numbers that float64 does not hold are in state.json as well.
-        """
-        folder = Path(path)
-        best = torch.tensor(self._current_top_values, dtype=torch.float64, device="cpu").reshape(-1, 2)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "current_top_values.memmap").write_bytes(best.numpy().tobytes())
-        record = {"cursor": self.cursor, "write_count": self.write_count, "rank_key": list(self.rank_key)}
-        record |= {"dtype": "torch.float64", "shape": list(best.shape)}
-        write_atomically(folder / "metadata.json", json.dumps(record).encode())
-        exact = all(value == float(value) for value, _ in self._current_top_values)
-        self._dump_rest(folder, ("write_count", "worst") if exact else ("write_count",))
-
-    def read(self, folder: Path) -> dict[str, Any]:
-        record = read_json(folder / "metadata.json")
-        best = map_tensor(folder / "current_top_values.memmap", record.get("dtype"), record.get("shape"))
-        if best.ndim != 2 or best.shape[-1] != 2 or best.is_complex():
-            raise DamagedDatasetError(f"{folder / 'current_top_values.memmap'} holds no values of rows")
-        return {"worst": best.tolist(), **self._read_rest(folder), "write_count": record.get("write_count") or 0}
+            self._storage.in_order = False
 
     def __repr__(self) -> str:
         return f"TensorDictMaxValueWriter(rank_key={'/'.join(self.rank_key)}, reduction={self.reduction})"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
 from ..draw import Draw
+from ..order import Turn
 from ..storages.storage import Storage
-from .sampler import Sampler, Use
+from .sampler import Sampler
 
 Shares = Literal["random", "exact"]
 
@@ -56,25 +57,21 @@ class MixtureSampler(Sampler):
         end = np.cumsum(self.sizes)
         self._rows, self._first, self._last = int(end[-1]), end - self.sizes, end - 1
 
-    def _check_parts(self, storage: Storage, writer: Any, use: Use) -> None:
-        if len(storage) != self._rows:
-            raise UsageError(f"the sampler is for {self._rows} rows, the storage has {len(storage)}")
-
-    def draw(self, storage: Storage, batch_size: int, generator: torch.Generator) -> Draw:
+    def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
         if len(storage) != self._rows:
             raise SamplingError(f"the sampler is for {self._rows} rows, the storage has {len(storage)}")
-        places = torch.rand(batch_size, dtype=torch.float64, generator=generator, device="cpu").numpy()
+        places = turn.floats(batch_size)
         if self.shares == "random":
-            # Where in the share of its dataset a number lies says which row: 53 bits are enough.
+            # Where in the share of its dataset a number lies says which row: 52 bits are enough.
             which = self._edges.searchsorted(places, "right")
             places -= self._from.take(which)
             places *= self._rows_per_share.take(which)
         else:
-            begin = torch.rand(1, dtype=torch.float64, generator=generator, device="cpu").item()
-            which = self._edges.searchsorted((np.arange(batch_size) + begin) / batch_size, "right")
+            begin = turn.floats(1)[:, None]
+            which = self._edges.searchsorted(((np.arange(batch_size) + begin) / batch_size).reshape(-1), "right")
             places *= self._size.take(which)
-        rows = self._first.take(which) + places.astype(np.int64)
-        return Draw(torch.from_numpy(np.minimum(rows, self._last.take(which))))
+        rows = np.minimum(self._first.take(which) + places.astype(np.int64), self._last.take(which))
+        return Draw(torch.from_numpy(rows), [batch_size] * turn.count, turn.places)
 
     def __repr__(self) -> str:
         return f"MixtureSampler(sizes={list(self.sizes)}, weights={list(self.weights)}, shares={self.shares!r})"

@@ -40,6 +40,7 @@ class SumTree:
             counts.append(max(1, -(-(counts[-1] if counts else size) // FANOUT)))
         ends = np.cumsum(counts) * FANOUT
         self._nodes = full(int(ends[-1]), 0.0).numpy()
+        self._begins = np.append(0, ends[:-1])
         # NumPy reads and writes few elements several times faster than torch does.
         self._arrays = np.split(self._nodes, ends[:-1])
         self._rows = [level.reshape(-1, FANOUT) for level in self._arrays]
@@ -119,20 +120,21 @@ class SumTree:
             self._current = True
         return self._running
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Indices in proportion to their values, with replacement, int64 ``[count]``, and the values.
+    def draw(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The index that each ``mass`` (float64 in [0, 1), in parts of ``total``) falls on, int64 ``[n]``, and its value.
 
         ``total`` must not be zero. Raises SamplingError where it is infinite.
         """
         total = self.total
         if total == np.inf:
             raise SamplingError("the sum of all priorities is larger than a float64 can be")
-        mass = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy() * total
-        found, values, least = self._find(mass)
-        while least <= 0:  # rounding, once in very many draws
-            bad = values <= 0
-            again = torch.rand(int(bad.sum()), dtype=torch.float64, generator=generator, device="cpu").numpy()
-            found[bad], values[bad], least = self._find(again * total)
+        found, values, least = self._find(mass * total)
+        if least <= 0:  # by rounding, once in very many draws: the next index that has a value
+            for bad in np.flatnonzero(values <= 0).tolist():
+                positive = self._arrays[0][: self.size] > 0
+                found[bad] = np.roll(positive, -found[bad]).argmax() + found[bad]
+            found %= self.size
+            values = self._arrays[0][found]
         return found, values
 
     def find(self, mass: np.ndarray) -> np.ndarray:
@@ -168,7 +170,7 @@ class SumTree:
 
 
 def _add_up(rows: np.ndarray) -> np.ndarray:
-    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` does."""
+    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` and the compiled loops do."""
     columns = np.ascontiguousarray(rows.T)
     # Column by column, except for a single row, in which NumPy would first add every eighth element.
     sums: np.ndarray = np.add.reduce(columns, 0) if len(rows) > 1 else columns.cumsum(0)[-1]

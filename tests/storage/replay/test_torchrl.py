@@ -229,29 +229,20 @@ def ted(lengths, capacity, ndim):
 
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("lengths", [[[4, 3]], [[4, 3], [5, 2]], [[9], [9, 2], [1, 1, 3]]], ids=str)
-@pytest.mark.parametrize("hooks", [False, True], ids=["plain", "flat"])
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
-def test_each_reads_the_others_checkpoints(tmp_path, ndim, lengths, hooks, writer):
-    capacity = 12 * ndim
-    left, right = ted(lengths, capacity, ndim)
-    source, lib = (left, theirs) if writer == "ours" else (right, ours)
-    if hooks:
-        source.register_save_hook((ours if writer == "ours" else theirs).TED2Flat())
-    source.dumps(tmp_path / "checkpoint")
-    reader = lib.ReplayBuffer(storage=lib.LazyTensorStorage(capacity, ndim=ndim), batch_size=2)
-    if lib is theirs:  # it loads into memory that is allocated, or fails
-        first = rollout([2]) if ndim == 1 else torch.stack([rollout([2]), rollout([2])])
-        reader.extend(first)
-    if hooks:
-        reader.register_load_hook(lib.Flat2TED())
-    reader.loads(tmp_path / "checkpoint")
-    assert len(reader) == len(source)
-    # TorchRL's hook leaves the root flags of memory that was allocated as they were.
-    left_out = ("done", "terminated", "truncated") if hooks and lib is theirs else ()
-    assert equal(contents(reader).exclude(*left_out), contents(source).exclude(*left_out))
-    batch = rollout([1], first=7777) if ndim == 1 else torch.stack([rollout([1], first=7777), rollout([1], first=8888)])
-    assert torch.equal(source.extend(batch.clone()), reader.extend(batch.clone()))
-    assert equal(contents(reader).exclude(*left_out), contents(source).exclude(*left_out))
+def test_each_reads_what_the_others_hook_wrote(tmp_path, ndim, lengths, writer):
+    """Checkpoints are each library's own; what the hooks make of the rows is one format."""
+    left, right = ted(lengths, 12 * ndim, ndim)
+    (tmp_path / "flat").mkdir()
+    for buffer, hook in ((left, ours.TED2Flat()), (right, theirs.TED2Flat())):
+        data = buffer._storage._storage
+        hook.is_full, hook.shift = left.storage.is_full, left.storage.cursor
+        if (hook.__module__.startswith("rbdata")) == (writer == "ours"):
+            hook(data, path=tmp_path / "flat")
+    reader = theirs.Flat2TED() if writer == "ours" else ours.Flat2TED()
+    found = reader(TensorDict.load_memmap(tmp_path / "flat"))
+    filled = left.storage.filled
+    assert equal(found[:filled], left.storage[:].exclude("index"))
 
 
 @pytest.mark.parametrize("ndim", [1, 2])

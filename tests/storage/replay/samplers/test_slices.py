@@ -126,9 +126,6 @@ def test_the_key_of_trajectories_is_found(keys, found):
     assert sampler.traj_key is None
     buffer.sample()
     assert sampler.traj_key == found
-    assert SliceSampler(slice_len=3, trajectory_key="episode").traj_key == "episode"
-    with pytest.raises(UsageError):
-        SliceSampler(slice_len=3, trajectory_key="episode", traj_key="episode")
 
 
 @pytest.mark.parametrize("lengths", [[8, 9], [8, 2]], ids=str)
