@@ -44,8 +44,6 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-#: The option that a message is about.
-_ABOUT = re.compile("^--([a-z-]+)")
 #: Limit in characters of a message, which may quote megabytes of a file.
 _LONGEST = 8000
 
@@ -58,12 +56,13 @@ def _shown(text: str) -> str:
 
 
 class RbdataError(Exception):
-    """Base of all errors raised by rbdata."""
+    """Base of all errors raised by rbdata.
+
+    Messages and hints read the same in a shell and in Python: an option ``--env-id`` is the argument ``env_id`` there.
+    """
 
     code = "failed"
     exit_code = 1
-    #: Message and hint as the command line prints them, if `reword` has changed them.
-    command_line: tuple[str, str | None]
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # Messages quote files and servers, and end up on terminals and in logs.
@@ -75,18 +74,6 @@ class RbdataError(Exception):
         """What failed, without the hint."""
         # OSError formats its arguments in its own way; the message is always the first one.
         return str(self.args[0]) if self.args else type(self).__name__
-
-    def reword(self, words: Callable[[str], str]) -> None:
-        """Translate message and hint for Python by ``words``; ``command_line`` keeps those of the command line.
-
-        Both may name options (``--dest``); a message about the value of an option starts with it.
-        """
-        if "command_line" not in vars(self):
-            self.command_line = (self.message, self.hint)
-            named = _ABOUT.sub(lambda found: found[1].replace("-", "_"), self.message)
-            # Messages of other classes quote users' functions and servers.
-            self.args = (words(named) if isinstance(self, UsageError) else named, *self.args[1:])
-            self.hint = None if self.hint is None else words(self.hint)
 
     def __str__(self) -> str:
         """Message and hint on separate lines, for tracebacks."""

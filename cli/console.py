@@ -87,8 +87,7 @@ _SYSTEM = {
 def explain(error: BaseException) -> Failure:
     """The failure to print for an exception."""
     if isinstance(error, RbdataError):
-        message, hint = vars(error).get("command_line", (error.message, error.hint))
-        return Failure(error.code, message, hint, error.exit_code, getattr(error, "detail", None))
+        return Failure(error.code, error.message, error.hint, error.exit_code, getattr(error, "detail", None))
     if isinstance(error, KeyboardInterrupt):
         return Failure("interrupted", "interrupted", None, INTERRUPTED)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):

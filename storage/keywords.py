@@ -1,19 +1,16 @@
-"""Keyword arguments of public functions: an error for an unexpected one suggests similar names, and hints name arguments of
-Python instead of options of the command line."""
+"""Keyword arguments of public functions: an error for an unexpected one suggests similar names."""
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import wraps
 from importlib import import_module
-from inspect import Parameter, formatannotation, signature
+from inspect import Parameter, signature
 from numbers import Integral
 from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
 
-from ..errors import ArgumentTypeError, RbdataError, UsageError
+from ..errors import ArgumentTypeError, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,7 +22,6 @@ _NEVER_EMPTY = frozenset({"cache_dir", "environment", "identity", "mirror", "pat
 def check_keywords(function: Function) -> Function:
     """A decorator: an unexpected keyword raises ArgumentTypeError with a hint that suggests similar names.
 
-    Errors that the function raises name its arguments instead of options of the command line (`arguments_for_options`).
     For functions without variadic arguments; signature, annotations and docstring are kept.
     """
     by_keyword = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -43,11 +39,7 @@ def check_keywords(function: Function) -> Function:
         for name, value in (*zip(parameters, args), *options.items()):
             if name in _NEVER_EMPTY and isinstance(value, str) and not value:
                 raise UsageError(f"{name} is empty", hint="leave it out, or give it a value (. is the current folder)")
-        try:
-            return function(*args, **options)
-        except RbdataError as error:
-            error.reword(lambda text: arguments_for_options(text, parameters, options))
-            raise
+        return function(*args, **options)
 
     return checked  # type: ignore[return-value]
 
@@ -90,58 +82,6 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
-
-
-#: An option of the command line and the word after it; commands in backticks are skipped.
-_OPTION = re.compile(r"(`[^`]*`)|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:[^\s,;)]|,(?=\w))+))?")
-#: Commands that are functions of the Python API, with the same first argument.
-_CALLS = ("download", "inspect", "search", "verify")
-#: Words that are values instead of prose: N, 0-4,7, rbdata:to_float, scale=0.5.
-_VALUE = re.compile(r"[A-Z]+|.*[:/=\d].*")
-
-
-def arguments_for_options(hint: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> str:
-    """A hint with arguments instead of options: ``--layout ted`` becomes ``layout="ted"``, ``--mirror`` becomes ``mirror=``.
-
-    ``parameters`` are those of the function that was called, with the keywords ``given``; they decide whether the word after
-    an option is its value.
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        command, option, word = found.groups()
-        if command:
-            return _call(command)
-        name = option.replace("-", "_")
-        name = f"{name}s" if f"{name}s" in parameters else name  # --env-arg
-        annotation = parameters[name].annotation if name in parameters else ""
-        kind = annotation if isinstance(annotation, str) else formatannotation(annotation)
-        prose = "" if word is None else f" {word}"
-        if kind.startswith("bool"):
-            return f"{name}=True{prose}"
-        if word is None or not (_VALUE.fullmatch(word) or repr(word) in kind or word == given.get(name)):
-            return f"{name}={prose}"
-        if "Mapping" in kind:
-            key, _, value = word.partition("=")
-            return f'{name}={{"{key}": {_literal(value or "...")}}}'
-        return f"{name}={_literal(word)}"
-
-    words = _OPTION.sub(argument, hint.removeprefix("on the command line: "))
-    return words.replace("} args={", ", ")  # several --args
-
-
-def _call(command: str) -> str:
-    """``rbdata.download("ID", root="...")`` for such a command in backticks; other commands unchanged."""
-    if not command.startswith("`rbdata ") or command.split()[1] not in _CALLS:
-        return command
-    _, verb, first, *options = shlex.split(command.strip("`"))
-    if options[::2] not in ([], ["--root"], ["--mirror"]):
-        return command
-    given = [f', {name.removeprefix("--")}="{value}"' for name, value in zip(options[::2], options[1::2])]
-    return f'`rbdata.{verb}("{first}"{"".join(given)})`'
-
-
-def _literal(word: str) -> str:
-    return word if re.fullmatch(r"[A-Z]+|[\d.]+", word) else f'"{word}"'
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
