@@ -500,12 +500,9 @@ def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[MirrorEnt
             datasets.append(folder)
             names.clear()
             continue
-        # Names with a leading dot belong to unfinished work, except for the folder of raw files.
-        names[:] = [name for name in names if not name.startswith(".") or name == RAW_FOLDER]
-        plain = [item for item in objects if not item.name.startswith(".")]
-        if plain and folder:
-            size = None if any(item.size is None for item in plain) else sum(item.size or 0 for item in plain)
-            found.append(MirrorEntry("raw", folder, len(plain), size))
+        if objects and folder:
+            size = None if any(item.size is None for item in objects) else sum(item.size or 0 for item in objects)
+            found.append(MirrorEntry("raw", folder, len(objects), size))
     found += map_in_threads(lambda folder: _describe(location, folder), datasets, 8, "rbdata-ls")
     return sorted(found, key=lambda entry: (entry.kind, entry.name))
 

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
 from ...storage.durable import open_plain
+from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
 from .retries import MISSING, FetchOptions, call_with_retries, transient
 
@@ -334,8 +335,10 @@ class Location:
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
         url = self._url_of(check_path(folder))
         objects, names = self._with_retries(lambda: self._listing(url), url)
-        # Hidden files are no data: notebooks, macOS and version control leave copies beside them.
-        return [item for item in objects if item.name[:1] != "."], [name for name in names if name[:1] != "."]
+        # Hidden files are no data: notebooks, macOS and version control leave copies beside them. Of folders, `.raw` holds the
+        # raw files that were kept below a root, which is a mirror.
+        shown = [name for name in names if name[:1] != "." or name == RAW]
+        return [item for item in objects if item.name[:1] != "."], shown
 
     def _with_retries(self, call: Callable[[], T], url: str) -> T:
         return call_with_retries(call, url=url, options=self.options)

@@ -38,7 +38,7 @@ def test_the_name_of_a_recording_never_stands_for_another_one(here, capsys):
     assert command_line(["download", "gymnasium/CartPole-v1", "--name", "lost", "-q"]) == UnknownDatasetError.exit_code
     with pytest.raises(UnknownDatasetError, match="only whoever recorded it"):
         rbdata.load(name, download=True)
-    with pytest.raises(DatasetNotFoundError, match=r"mirror=.PLACE"):
+    with pytest.raises(DatasetNotFoundError, match="--mirror PLACE"):
         rbdata.load(name)
     assert not rbdata.list_datasets()
     assert command_line([*words, "--mirror", str(here / "empty"), "--steps", "40", "-q"]) == 0  # asked for in words

@@ -36,7 +36,7 @@ def record(env="CartPole-v1", policy="random", name="x", **options) -> np.ndarra
 def refused(match: str, *given, **options) -> None:
     with pytest.raises(DatasetExistsError, match=match) as caught:
         record(*given, **options)
-    assert "name=" in caught.value.hint and "force=True" in caught.value.hint
+    assert "name" in caught.value.hint and "force" in caught.value.hint
 
 
 def always(action):
