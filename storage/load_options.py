@@ -71,7 +71,14 @@ def check_options(options: Mapping[str, Any], leaves: Collection[str]) -> None:
 def _check_computed(options: Mapping[str, Any], by: str, is_read: Any, leaves: Collection[str]) -> None:
     """Raise UsageError for computed leaves that no batch has: ``by`` (windows or keys) says which leaves are read."""
     extra, normalize = _as_keys(options.get("extra")), _as_keys(options.get("normalize"))
-    if by == "windows":  # beside keys, extra leaves and the reward are always read
+    if (
+        by == "keys"
+        and options.get("reward_scale") is not None
+        and not is_read("reward")
+        and "return_to_go" not in extra
+    ):
+        raise UsageError("reward_scale: the reward is not among keys", hint='name it: keys=[..., ("next", "reward")]')
+    if by == "windows":  # beside keys, extra leaves are always read
         unread = [path for path in extra if not is_read(path)]
         if unread:
             hint = f'name it there as well: windows={{"{unread[0]}": (0, 0), ...}}'

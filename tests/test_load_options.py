@@ -167,6 +167,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("reward_scale", {"windows": WINDOWS, "reward_scale": 2.0}),
     ("keys", {"windows": WINDOWS, "keys": ["action", "observation"]}),
     ("normalize", {"keys": ["action"], "normalize": [POSITION]}),
+    ("reward_scale", {"keys": ["action"], "reward_scale": 2.0}),
     ("stack", {"keys": ["action"], "frame_stack": 2}),
     ("stack", {"frame_stack": 2, "stack_keys": ["nothing"]}),
     ("nothing", {"windows": {"nothing": (0, 1)}}),
