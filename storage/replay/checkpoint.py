@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
-import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +35,7 @@ from ...errors import (
 )
 from ..durable import allocate, is_full
 from ..memory_map import element_bytes
+from ..scratch import ScratchFolder
 from ..tensordict_folder import check_plain, read_json, read_memmap
 
 FORMAT_VERSION = 3
@@ -133,19 +132,13 @@ def _replaced(folder: Path) -> Iterator[Path]:
     check_plain(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / STATE).exists():
         raise DatasetExistsError(f"{folder} is not empty, and not a checkpoint", hint="name another folder")
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with ScratchFolder(folder.parent, f".{folder.name}-") as scratch:  # which the next one removes after a kill
+        new = scratch / "new"
+        new.mkdir()
         yield new
-        new.chmod(0o755)
         if folder.exists():
-            old = new.with_name(new.name + "-old")
-            folder.rename(old)
-            new.rename(folder)
-            shutil.rmtree(old)
-        else:
-            new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+            folder.rename(scratch / "old")
+        new.rename(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
