@@ -13,10 +13,10 @@ If a writer is killed at any moment, the next one with the same fingerprint resu
 bytes; work of earlier runs is compared with its checksums once. A working folder with another fingerprint is never silently
 discarded.
 
-A larger dataset replaces a smaller one of the same id: parts of the old one (`OldDataset`) are copied instead of fetched again.
-The new dataset is written next to the old one and then takes its place; readers of the old one are not disturbed. A part is
-copied when the plan gives it the same rows of the same object (``layout``: which rows of the object go where) and its bytes
-still match the old manifest; the dictionary of compressed leaves is copied too.
+A larger dataset replaces a smaller one of the same id: the parts that both begin with (`OldDataset`) are copied instead of
+fetched again. The new dataset is written next to the old one and then takes its place; readers of the old one go on reading it.
+Parts are the same if they are of the same rows (``layout``) of the same object, and a part is copied if its bytes still match
+the old manifest; the dictionary of compressed leaves is copied too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import numpy as np
 from ..errors import DamagedDatasetError, RbdataError, SchemaError, UnfinishedDatasetError
 from .checksums import Crc32c, crc32c, damaged_ranges, join_ranges, sum_pieces
 from .codecs import PLAIN, codec_of
-from .codecs.codec import Codec, OldPart, Sink
+from .codecs.codec import Codec, Sink
 from .durable import open_plain, open_replacement, preallocate, replace_by_copy, sync_files, write_atomically
 from .episodes import FOLDER as EPISODES
 from .episodes import EpisodeTable
@@ -520,11 +520,10 @@ def _is_in_place(folder: Path, in_place: Collection[str], record: Mapping[str, A
 
 
 class OldDataset:
-    """A dataset that is about to be replaced by a larger one."""
+    """A dataset that is about to be replaced by a larger one, which takes over the parts that both begin with."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self._parts = {part.get("layout"): (number, part) for number, part in enumerate(manifest.parts)}
         self._ranges = BlockChecksums(manifest, None)
 
     @classmethod
@@ -555,30 +554,32 @@ class OldDataset:
         total = sum(length for path in paths for length, _ in self.manifest.files[path])
         return total / max(1, self.manifest.states)
 
-    def holds(self, part: dict[str, Any]) -> bool:
-        """Whether the old dataset has this part, from the same rows of an object of the same name, size and checksum, as far
-        as these are stated."""
-        new, old = part["object"], self._parts.get(part["layout"], (0, {}))[1].get("object")
-        return old is not None and all(new[key] in (None, old[key]) for key in ("name", "size", "crc32c"))
+    def common(self, parts: Sequence[Mapping[str, Any]]) -> int:
+        """How many of the first ``parts`` this dataset begins with, too: the same rows of objects of the same name, size and
+        checksum, as far as these are stated."""
 
-    def take_over(self, writer: DatasetWriter, index: int, part: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy a part's rows into the new dataset; returns the journal record, None if they are missing or damaged."""
-        if not self.holds(part):
-            return None
-        number, old = self._parts[part["layout"]]
-        here = (number, old["first_state"], old["states"])
+        def is_same(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+            stated = (new["object"][key] in (None, old["object"][key]) for key in ("name", "size", "crc32c"))
+            return new["layout"] == old.get("layout") and all(stated)
+
+        return sum(1 for _ in takewhile(bool, map(is_same, parts, self.manifest.parts)))
+
+    def take_over(self, writer: DatasetWriter, index: int) -> dict[str, Any] | None:
+        """Copy the rows of a part that both begin with; returns the journal record, None if they are missing or damaged."""
+        part = self.manifest.parts[index]
         try:
-            leaves = {leaf.name: self._copy(leaf, writer, index, part["first_state"], here) for leaf in writer.bulk}
-            return {"leaves": leaves, "crc32c": old["object"]["crc32c"]}
+            leaves = {
+                leaf.name: self._copy(leaf, writer, index, part["first_state"], part["states"]) for leaf in writer.bulk
+            }
+            return {"leaves": leaves, "crc32c": part["object"]["crc32c"]}
         except (OSError, RbdataError):
             return None  # damaged or missing: the part is fetched
 
-    def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, here: OldPart) -> dict[str, Any]:
+    def _copy(self, leaf: Leaf, writer: DatasetWriter, index: int, first: int, rows: int) -> dict[str, Any]:
         codec, files = codec_of(leaf), self.manifest.files
         if codec.fixed_rows:
             # The ranges of a part are the pieces in which it was written, so parts share none.
-            begin, end = (row * leaf.row_bytes for row in (here[1], here[1] + here[2]))
-            for piece in self._ranges.covering(leaf.memmap, begin, end):
+            for piece in self._ranges.covering(leaf.memmap, first * leaf.row_bytes, (first + rows) * leaf.row_bytes):
                 if not piece.is_in(self.folder):
                     raise RbdataError("the old part is damaged")
-        return codec.copy_part(self.folder, files, here, writer.folder, index, first)
+        return codec.copy_part(self.folder, files, writer.folder, index, first, rows)

@@ -6,8 +6,8 @@
     fill        worker processes fill the large leaves, part by part
     commit      the manifest is written and the folder renamed
 
-An interrupted run is continued from the journal of the working folder (`storage.writer`). Parts that a smaller dataset of
-the same id holds already are copied from it.
+An interrupted run is continued from the journal of the working folder (`storage.writer`). The parts that a smaller
+dataset of the same id begins with, too, are copied from it.
 
 A provider's `RowSource` yields the rows in blocks. A `FillTask` opens a sink for each leaf, writes the blocks, reports
 progress, and returns the record of the part for the journal.
@@ -252,8 +252,7 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
         reading.inspect()
         small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
         plan, _ = reading.plan(partial(ColumnWriter, None, small), listener.on_planned)
-        parts = enumerate(plan.parts)
-        done = (finished or set()) | {index for index, part in parts if old and old.holds(part.to_json())}
+        done = (finished or set()) | set(range(old.common(_records(plan)) if old else 0))
 
         samples, leaves = cache(reading.sample_rows), compressed_leaves(job)
 
@@ -414,14 +413,14 @@ class _Run:
                 raise DatasetExistsError(message, hint=f"start over with --force ({self.writer.folder})")
 
     def _take_over(self, plan: Plan, old: OldDataset) -> None:
-        """Copy what a smaller dataset already holds, if its rows are encoded as those of this one."""
+        """Copy the first parts, which a smaller dataset already holds, if its rows are encoded as those of this one."""
         for leaf in compressed_leaves(self.job):
             if not codec_of(leaf).is_like(self.writer.folder, leaf, old.folder):
                 return
         self.listener.on_stage("copying the shards that are there")
-        for index, part in enumerate(plan.parts):
+        for index in range(old.common(_records(plan))):
             done = index in self.writer.parts_done()
-            record = None if done else old.take_over(self.writer, index, part.to_json())
+            record = None if done else old.take_over(self.writer, index)
             if record is not None:
                 self.writer.part_done(index, record)
 
@@ -471,6 +470,10 @@ def _file_name(item: RemoteObject) -> str:
     return f"{crc32c(item.url.encode())}-{item.name}"
 
 
+def _records(plan: Plan) -> list[dict[str, Any]]:
+    return [part.to_json() for part in plan.parts]
+
+
 def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
     names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
     source = {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
@@ -490,7 +493,7 @@ def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
         steps=plan.steps,
         episodes=len(plan.episodes),
         source=source,
-        parts=[part.to_json() for part in plan.parts],
+        parts=_records(plan),
         spaces=plan.spaces,
         counts=plan.counts,
         notes=plan.notes,

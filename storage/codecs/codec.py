@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 LARGEST_DICTIONARY = 64 << 20
 #: Checksum ranges of files by path, as the manifest has them.
 Files = Mapping[str, Sequence[Sequence[Any]]]
-#: A part of a finished dataset: its number, its first row and its rows.
-OldPart = tuple[int, int, int]
 
 
 class Rows(Protocol):
@@ -141,10 +139,9 @@ class Codec(ABC):
         return PartFile(folder, self.leaf, number, None)
 
     @abstractmethod
-    def copy_part(
-        self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
-    ) -> dict[str, Any]:
-        """Copy a part of the finished dataset ``source`` into part ``number``; returns the record for the journal.
+    def copy_part(self, source: Path, files: Files, folder: Path, number: int, first: int, rows: int) -> dict[str, Any]:
+        """Copy part ``number`` of the finished dataset ``source``, ``rows`` rows from ``first`` on, into the part of the same
+        number; returns the record for the journal.
 
         Raises RbdataError or OSError if the part does not match the checksums ``files`` of its manifest.
         """

@@ -28,7 +28,7 @@ from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
 from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, write_lengths
 from . import DEFAULT, load_codec
-from .codec import Codec, Files, OldPart
+from .codec import Codec, Files
 
 if TYPE_CHECKING:
     import torch
@@ -80,18 +80,15 @@ class CompressedCodec(Codec):
         encode = _shared_encoder(type(self), self.read_dictionary(folder), folder / self.leaf.name)
         return PartFile(folder, self.leaf, number, encode)
 
-    def copy_part(
-        self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
-    ) -> dict[str, Any]:
-        old_number, old_first, rows = old
-        offsets = np.fromfile(source / self.path("offsets"), "<i8", rows + 1, offset=8 * old_first)
+    def copy_part(self, source: Path, files: Files, folder: Path, number: int, first: int, rows: int) -> dict[str, Any]:
+        offsets = np.fromfile(source / self.path("offsets"), "<i8", rows + 1, offset=8 * first)
         begin, length = int(offsets[0]), int(offsets[-1] - offsets[0])
         with open_plain(source / self.path("blob"), "rb", follow=True) as file:
             file.seek(begin)
             data = file.read(length)
-        table = offsets if not old_first else offsets[1:]  # the first entry belongs to the part before
+        table = offsets if not first else offsets[1:]  # the first entry belongs to the part before
         ranges = {"blob": [length, crc32c(data)], "offsets": [table.nbytes, crc32c(table.tobytes())]}
-        if any(list(files[self.path(name)][old_number]) != found for name, found in ranges.items()):
+        if any(list(files[self.path(name)][number]) != found for name, found in ranges.items()):
             raise RbdataError("the old part is damaged")
         part = self.open_appender(folder, number)
         part.append_encoded(data, np.diff(offsets))

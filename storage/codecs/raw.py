@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from ..leaf import Leaf
 from ..memory_map import in_numpy, map_array, widest_word, will_read
 from ..parts import RowsInPlace
-from .codec import Codec, Files, OldPart
+from .codec import Codec, Files
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +44,13 @@ class RawCodec(Codec):
     def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> RowsInPlace:
         return RowsInPlace(folder, self.leaf, first, rows)
 
-    def copy_part(
-        self, source: Path, files: Files, old: OldPart, folder: Path, number: int, first: int
-    ) -> dict[str, Any]:
+    def copy_part(self, source: Path, files: Files, folder: Path, number: int, first: int, rows: int) -> dict[str, Any]:
         """Checksum ranges are those of the whole file: the caller checks the ranges of the part."""
-        (_, old_first, rows), size = old, self.leaf.row_bytes
-        sink = self.open_sink(folder, number, first, rows)
-        data = map_array(source / self.leaf.memmap, np.dtype(np.uint8), (old_first + rows) * size)
+        size, sink = self.leaf.row_bytes, self.open_sink(folder, number, first, rows)
+        data = map_array(source / self.leaf.memmap, np.dtype(np.uint8), (first + rows) * size)
         for low in range(0, rows, _BLOCK_ROWS):
             count = min(_BLOCK_ROWS, rows - low)
-            begin = (old_first + low) * size
+            begin = (first + low) * size
             sink.write(low, data[begin : begin + count * size], np.arange(count, dtype=np.int64) * size)
         return sink.finish()
 

@@ -1,4 +1,4 @@
-"""Parts that the dataset about to be replaced holds are copied from it, if they are what the plan wants and undamaged."""
+"""The first parts of the dataset about to be replaced are copied from it, as far as the plan begins with them, if undamaged."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Growing(Recipe):
     def before_filling(self, writer: DatasetWriter) -> None:
         if self.old is None:
             return
-        for index, part in enumerate(self.plan()):
-            record = None if index in writer.parts_done() else self.old.take_over(writer, index, part)
+        for index in range(self.old.common(self.plan())):
+            record = None if index in writer.parts_done() else self.old.take_over(writer, index)
             if record is not None:
                 writer.part_done(index, record)
                 self.taken.append(index)
@@ -108,9 +108,9 @@ def test_parts_of_the_same_objects_are_copied(codec, old, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"layout": "other rows"}, {"name": "another"}, {"size": 7}, {"crc32c": "ffffffff"}], ids=str
 )
-def test_parts_of_other_objects_are_not(codec, change, old, tmp_path):
+def test_parts_of_other_objects_are_not_nor_those_after_them(codec, change, old, tmp_path):
     recipe = grow(tmp_path / "root", codec, changed={1: change})
-    assert recipe.taken == [0, 2] and sorted(recipe.filled) == [1, 3, 4]
+    assert recipe.taken == [0] and recipe.filled == [1, 2, 3, 4]
     assert holds_all(old)
 
 

@@ -46,6 +46,18 @@ def test_other_shards_are_added_to_those_that_are_there(run, tmp_path):
     assert_holds(Dataset(outcome.path), fed_truth(writer))
 
 
+def test_shards_after_others_are_fetched_again(run, tmp_path):
+    """``--shards 2-3``, then all: what is there is not what the new dataset begins with."""
+    top, writer = run
+    get(top, tmp_path, options={"parts": (2, 3)})
+    plan = get(top, tmp_path, dry_run=True).estimate
+    assert plan is not None and (plan.done_parts, plan.parts) == (0, 4)
+    done: list[int] = []
+    outcome = get(top, tmp_path, Listener(on_part_done=done.append))
+    assert sorted(done) == outcome.manifest.source["shards"] == [0, 1, 2, 3]
+    assert_holds(Dataset(outcome.path), fed_truth(writer))
+
+
 def test_force_drops_shards_and_says_which(run, tmp_path):
     top, _ = run
     get(top, tmp_path, options={"parts": (0, 1)})
