@@ -121,14 +121,9 @@ def announcement(estimate: Estimate) -> list[str]:
 
 
 def _size(estimate: Estimate) -> str:
-    """The disk space that the dataset will take, and what it takes while it is made if that is much more."""
-    low, high = estimate.stored_bytes or (estimate.disk_bytes, estimate.disk_bytes)
-    size = f"{amounts.size(low)} to {amounts.size(high)}" if high > 1.2 * low else f"about {amounts.size(high)}"
-    if estimate.at_most:
-        size = amounts.size(high)
-    if estimate.disk_bytes > 1.1 * high:
-        size += f" ({amounts.size(estimate.disk_bytes)} while it is made)"
-    return size
+    """The disk space that the dataset will take."""
+    size = amounts.size(estimate.disk_bytes)
+    return size if estimate.at_most else f"about {size}"
 
 
 def finish(results: list[Result], root: Path | None, verb: str) -> int:

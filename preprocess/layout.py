@@ -131,7 +131,8 @@ def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:
         return name, b"", float(row_bytes)
     dictionary = codec.train(samples)
     # A little too small, because the dictionary was trained on these rows.
-    size = codec.estimate_row_bytes(samples[:: max(1, len(samples) // 256)], dictionary)
+    few = samples[:: max(1, len(samples) // 256)]
+    size = float(codec.encoded_lengths(few, dictionary).mean()) + codec.index_bytes
     if wanted == "auto" and size * LEAST_RATIO > row_bytes:
         return PLAIN, b"", float(row_bytes)
     return name, dictionary, size

@@ -526,7 +526,7 @@ class EpisodeFilesJob(StagedJob):
     def expect(self) -> Expectation:
         fetch = sum(unit.size for unit in self.units)
         steps, episodes = self._known
-        return Expectation(fetch, steps, episodes, fetch, [unit.name for unit in self.units], certain_bytes=0)
+        return Expectation(fetch, steps, episodes, fetch, [unit.name for unit in self.units])
 
     def staged_parts(self, folder: Path) -> int:
         return len(self.units) - len(self._left(folder))

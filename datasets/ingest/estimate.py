@@ -1,4 +1,5 @@
-"""Estimates of the work of a run, from the facts known so far. Nothing is fetched or written here.
+"""Estimates of the work of a run, from the facts known so far: steps, bytes to fetch, and bytes on disk. Where rows are
+compressed, these are right within a quarter, without the dictionary (some 100 kB). Nothing is fetched or written here.
 
 A job whose counts are known before its large rows are read has a plan (`estimate_plan`). If raw files must be fetched first,
 only their sizes are known (`estimate_fetch`); a staged job makes a guess (`expect`).
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
+
 from ...storage.codecs import codec_of
+from ...storage.codecs.codec import Codec
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
 from .job import Job, Plan, StagedJob
@@ -18,6 +22,8 @@ from .row_source import SampleRows
 
 #: Bytes of an episode in the episode table (`storage.episodes`).
 _EPISODE = 26
+#: Bytes of sample rows that stand in for a dictionary, and the most rows that are encoded.
+_DICTIONARY_BYTES, _ENCODED_ROWS = 1 << 20, 500
 
 #: Returns sample rows of the large leaves when they are needed (`Job.sample_rows`).
 Samples = Callable[[], SampleRows]
@@ -29,27 +35,12 @@ def compressed_leaves(job: Job) -> list[Leaf]:
 
 
 def estimate_plan(
-    job: Job,
-    plan: Plan,
-    place: DatasetPlace,
-    state_bytes: Callable[[], float],
-    done: Collection[int] = (),
-    *,
-    fetched: bool = False,
-    dictionary_bytes: Callable[[], int] = lambda: 0,
+    job: Job, plan: Plan, place: DatasetPlace, samples: Samples, done: Collection[int] = (), *, fetched: bool = False
 ) -> Estimate:
     """The remaining work of a plan, without the parts that are ``done``; ``fetched``: an earlier estimate counted the raw
-    files.
-
-    ``state_bytes`` gives the bytes on disk of one state (`bytes_of_state`), ``dictionary_bytes`` those of the dictionary; they
-    are called only if parts are left.
-    """
+    files. ``samples`` are needed only if rows are compressed and parts are left."""
     left = [part for index, part in enumerate(plan.parts) if index not in done]
     states = sum(part.states for part in left)
-    large = int(states * state_bytes()) if states else 0
-    stored = large + (dictionary_bytes() if states else 0) + bytes_of_columns(job, plan)
-    if compressed_leaves(job) and left:
-        large += large // len(left)  # a finished part lies beside the blob until it is appended
     return _estimate(
         job,
         place,
@@ -57,8 +48,7 @@ def estimate_plan(
         fetch_bytes=sum(part.fetch_bytes for part in left),
         steps=plan.steps,
         episodes=len(plan.episodes),
-        disk_bytes=large + bytes_of_columns(job, plan),
-        stored_bytes=(stored, stored),
+        disk_bytes=int(states * _bytes_of_state(job, samples) if states else 0) + bytes_of_columns(job, plan),
         done_parts=len(done),
         parts=job.parts(),
         part_names=[part.name for part in plan.parts],
@@ -67,17 +57,26 @@ def estimate_plan(
     )
 
 
-def bytes_of_state(job: Job, dictionary: bytes, samples: Samples) -> float:
+def _bytes_of_state(job: Job, samples: Samples) -> float:
     """Bytes on disk of the large rows of one state."""
-    leaves = [job.schema[name] for name in job.bulk]
-    raw = sum(leaf.row_bytes for leaf in leaves)
-    if not compressed_leaves(job):
+    raw, compressed = sum(job.schema[name].row_bytes for name in job.bulk), compressed_leaves(job)
+    if not compressed or not len(rows := samples()):
         return raw
-    rows, codec = samples(), codec_of(compressed_leaves(job)[0])
-    if not len(rows):
-        return raw
-    stored = int(codec.encoded_lengths(rows, dictionary).sum())
-    return raw * stored / max(1, sum(map(len, rows))) + codec.index_bytes * len(leaves)
+    codec = codec_of(compressed[0])
+    return raw * compressed_share(codec, rows) + codec.index_bytes * len(job.bulk)
+
+
+def compressed_share(codec: Codec | type[Codec], rows: SampleRows) -> float:
+    """The share of their size that rows like these (uint8) take when they are encoded; right within a quarter.
+
+    No dictionary is trained: some of the rows serve as one, and others are encoded.
+    """
+    most = _DICTIONARY_BYTES // max(1, max(map(len, rows)))
+    known = set(np.linspace(0, len(rows) - 1, max(1, min(most, len(rows) // 2))).astype(int).tolist())
+    others = [row for number, row in enumerate(rows) if number not in known] or list(rows)
+    others = others[:: max(1, len(others) // _ENCODED_ROWS)]
+    dictionary = b"".join(rows[number].tobytes() for number in sorted(known)) if codec.uses_dictionary else b""
+    return int(codec.encoded_lengths(others, dictionary).sum()) / max(1, sum(map(len, others)))
 
 
 def bytes_of_columns(job: Job, plan: Plan) -> int:
@@ -95,7 +94,6 @@ def expect(job: StagedJob, place: DatasetPlace, done: int = 0) -> Estimate:
     """What a staged job is likely to fetch and write, ``done`` parts being staged. Reads the heads of a few files."""
     expectation = job.expect()
     left = 1 - done / max(1, job.parts())
-    stored = expectation.stored_bytes
     return _estimate(
         job,
         place,
@@ -104,20 +102,12 @@ def expect(job: StagedJob, place: DatasetPlace, done: int = 0) -> Estimate:
         steps=expectation.steps,
         episodes=expectation.episodes,
         disk_bytes=int(expectation.disk_bytes * left),
-        stored_bytes=None if stored is None else (int(stored[0] * left), int(stored[1] * left)),
         done_parts=done,
         parts=job.parts(),
         part_names=expectation.part_names,
         notes=expectation.notes,
         estimated=True,
     )
-
-
-def certain_bytes(job: StagedJob, done: int = 0) -> int:
-    """What a staged job needs on the disk in any case, ``done`` parts being staged."""
-    expectation = job.expect()
-    certain = expectation.disk_bytes if expectation.certain_bytes is None else expectation.certain_bytes
-    return int(certain * (1 - done / max(1, job.parts())))
 
 
 def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:

@@ -116,19 +116,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A guess, for jobs that are staged, of the bytes still to be fetched and written, and ``notes`` that are known already.
-
-    ``disk_bytes`` are needed while it runs; ``stored_bytes`` of them stay, at least and at most (None: all of them), and
-    ``certain_bytes`` of them are needed in any case (None: all of them).
-    """
+    """A guess, for jobs that are staged, of the bytes to be fetched and those that the dataset will take, and ``notes`` that
+    are known already."""
 
     fetch_bytes: int
     steps: int
     episodes: int
     disk_bytes: int
     part_names: Sequence[str]
-    stored_bytes: tuple[int, int] | None = None
-    certain_bytes: int | None = None
     notes: Sequence[str] = ()
 
 

@@ -47,9 +47,8 @@ from .trajectories import Column, TrajectoryWriter, TransitionRows, block_steps,
 RECORDING = "recording"
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
-#: The share of their size that compressed frames take if no environment can be tried, and the smallest and largest share as
-#: multiples of it: from 1/200 (Pong) to 1/2 (noise). Frames may be that far from those of a short trial, too.
-_GUESSED, _MEASURED = (0.1, 1 / 20, 5.0), (1 / 3, 3.0)
+#: The share of their size that compressed frames take if no environment can be tried: from 1/200 (Pong) to 1/2 (noise).
+_GUESSED = 0.1
 
 REWARD, END, DICTIONARY, ABOUT, RESUME_FILE = "reward", "end", "dictionary", "about.json", "kept.json"
 END_TERMINATED, END_TRUNCATED, END_BOTH, END_CUT = 1, 2, 3, 4
@@ -354,20 +353,12 @@ class RecordedJob(StagedJob):
 
     def expect_rows(self, steps: int, episodes: int = 0) -> Expectation:
         """The expected size on disk of this many steps."""
-        ratio = low = high = 1.0
-        if self.compresses:
-            ratio, low, high = _GUESSED if self.measured_ratio is None else (self.measured_ratio, *_MEASURED)
-        small = sum(column.row_bytes for column in self.columns if not column.large)
-        large = ratio * sum(column.row_bytes for column in self.columns if column.large)
+        ratio = (self.measured_ratio or _GUESSED) if self.compresses else 1.0
+        index = load_codec(self._codec).index_bytes if self.compresses else 0
+        large = sum(ratio * column.row_bytes + index for column in self.columns if column.large)
         lasting = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk)
         lasting += int(large) * (2 if self.options.layout == "ted" else 1)
-        # The recording lies beside the dataset until that is complete.
-        disk, stored, guessed = int(steps * (small + large + 5 + lasting)), steps * lasting, steps * int(large)
-        return Expectation(
-            *(0, steps, episodes, disk, ["recording"]),
-            stored_bytes=(int(stored - guessed * (1 - low)), int(stored + guessed * (high - 1))),
-            certain_bytes=int(disk - 2 * guessed * (1 - low)),
-        )
+        return Expectation(0, steps, episodes, steps * lasting, ["recording"])
 
     # -- plan and fill -------------------------------------------------------------------------------------------------
 

@@ -81,10 +81,9 @@ def make_request(
 class Estimate:
     """What a run is about to do; the result of a dry run. Bytes are those still to be fetched and written.
 
-    ``disk_bytes`` are needed while it runs: finished parts, and what is staged, lie beside the dataset for a while.
-    ``stored_bytes`` of them stay, at least and at most (None: all of them). ``unread``: steps and episodes (0 here) are known
-    only when the raw files have been fetched. ``estimated``: steps, episodes and bytes are guesses. ``at_most``: they are upper
-    bounds. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
+    ``disk_bytes`` are those that stay: what is staged lies beside the dataset for a while. ``unread``: steps and episodes
+    (0 here) are known only when the raw files have been fetched. ``estimated``: steps, episodes and bytes are guesses.
+    ``at_most``: they are upper bounds. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
     """
 
     id: str
@@ -106,7 +105,6 @@ class Estimate:
     estimated: bool = False
     at_most: bool = False
     fetched: bool = False
-    stored_bytes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,7 @@ from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, memory_for, run_tasks, threads_of_task, usual_procs
 from ..workers.task import Engine, OnBlock, modules_of
-from .estimate import (
-    Samples,
-    bytes_of_columns,
-    bytes_of_state,
-    certain_bytes,
-    compressed_leaves,
-    estimate_fetch,
-    estimate_plan,
-    expect,
-)
+from .estimate import Samples, bytes_of_columns, compressed_leaves, estimate_fetch, estimate_plan, expect
 from .job import Job, Plan, RawObject, StagedJob
 from .raw_files import RawReading, drop_changed, fetch_all, remember_complete, remember_fetched
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
@@ -103,6 +94,8 @@ def fill_tasks(job: Job, plan: Plan, folder: Path, threads: int, file: str | Non
 
 #: Bytes of renamed parts that wait to be appended; they need this much disk twice.
 _MERGED_TOGETHER = 256 << 20
+#: What a staged job is likely to write may be several times too much: it is refused beforehand where not even this part fits.
+_FAR_TOO_MUCH = 8
 
 
 def run(
@@ -253,23 +246,7 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
         small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
         plan, _ = reading.plan(partial(ColumnWriter, None, small), listener.on_planned)
         done = (finished or set()) | set(range(old.common(_records(plan)) if old else 0))
-
-        samples, leaves = cache(reading.sample_rows), compressed_leaves(job)
-
-        @cache
-        def dictionary() -> bytes:
-            return codec_of(leaves[0]).train(samples()) if leaves else b""
-
-        if old:
-            return estimate_plan(job, plan, place, old.bytes_of_state, done)
-        return estimate_plan(
-            job,
-            plan,
-            place,
-            lambda: bytes_of_state(job, dictionary(), samples),
-            done,
-            dictionary_bytes=lambda: len(dictionary()),
-        )
+        return estimate_plan(job, plan, place, reading.sample_rows, done)
 
 
 def stage_all(
@@ -285,7 +262,7 @@ def stage_all(
         left = job.parts() - finished
         estimate = expect(job, place, finished)
         listener.on_estimate(estimate)
-        check_space(place.path, certain_bytes(job, finished), place.id)
+        check_space(place.path, estimate.disk_bytes // _FAR_TOO_MUCH, place.id)
         remember_complete(writer)
         modules = modules_of(tasks[0]) if tasks else []
         native = [size for task in tasks if (size := getattr(task, "native_bytes", None)) is not None]
@@ -339,18 +316,14 @@ class _Run:
         writer.set_schema(job.schema, job.bulk, job.parts())
         plan = self._plan(reading)
         samples = cache(reading.sample_rows)
-        dictionary = self._make_dictionary(samples)
+        self._make_dictionary(samples)
         self._check_same_objects(plan)
         if self.old:
             self._take_over(plan, self.old)
         writer.merge()
         if expected is None:
             done = writer.parts_done().keys()
-            state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, job, dictionary, samples)
-            fetched, beside = bool(self.remote), 0 if self.old else len(dictionary)
-            expected = estimate_plan(
-                job, plan, self.place, state_bytes, done, fetched=fetched, dictionary_bytes=lambda: beside
-            )
+            expected = estimate_plan(job, plan, self.place, samples, done, fetched=bool(self.remote))
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan, reading)
@@ -383,9 +356,8 @@ class _Run:
         self.writer.planned(files, plan.episodes, plan.digest)
         return plan
 
-    def _make_dictionary(self, samples: Samples) -> bytes:
+    def _make_dictionary(self, samples: Samples) -> None:
         """Store the dictionary of the compressed leaves: that of the old dataset, of an interrupted run, or a new one."""
-        dictionary = b""
         for leaf in compressed_leaves(self.job):
             if not isinstance(self.job, StagedJob):
                 self.listener.on_stage("sampling frames")
@@ -399,7 +371,6 @@ class _Run:
             else:
                 dictionary = self.old.dictionary(leaf) if self.old else codec_of(leaf).train(samples())
             self.writer.dictionary(leaf, dictionary)
-        return dictionary
 
     def _check_same_objects(self, plan: Plan) -> None:
         """The objects that an earlier run converted must be those that the source states now; the mirror may have changed."""

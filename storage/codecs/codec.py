@@ -203,7 +203,7 @@ class Codec(ABC):
         path.unlink(missing_ok=True)
         lengths_path(path).unlink(missing_ok=True)
 
-    # -- dictionaries and estimates --------------------------------------------------------------------------------
+    # -- dictionaries and sizes -------------------------------------------------------------------------------------
 
     def read_dictionary(self, folder: Path) -> bytes:
         """The dictionary of the leaf. Raises DamagedDatasetError if it is missing."""
@@ -218,11 +218,6 @@ class Codec(ABC):
     def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
         """The encoded length of each row in bytes, int64 ``[n]``."""
         return np.array([row.nbytes for row in rows], np.int64)
-
-    @classmethod
-    def estimate_row_bytes(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> float:
-        """The average bytes on disk of rows like these."""
-        return float(cls.encoded_lengths(rows, dictionary).mean()) + cls.index_bytes
 
     def stored_row_bytes(self, folder: Path, rows: int) -> float:
         """The average bytes on disk of the ``rows`` rows of a finished leaf."""

@@ -31,6 +31,7 @@ from ....storage.episodes import CUT, TERMINATED, EpisodeTable
 from ....storage.folder import remove_tree
 from ....storage.writer import ColumnWriter
 from ...fetch import Location, resolve
+from ...ingest.estimate import compressed_share
 from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob
 from ...ingest.recording import Recording
 from ...ingest.request import format_numbers, select_numbered
@@ -223,16 +224,12 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         fetch = sum(file.obj.size or 0 for file in self.chosen)
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
-        raw = sum(self.schema[name].row_bytes for name in self.bulk)
-        fixed = codec_of(self.schema[self.bulk[0]]).fixed_rows
-        dictionary = self._dictionary.read_bytes() if self._folder and self._dictionary.is_file() else self._train()
-        # Bytes of a compressed row with its offset, measured on a few sample rows.
-        packed = self._codec.estimate_row_bytes(sample.rows[:: max(1, len(sample.rows) // 500)], dictionary)
-        disk = rows * (packed + (raw if fixed else 0))
+        large: float = sum(self.schema[name].row_bytes for name in self.bulk)
+        if not codec_of(self.schema[self.bulk[0]]).fixed_rows:
+            large = large * compressed_share(self._codec, sample.rows) + self._codec.index_bytes
         names = [f"file {file.number}" for file in self.chosen]
         small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
-        stored = int(rows * (small + (raw if fixed else packed))) + (0 if fixed else len(dictionary))
-        return Expectation(fetch, rows, episodes, int(disk), names, (stored, stored))
+        return Expectation(fetch, rows, episodes, int(rows * (small + large)), names)
 
     def staged_parts(self, folder: Path) -> int:
         return sum(is_of(folder / file.obj.name, file.obj) for file in self.chosen if (folder / file.obj.name).is_dir())

@@ -25,6 +25,7 @@ import numpy as np
 from ....errors import RbdataError, UsageError, reason
 from ....storage.codecs.compressed import compressed_codec
 from ... import user_code
+from ...ingest.estimate import compressed_share
 from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.recording import END_CUT, RecordingWriter, block_rows
 from ...ingest.row_source import staging_folder, unfinished
@@ -292,9 +293,7 @@ class RecordingJob(EnvironmentJob):
         except Exception:  # the recording will report the error
             return None
         codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
-        dictionary = codec.train(rows[::2])
-        stored = int(codec.encoded_lengths(rows[1::2] or rows, dictionary).sum())
-        return stored / max(1, sum(map(len, rows[1::2] or rows)))
+        return compressed_share(codec, rows)
 
     def record_task(self, target: Path, threads: int) -> Task:
         leaves = (tuple(self.observation), tuple(self.action), tuple(self.columns))

@@ -122,15 +122,15 @@ def test_the_size_is_said_before(raw, tmp_path):
     from rbdata.datasets.acquire import convert as run
     from rbdata.datasets.ingest.request import Listener, make_request
 
-    def expected(**extra):
-        request = make_request("my/x", tmp_path / "root", extra, dry_run=True)
+    def expected(codec="auto", **extra):
+        request = make_request("my/x", tmp_path / "root", extra, codec=codec, dry_run=True)
         return run(raw, "lerobot", request, Listener()).estimate
 
     full, small = expected(), expected(size="16x16")
     frames = (5 + 6 + 7 + 8 + 4) * 2 * 32 * 48 * 3
     assert (full.steps, full.episodes) == (26, 4)
-    assert full.stored_bytes[0] < frames < full.stored_bytes[1] * 1.2
-    assert small.stored_bytes[1] < full.stored_bytes[1] / 2
+    assert expected(codec="raw").disk_bytes == pytest.approx(frames, rel=0.25)
+    assert small.disk_bytes < full.disk_bytes / 2 < frames / 2
     assert not (tmp_path / "root").exists()
 
 
