@@ -327,10 +327,10 @@ def make_client(login: bool, access: str = "read_only") -> Client:
         client = storage.Client(project=project or "<none>", credentials=credentials)
     else:
         client = storage.Client.create_anonymous_client()
-    from .paced_connections import PacedAdapter
+    from requests.adapters import HTTPAdapter
 
     for scheme in ("https://", "http://"):
-        client._http.mount(scheme, PacedAdapter(pool_maxsize=CONNECTIONS))
+        client._http.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
     client._http.hooks["response"].append(_check_range)
     # From release 3.13 on, the client requests the bucket's metadata in a background thread before every call, for
     # telemetry that rbdata does not use. Anonymous readers are denied that, so it would be requested every time.

@@ -6,10 +6,13 @@ The headers of a response state size, version and checksums of an object.
 from __future__ import annotations
 
 import html
+import http.client
+import io
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -33,10 +36,13 @@ from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, repl
 
 if TYPE_CHECKING:
     import requests
+    from requests.adapters import HTTPAdapter
 
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
 _FIRST_PIECE, _PIECE = 1 << 16, 1 << 18
 _LONGEST_EXPLANATION = 1 << 16
+#: Limit in bytes of a page of a listing, or of a response of an API.
+_LONGEST_PAGE = 64 << 20
 
 #: Words in the title of a directory index.
 _TITLES = ("index of", "directory listing", "directory index", "listing of")
@@ -132,11 +138,9 @@ class HttpLocation(Location):
     def _new_session(self) -> requests.Session:
         import requests
 
-        from .paced_connections import PacedAdapter
-
         session = requests.Session()
         # rbdata retries itself.
-        adapter = PacedAdapter(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
+        adapter = _adapter_class()(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         # requests drops the login of a session when a redirect leads to another host.
@@ -167,8 +171,6 @@ class HttpLocation(Location):
     # -- one folder --------------------------------------------------------------------------------------------------
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
-        from .paced_connections import read_page
-
         url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
         pages = Pages(url, self.options.silence_timeout)
@@ -183,7 +185,7 @@ class HttpLocation(Location):
             if _page_path(response.url) != _page_path(url):
                 message = f"{url}: redirected to {response.url.partition('?')[0]} instead of a directory index"
                 raise FetchError(message, hint=hint)
-            page = read_page(response, url, "the directory index", hint, pages=pages)
+            page = read_page(response, url, "the directory index", hint)
             if not page.strip():
                 raise transient(f"{url}: the directory index is empty")
             if not is_web_page(response.headers):
@@ -198,7 +200,83 @@ class HttpLocation(Location):
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
 
 
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+class _Lines(io.BufferedReader):
+    ended = False
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line = super().readline(size)
+        self.ended = not line
+        return line
+
+
+class _Response(http.client.HTTPResponse):
+    """http.client treats headers that the end of the connection cuts off as complete, which would make an empty object of such
+    a response. Here that is a lost connection."""
+
+    def begin(self) -> None:
+        file: Any = self.fp
+        lines: Any = _Lines(file.detach())
+        self.fp = lines
+        super().begin()
+        if lines.ended:
+            raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
+
+
+@cache
+def _adapter_class() -> type[HTTPAdapter]:
+    """The adapter of requests whose connections have such responses."""
+    from requests.adapters import HTTPAdapter
+    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+
+    class HttpPool(HTTPConnectionPool):
+        class ConnectionCls(HTTPConnection):
+            response_class = _Response
+
+    class HttpsPool(HTTPSConnectionPool):
+        class ConnectionCls(HTTPSConnection):
+            response_class = _Response
+
+    pools = {"http": HttpPool, "https": HttpsPool}
+
+    class Adapter(HTTPAdapter):
+        def init_poolmanager(self, *args: Any, **more: Any) -> None:
+            super().init_poolmanager(*args, **more)
+            self.poolmanager.pool_classes_by_scheme = pools
+
+        def proxy_manager_for(self, proxy: Any, **more: Any) -> Any:
+            manager: Any = super().proxy_manager_for(proxy, **more)
+            if type(manager) is ProxyManager:  # a SOCKS manager has other connection classes
+                manager.pool_classes_by_scheme = pools
+            return manager
+
+    return Adapter
+
+
 # -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def read_page(response: requests.Response, url: str, what: str, hint: str | None = None) -> bytes:
+    """The decoded body of a response.
+
+    Raises FetchError if it is larger than `_LONGEST_PAGE`, TransientFetchError if it ends before the stated length, and the
+    network errors.
+    """
+    page = bytearray()
+    try:
+        for piece in response.iter_content(_FIRST_PIECE):
+            page += piece
+            if len(page) > _LONGEST_PAGE:
+                raise FetchError(f"{url}: {what} is larger than {_LONGEST_PAGE >> 20} MiB", hint=hint)
+    except Exception as error:
+        raise_network_error(error, url)
+    stated, received = length(response.headers), response.raw.tell()
+    if stated is not None and received < stated:
+        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
+    return bytes(page)
 
 
 def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:

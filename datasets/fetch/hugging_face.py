@@ -29,7 +29,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
-from .http import HttpLocation
+from .http import HttpLocation, read_page
 from .location import (
     SIZE_LIMIT,
     Location,
@@ -270,26 +270,22 @@ class _Session:
         url: str | None = f"{self.http.url}/{path}"
         pages = Pages(place, self.options.silence_timeout)
         while url is not None:
-            entries, url = self._request(url, place, _is_listing, pages)
+            entries, url = self._request(url, place, _is_listing)
             pages.add([entry.get("path") or entry["id"] for entry in entries], url)
             yield from entries
 
-    def _request(
-        self, url: str, place: str, is_valid: Callable[[Any], bool], pages: Pages | None = None
-    ) -> tuple[Any, str | None]:
+    def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
         """A JSON response and the URL of the next page, with retries, also of responses that ``is_valid`` rejects."""
         try:
-            return call_with_retries(lambda: self._request_once(url, is_valid, pages), url=place, options=self.options)
+            return call_with_retries(lambda: self._request_once(url, is_valid), url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
-    def _request_once(self, url: str, is_valid: Callable[[Any], bool], pages: Pages | None) -> tuple[Any, str | None]:
-        from .paced_connections import read_page
-
+    def _request_once(self, url: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
         with self.http.request("GET", url) as response:
-            body = read_page(response, url, "the response", pages=pages)
+            body = read_page(response, url, "the response")
             next_url = response.links.get("next", {}).get("url")
         try:
             answer = parse_json(body)

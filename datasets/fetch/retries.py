@@ -23,12 +23,11 @@ from ...errors import (
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
-    without_logins,
 )
 
 T = TypeVar("T")
 
-#: Bytes per second, on average over the time-out for silence: a connection that is slower is considered lost.
+#: Bytes per second: a connection that delivered fewer made no progress, and counts as a further failure when it is lost.
 MIN_RATE = 1024
 # Seconds; if a server asks for a longer wait, there is no retry.
 _LONGEST_WAIT = 300.0
@@ -52,7 +51,7 @@ class FetchOptions:
     connect_timeout: float = 10.0
     """Seconds to wait for a connection."""
     silence_timeout: float = 60.0
-    """Seconds without a byte, or of less than MIN_RATE, after which a connection is considered lost."""
+    """Seconds without a byte after which a connection is considered lost."""
     user_project: str | None = None
     """Google Cloud project billed for requester-pays buckets."""
     anonymous: bool | Literal["auto"] = "auto"
@@ -136,17 +135,7 @@ def raise_network_error(error: Exception, url: str) -> NoReturn:
     translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
     if translated is error:
         raise error
-    _hide_secrets(error)
-    raise translated from error
-
-
-def _hide_secrets(error: BaseException, depth: int = 0) -> None:
-    """Remove logins and queries from messages: requests and urllib3 quote redirect URLs, whose query may be a signature."""
-    error.args = tuple(without_logins(value) if isinstance(value, str) else value for value in error.args)
-    inner = (error.__cause__, error.__context__, getattr(error, "reason", None), *error.args)
-    for cause in inner if depth < 8 else ():
-        if isinstance(cause, BaseException):
-            _hide_secrets(cause, depth + 1)
+    raise translated from None  # requests and urllib3 quote redirect URLs, whose query may be a signature
 
 
 def network_error(error: BaseException, url: str) -> FetchError | UsageError | None:
