@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ..datasets.ingest.progress import Display, Tally, both, bytes_of
 from ..datasets.ingest.request import Estimate, Listener

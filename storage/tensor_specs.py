@@ -18,13 +18,12 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import ArgumentTypeError, MissingExtraError, SpecError, UnknownKeyError, UsageError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import gymnasium
 import rbdata
@@ -13,7 +13,6 @@ from rbdata.datasets.local import LocalDataset
 from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.integrity import Report
 from tensordict import TensorDict
-from typing_extensions import assert_type
 
 
 def acquire(root: Path) -> None:

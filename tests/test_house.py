@@ -10,7 +10,7 @@ import ast
 import importlib.util
 import os
 import re
-import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.metadata import version
@@ -19,11 +19,6 @@ from pathlib import Path
 import grimp
 import pytest
 from rbdata.storage.codecs import CODECS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HOUSE = Path(__file__).parents[1]
 ROOMS = ("cli", "datasets", "preprocess", "storage")

@@ -5,8 +5,8 @@
 A round changes one file of a valid input (`tests/data`, written by the providers' own libraries) in one to five places, and
 converts it in a fork of this process. What must come out is an exit code with one clear message, or a dataset; where the
 container has a checksum, a dataset with the right values. Never a traceback, more than `SECONDS`, or more than `MEMORY` beyond
-what the process held. A C library may crash in the fork: the same input is then converted by worker processes, as it is without
-one process, and must be an error. Converted datasets are damaged too: there ``verify`` must find every change.
+what the process held. A C library may crash in the fork: the same input is then converted by a worker process, as it is without
+``--procs 0``, and must be an error. Converted datasets are damaged too: there ``verify`` must find every change.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Campaign:
                 raise RuntimeError(f"{name} ended with {code}: {said}")
             self.truth[name] = leaves(base / "root")
 
-    def convert(self, name: str, case: Case, source: Path, procs: int = 1) -> tuple[int, str, int]:
+    def convert(self, name: str, case: Case, source: Path, procs: int = 0) -> tuple[int, str, int]:
         shutil.rmtree(self.base / "root", ignore_errors=True)
         words = f"{case.command} --root {self.base}/root --procs {procs}"
         return self.fork(words.format(input=source).split())

@@ -179,7 +179,7 @@ class Campaign:
 
 def in_this_process(words: str) -> list[str]:
     """Options of a command with workers that make it do without."""
-    return ["--procs", "1"] if words.split()[0] in ("download", "convert", "preprocess") else []
+    return ["--procs", "0"] if words.split()[0] in ("download", "convert", "preprocess") else []
 
 
 def print_to(output: Path) -> None:

@@ -16,9 +16,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ...errors import CorruptSourceError, RbdataError, reason
 from ...storage.durable import open_plain

@@ -15,9 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ...storage import amounts
 from ..workers.task import TaskProgress

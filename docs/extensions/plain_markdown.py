@@ -8,18 +8,13 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import api_reference
 from sphinx.application import Sphinx
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DOCS = Path(__file__).parents[1]
 TOP = DOCS.parent

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
 from ...errors import PassRestartedWarning, RowIndexError, SchemaError, UnknownKeyError, UsageError, reason
 from ..amounts import plural

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
-from typing_extensions import Self
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
 from ..keywords import check_keywords, whole_number

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
-from typing_extensions import Self
 
 from ....errors import CorruptSourceError
 from ...formats.hdf5 import damage_reported, plain_bools

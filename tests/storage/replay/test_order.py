@@ -22,7 +22,6 @@ from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 
 # The module that computes the order from seed and number; before it, loaders drew batches of their own.
-pytest.importorskip("rbdata.storage.replay.order")
 
 LENGTHS = [10, 30, 7, 20]
 STEPS = sum(LENGTHS)
