@@ -126,7 +126,7 @@ class ArgumentTypeError(UsageError, TypeError):
     """An argument is of a type that is not supported."""
 
 
-class UnknownDatasetError(UsageError):
+class UnknownDatasetError(UsageError, FileNotFoundError):
     """No source has this id, or a bare name is ambiguous."""
 
     code = "unknown_dataset"
@@ -221,6 +221,7 @@ class DatasetNotFoundError(RbdataError, FileNotFoundError):
     """The dataset is not on this machine."""
 
     code = "not_found"
+    exit_code = 2
 
 
 class NotADatasetError(RbdataError, ValueError):

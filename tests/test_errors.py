@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import rbdata
 from rbdata import errors
+from rbdata.cli import run
 from rbdata.cli.console import explain
 from rbdata.errors import DamagedDatasetError, FetchError, RbdataError, SpecError, UsageError, reason, without_logins
 
@@ -89,3 +91,16 @@ def test_a_message_quotes_no_megabytes():
     )
     assert len(error.message) < 7000 and len(error.hint) < 7000
     assert RbdataError("x" * 8000).message == "x" * 8000
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["inspect", "sample", "verify", "audit", "export", "delete --yes", "preprocess --fn rbdata:to_float --dest my/y"],
+)
+@pytest.mark.parametrize("dataset", ["my/none", "gymnasium/CartPole-v1"])
+def test_a_missing_dataset_is_a_missing_file(words, dataset, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        rbdata.load(dataset, root=tmp_path)
+    verb, *options = words.split()
+    target = ["--to", "npz", str(tmp_path / "x.npz")] if verb == "export" else []
+    assert run([verb, dataset, *target[2:], *target[:2], *options, "--root", str(tmp_path)]) == 2
