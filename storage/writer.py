@@ -548,6 +548,12 @@ class OldDataset:
         """The dictionary of a leaf whose codec uses one."""
         return codec_of(leaf).read_dictionary(self.folder)
 
+    def bytes_of_state(self) -> float:
+        """Average bytes on disk of a state."""
+        paths = [path for leaf in self.manifest.schema.states for path in codec_of(leaf).files]
+        total = sum(length for path in paths for length, _ in self.manifest.files[path])
+        return total / max(1, self.manifest.states)
+
     def common(self, parts: Sequence[Mapping[str, Any]]) -> int:
         """How many of the first ``parts`` this dataset begins with, too: the same rows of objects of the same name, size and
         checksum, as far as these are stated."""

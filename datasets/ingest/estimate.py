@@ -25,9 +25,6 @@ _EPISODE = 26
 #: Bytes of sample rows that stand in for a dictionary, and the most rows that are encoded.
 _DICTIONARY_BYTES, _ENCODED_ROWS = 1 << 20, 500
 
-#: Returns sample rows of the large leaves when they are needed (`Job.sample_rows`).
-Samples = Callable[[], SampleRows]
-
 
 def compressed_leaves(job: Job) -> list[Leaf]:
     """The state leaves whose rows are compressed."""
@@ -35,10 +32,16 @@ def compressed_leaves(job: Job) -> list[Leaf]:
 
 
 def estimate_plan(
-    job: Job, plan: Plan, place: DatasetPlace, samples: Samples, done: Collection[int] = (), *, fetched: bool = False
+    job: Job,
+    plan: Plan,
+    place: DatasetPlace,
+    state_bytes: Callable[[], float],
+    done: Collection[int] = (),
+    *,
+    fetched: bool = False,
 ) -> Estimate:
     """The remaining work of a plan, without the parts that are ``done``; ``fetched``: an earlier estimate counted the raw
-    files. ``samples`` are needed only if rows are compressed and parts are left."""
+    files. ``state_bytes`` gives the bytes on disk of one state; it is called only if parts are left."""
     left = [part for index, part in enumerate(plan.parts) if index not in done]
     states = sum(part.states for part in left)
     return _estimate(
@@ -48,7 +51,7 @@ def estimate_plan(
         fetch_bytes=sum(part.fetch_bytes for part in left),
         steps=plan.steps,
         episodes=len(plan.episodes),
-        disk_bytes=int(states * _bytes_of_state(job, samples) if states else 0) + bytes_of_columns(job, plan),
+        disk_bytes=int(states * state_bytes() if states else 0) + bytes_of_columns(job, plan),
         done_parts=len(done),
         parts=job.parts(),
         part_names=[part.name for part in plan.parts],
@@ -57,8 +60,8 @@ def estimate_plan(
     )
 
 
-def _bytes_of_state(job: Job, samples: Samples) -> float:
-    """Bytes on disk of the large rows of one state."""
+def bytes_of_state(job: Job, samples: Callable[[], SampleRows]) -> float:
+    """Bytes on disk of the large rows of one state; ``samples`` (`Job.sample_rows`) are read only if they are compressed."""
     raw, compressed = sum(job.schema[name].row_bytes for name in job.bulk), compressed_leaves(job)
     if not compressed or not len(rows := samples()):
         return raw

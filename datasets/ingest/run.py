@@ -38,11 +38,11 @@ from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, memory_for, run_tasks, threads_of_task, usual_procs
 from ..workers.task import Engine, OnBlock, modules_of
-from .estimate import Samples, bytes_of_columns, compressed_leaves, estimate_fetch, estimate_plan, expect
+from .estimate import bytes_of_columns, bytes_of_state, compressed_leaves, estimate_fetch, estimate_plan, expect
 from .job import Job, Plan, RawObject, StagedJob
 from .raw_files import RawReading, drop_changed, fetch_all, remember_complete, remember_fetched
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
-from .row_source import RowSource
+from .row_source import RowSource, SampleRows
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,8 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
         small = Schema(tuple(leaf for leaf in job.schema.steps if leaf.name not in job.bulk))
         plan, _ = reading.plan(partial(ColumnWriter, None, small), listener.on_planned)
         done = (finished or set()) | set(range(old.common(_records(plan)) if old else 0))
-        return estimate_plan(job, plan, place, reading.sample_rows, done)
+        state_bytes = old.bytes_of_state if old else partial(bytes_of_state, job, reading.sample_rows)
+        return estimate_plan(job, plan, place, state_bytes, done)
 
 
 def stage_all(
@@ -323,7 +324,9 @@ class _Run:
         writer.merge()
         if expected is None:
             done = writer.parts_done().keys()
-            expected = estimate_plan(job, plan, self.place, samples, done, fetched=bool(self.remote))
+            # Nothing is read from parts that a smaller dataset holds.
+            state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, job, samples)
+            expected = estimate_plan(job, plan, self.place, state_bytes, done, fetched=bool(self.remote))
             self.listener.on_estimate(expected)
             check_space(self.place.path, expected.disk_bytes - bytes_of_columns(job, plan), self.place.id)
         self._fill(plan, reading)
@@ -356,7 +359,7 @@ class _Run:
         self.writer.planned(files, plan.episodes, plan.digest)
         return plan
 
-    def _make_dictionary(self, samples: Samples) -> None:
+    def _make_dictionary(self, samples: Callable[[], SampleRows]) -> None:
         """Store the dictionary of the compressed leaves: that of the old dataset, of an interrupted run, or a new one."""
         for leaf in compressed_leaves(self.job):
             if not isinstance(self.job, StagedJob):
