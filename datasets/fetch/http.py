@@ -6,7 +6,6 @@ The headers of a response state size, version and checksums of an object.
 from __future__ import annotations
 
 import html
-import http.client
 import io
 import re
 from collections.abc import Generator, Iterator, Mapping
@@ -204,6 +203,8 @@ class HttpLocation(Location):
 
 
 class _Lines(io.BufferedReader):
+    """The bytes of a response; ``ended``: the connection ended where a line was to be read."""
+
     ended = False
 
     def readline(self, size: int | None = -1) -> bytes:
@@ -212,33 +213,34 @@ class _Lines(io.BufferedReader):
         return line
 
 
-class _Response(http.client.HTTPResponse):
-    """http.client treats headers that the end of the connection cuts off as complete, which would make an empty object of such
-    a response. Here that is a lost connection."""
-
-    def begin(self) -> None:
-        file: Any = self.fp
-        lines: Any = _Lines(file.detach())
-        self.fp = lines
-        super().begin()
-        if lines.ended:
-            raise http.client.RemoteDisconnected("the server closed the connection inside the headers")
-
-
 @cache
 def _adapter_class() -> type[HTTPAdapter]:
-    """The adapter of requests whose connections have such responses."""
+    """An adapter of requests for which headers that the end of the connection cuts off are a lost connection.
+
+    http.client treats them as complete, which would make an empty object of such a response.
+    """
+    from http.client import HTTPResponse, RemoteDisconnected
+
     from requests.adapters import HTTPAdapter
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
+    class Response(HTTPResponse):
+        def begin(self) -> None:
+            file: Any = self.fp
+            lines: Any = _Lines(file.detach())
+            self.fp = lines
+            super().begin()
+            if lines.ended:
+                raise RemoteDisconnected("the server closed the connection inside the headers")
+
     class HttpPool(HTTPConnectionPool):
         class ConnectionCls(HTTPConnection):
-            response_class = _Response
+            response_class = Response
 
     class HttpsPool(HTTPSConnectionPool):
         class ConnectionCls(HTTPSConnection):
-            response_class = _Response
+            response_class = Response
 
     pools = {"http": HttpPool, "https": HttpsPool}
 
