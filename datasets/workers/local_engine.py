@@ -377,6 +377,8 @@ def call(
         for one in tasks:
             on_progress(one.rows, one.fetched)
 
+    if not engine.separate:
+        return function(*args, on_progress)
     ((_, record),) = engine.run(do_task, [_Call(label, function, args)], report)
     return record["result"]
 

@@ -190,7 +190,7 @@ class TestEveryCommand:
 
     def test_hints_keep_the_root(self, call, made):
         code, _, notes = call("inspect", "Pong/4", "--root", made)
-        assert code == 1
+        assert code == 2
         assert notes.splitlines()[1] == f"hint: get it with `rbdata download atari/Pong/4 --root {made}`"
         notes = call("inspect", "Pong/4", "--root", "/nowhere")[2]
         assert "/nowhere, which does not exist" in notes and "RBDATA_ROOT" in notes
@@ -591,7 +591,7 @@ class TestInspect:
 
     def test_what_is_not_here(self, call, made):
         code, _, notes = call("inspect", "Pong/4", "--root", made)
-        assert code == 1
+        assert code == 2
         assert "rbdata download atari/Pong/4" in notes
         code, _, notes = call("inspect", "Pnog/5", "--root", made)
         assert code == 2
@@ -789,7 +789,7 @@ class TestDelete:
         code, document = ask("delete", "Pong/5", "--root", own, "--yes")
         assert (code, document["deleted"], document["datasets"][0]["id"]) == (0, True, "atari/Pong/5")
         assert not (own / "atari").exists()
-        assert call("delete", "Pong/5", "--root", own, "--yes")[0] == 1
+        assert call("delete", "Pong/5", "--root", own, "--yes")[0] == 2
 
     def test_nothing_goes_when_one_id_is_wrong(self, call, own):
         assert call("delete", "Pong/5", "Nope/1", "--root", own, "--yes")[0] == 2
@@ -868,7 +868,7 @@ class TestOwnDatasets:
         (mine / "my/.part.writing").mkdir()
         (mine / "my/.part.writing/journal").write_text("{}")
         code, _, notes = call("download", "my/part", "--root", mine)
-        assert code == 1 and "my/part is not complete" in notes
+        assert code == 2 and "my/part is not complete" in notes
 
     def test_names_on_this_machine_are_offered_first(self, call, mine):
         shutil.copytree(mine / "my/small", mine / "my/hopper-medium")

@@ -211,7 +211,7 @@ class TestTerminal:
             code, seen = in_terminal("list", "--root", made, columns=columns, NO_COLOR="1")
             lines = seen.splitlines()
             assert code == 0
-            assert len(lines) < 20
+            assert len(lines) <= 20  # one says which columns a narrow terminal lacks
             assert lines[1].startswith("atari/Pong/5  complete")
             assert all(len(line) <= columns for line in lines if str(made) not in line)  # a hint stays whole
             assert ("episodes" in lines[0]) == (columns == 80)
@@ -330,7 +330,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     (dataset,) = json.loads(listed.stdout)["datasets"]
     assert (dataset["state"], dataset["done"]) == ("partial", 0.75)
     again = run("inspect", "Breakout/1", "--root", root)
-    assert again.returncode == 1
+    assert again.returncode == 2
     hint = again.stderr.splitlines()[-1].removeprefix("hint: continue it with ")
 
     handler.opened.set()

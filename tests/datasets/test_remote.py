@@ -155,7 +155,7 @@ def test_a_limit_is_kept(mirror, tmp_path, layout):
 def test_a_limit_that_is_too_small_for_a_batch_says_what_helps(mirror, tmp_path, shuffle):
     here = Dataset(mirror / "my/raw")
     options = {"cache_dir": tmp_path, "cache_limit": here.manifest.bytes // 2, "shuffle": shuffle}
-    buffer = rbdata.load((mirror / "my/raw").as_uri(), batch_size=len(here), **options)
+    buffer = rbdata.load((mirror / "my/raw").as_uri(), batch_size=len(here) * 7 // 10, **options)
     with buffer, pytest.raises(CacheError, match="at once") as failure:
         buffer.sample()
     assert "larger cache_limit" in str(failure.value.hint)

@@ -146,8 +146,9 @@ def test_how_often_a_function_is_called(per, tmp_path):
     assert pieces + 2 <= len(calls.read_text()) <= pieces + 4
 
 
-def test_functions_of_the_user_run_in_another_process(tmp_path, by_value):
+def test_functions_of_the_user_run_in_another_process(tmp_path, by_value, monkeypatch):
     """Built-in ones do not where there is little to do."""
+    monkeypatch.delenv("RBDATA_PROCS")
     make_input(tmp_path, count=20)
 
     def where(td):

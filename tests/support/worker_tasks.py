@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from rbdata.datasets.fetch import retries
 from rbdata.datasets.workers.local_engine import LocalEngine, call, memory_for
@@ -59,9 +61,23 @@ class Standalone:
 
 
 def in_worker(function: Callable[..., Any], *args: Any, label: str, memory: int | None = None) -> Any:
-    """``function(*args, on_progress)`` in a worker process, as C libraries read files."""
+    """``function(*args, on_progress)`` in a worker process, as C libraries read files.
+
+    Modules of tests cannot be imported by name there, so that their functions are sent by value.
+    """
+    module = sys.modules[function.__module__]
+    if module.__name__.startswith("tests."):
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            function = partial(unpickled, cloudpickle.dumps(function))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
     with closing(LocalEngine(1, memory=memory_for(0) if memory is None else memory)) as engine:
         return call(engine, label, function, *args)
+
+
+def unpickled(function: bytes, *args: Any) -> Any:
+    return cloudpickle.loads(function)(*args)
 
 
 def crash(*_: object) -> Any:

@@ -58,7 +58,7 @@ class ArraysSource(Source):
 
         if path.is_file():
             return suffix_of(path) in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says
-        if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "storage/state.json", *ZARR)):
+        if any((path / name).is_file() for name in ("meta.json", "storage/meta.json", "state.json", *ZARR)):
             return True
         return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in visible(path))
 

@@ -326,13 +326,15 @@ def _open_file(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -
 
 
 def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
-    in_checkpoint = (path / "storage_metadata.json").is_file()
-    if in_checkpoint or (path / "rbdata_storage.json").is_file():
+    checkpoint = path.parent if (path / "storage_metadata.json").is_file() else None
+    if path.parent.name == "tensors" and (path.parent.parent / "state.json").is_file():
+        checkpoint = path.parent.parent
+    if checkpoint or (path / "rbdata_storage.json").is_file():
         message = (
             f"{path.name} is the folder of a LazyMemmapStorage: it has rows that were never written, and is a ring"
         )
         hint = "write a checkpoint with buffer.dumps(), and convert that"
-        raise UsageError(message, hint=f"convert {path.parent}, the checkpoint" if in_checkpoint else hint)
+        raise UsageError(message, hint=f"convert {checkpoint}, the checkpoint" if checkpoint else hint)
     if any((path / name).is_file() for name in ZARR):
         message = f"{path.name} is a Zarr store, which is not read"
         hint = (
@@ -343,10 +345,9 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
         names = exported_names() if (path / EXPORTED.decode()).is_file() else NAMES
         return [memory_table(read_memmap(path), path.name, names)]
     if (path / "storage" / "meta.json").is_file():
+        return [_open_torchrl_checkpoint(path)]
+    if (path / "tensors").is_dir() and (path / "state.json").is_file():
         return [_open_checkpoint(path)]
-    if (path / "storage" / "state.json").is_file():
-        message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
-        raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
     by_split = data_files(path)
     kinds = {suffix_of(one) for some in by_split.values() for one in some}
     if set(by_split) != {""} or not kinds & {*_HDF5}:  # which may hold a group for each split
@@ -377,14 +378,30 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
 
 
 def _open_checkpoint(path: Path) -> Table:
-    """The records of a replay buffer's checkpoint, of rbdata's or TorchRL's, in the order in which they were written."""
+    """The records of a replay buffer's checkpoint, in the order in which they were written."""
+    storage = read_json(path / "state.json").get("state", {}).get("_storage", {})
+    rows = storage.get("_storage")
+    if not isinstance(rows, dict) or "name" not in rows:
+        message = f"{path.name} is a checkpoint whose storage holds records of their own, not rows of tensors"
+        raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays what buffer[:] holds")
+    table = memory_table(read_memmap(path / "tensors" / str(rows["name"])), path.name)
+    return _in_order(table, path, storage.get("_len"), storage.get("newest", -1) + 1, bool(storage.get("in_order")))
+
+
+def _open_torchrl_checkpoint(path: Path) -> Table:
+    """The records of a checkpoint of TorchRL's, in the order in which they were written."""
     table = memory_table(read_memmap(path / "storage"), path.name)
     storage, writer = read_json(path / "storage" / "storage_metadata.json"), path / "writer" / "metadata.json"
     written = read_json(writer) if writer.is_file() else {}
-    filled, cursor = storage.get("len"), written.get("cursor", 0)
+    ordered = "rank_key" not in written  # which a TensorDictMaxValueWriter has
+    return _in_order(table, path, storage.get("len"), written.get("cursor", 0), ordered)
+
+
+def _in_order(table: Table, path: Path, filled: Any, cursor: Any, ordered: bool) -> Table:
+    """The records of a ring from the oldest one on; ``cursor`` is the row that is written next."""
     if not isinstance(filled, int) or not isinstance(cursor, int):
         raise CorruptSourceError(f"{path.name}: its storage does not say how many records it holds")
-    if "ordered" in storage or "rank_key" in written:  # the latter of a TensorDictMaxValueWriter
+    if not ordered:
         message = f"{path.name} is a checkpoint whose records are not in order of time, so that no episodes can be told"
         raise UsageError(message, hint="load it into a buffer, and give rbdata.from_arrays its records in order")
     for name, value in table.values.items():

@@ -65,10 +65,10 @@ def rbdata(python):
 def test_from_list_to_delete(rbdata, python, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mine.csv").write_text(LOG)
-    assert "csvlog/cartpole\t-\t3\t2" in rbdata("list", "--source", "csvlog").stdout  # from its catalogue.json
+    assert "csvlog/cartpole      3  vector" in rbdata("list", "--source", "csvlog").stdout  # from its catalogue.json
     found = rbdata("search", "--source", "csvlog").stdout.splitlines()
-    assert found[0].split("\t") == ["csvlog/cartpole", "3", "2", "-", "vector", "discrete", "csvlog.example.org", "-"]
-    assert found[1].split("\t") == ["csvlog/pendulum", *"-------"]  # an id is enough
+    assert found[1].split()[:3] == ["csvlog/cartpole", "3", "vector"]
+    assert found[2].split()[:3] == ["csvlog/pendulum", "-", "-"]  # an id is enough
     help_text = " ".join(rbdata("download", "--help").stdout.split())
     assert "Options of csvlog: --actions <discrete|continuous> What the column action holds" in help_text
 

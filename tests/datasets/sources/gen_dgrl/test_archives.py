@@ -148,7 +148,7 @@ def test_archives_are_converted_by_their_name_their_folders_or_as_told(tmp_path)
     all_games = write_files(tmp_path / "all.tar", mixed)
     with pytest.raises(CorruptSourceError, match="is of chaser, not of bigfish") as caught:
         rbdata.convert(all_games, "my/x", source="gen_dgrl", **convert)
-    assert "dataset=" in str(caught.value.hint)
+    assert "--dataset" in str(caught.value.hint)
     made = rbdata.convert(all_games, "my/x", source="gen_dgrl", dataset="chaser-level_1_E", **convert)
     assert_holds(Dataset(made), expected(all_games, game="chaser"))
     flat = write_files(

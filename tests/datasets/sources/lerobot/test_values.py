@@ -172,7 +172,7 @@ def test_76_an_episode_whose_video_lacks_frames_is_named_and_can_be_left_out(con
         CorruptSourceError, match=r"episode 1 lists frames 6 to 10 of .*file-000.mp4, which has 9"
     ) as caught:
         convert(tmp_path / "raw")
-    assert "episodes=" in caught.value.hint
+    assert "--episodes" in caught.value.hint
     assert len(convert(tmp_path / "raw", episodes="0")) == 3
 
 

@@ -162,7 +162,7 @@ def test_rewards_and_flags_that_are_not_numbers(tmp_path, name, feature, values)
     features = {"steps": steps(observation=tensor("float32", 2), action=tensor("int64"), **{name: feature})}
     rows = rows_of(3, observation=[[1.0, 2.0]] * 3, action=[1, 2, 0], **{name: values})
     folder = write_folder(tmp_path / "raw", features, [({}, rows)])
-    fails(folder, tmp_path, UsageError, f"steps/{name} is not one number a step", f"name {name} in leave_out=")
+    fails(folder, tmp_path, UsageError, f"steps/{name} is not one number a step", f"name {name} in --leave-out")
     made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, leave_out=name)
     assert rbdata.open_dataset(made)["next/reward"].count_nonzero() == 0
 
@@ -204,21 +204,24 @@ def test_a_record_that_is_no_example(tmp_path):
     [
         ({"action": [1, 300, 0]}, ["action", "300", "uint8"]),
         ({"observation__state": [[1.0, 2.0], [1.0, 2.0]]}, ["3 rows of", "and 2 of steps/observation/state"]),
-        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "max_length", "leave_out"]),
+        ({"note": ["x", "y" * 513, "z"]}, ["note", "513", "--max-length", "--leave-out"]),
         ({"note": ["x", "y\0", "z"]}, ["note", "NUL"]),
-        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "max_length", "leave_out"]),
-        ({"observation__picture": [picture(), picture(4, 6), picture()]}, ["picture 1", "6x4", "resize", "leave_out"]),
+        ({"tokens": [[1] * 600, [], []]}, ["tokens", "600", "--max-length", "--leave-out"]),
+        (
+            {"observation__picture": [picture(), picture(4, 6), picture()]},
+            ["picture 1", "6x4", "resize", "--leave-out"],
+        ),
         ({"observation__picture": [picture(), b"GIF89a", picture()]}, ["picture 1", "PNG"]),
         *(
             (
                 {"observation__picture": [picture(), picture(form=form), picture()]},
-                ["picture 1", form, "write", "leave_out"],
+                ["picture 1", form, "write", "--leave-out"],
             )
             for form in ("BMP", "GIF", "WebP", "TIFF")
         ),
         (
             {"observation__picture": [picture(), picture(mode="CMYK", form="JPEG"), picture()]},
-            ["picture 1", "CMYK", "convert", "leave_out"],
+            ["picture 1", "CMYK", "convert", "--leave-out"],
         ),
         ({"observation__picture": [picture(), picture()[:48], picture()]}, ["picture 1"]),
         ({"observation__picture": [picture(), b"", picture()]}, ["picture 1"]),
