@@ -136,7 +136,8 @@ class NStepColumn(Column):
         self._rows, self._n_step = leaves["next/reward"], NStep(recipe.n_step, recipe.gamma)
         self._n_step.check_rewards(leaves)
         self.bytes = self._rows.leaf.row_bytes * (recipe.n_step + 2) + 12
-        replaced = [name for name in self.names[1:] if name in leaves]
+        keys = getattr(storage, "keys", None)
+        replaced = [name for name in self.names[1:] if name in leaves and (keys is None or name in keys)]
         if replaced:
             what = getattr(getattr(storage, "dataset", None), "id", f"the {type(storage).__name__}")
             message = f"{what} has {', '.join(replaced)}, which n_step would replace"

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -142,7 +143,10 @@ class TestKilled:
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, 0.1))
             children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            workers = [child for child in children if "forkserver" in " ".join(child.cmdline())]  # and their server
+            workers = []  # and their server
+            for child in children:
+                with suppress(psutil.Error):  # one that has just ended
+                    workers += [child] * ("forkserver" in " ".join(child.cmdline()))
             if workers and number % 2:
                 rng.choice(workers).kill()
             else:

@@ -56,7 +56,7 @@ def test_a_row_that_unpacks_to_too_much(tmp_path):
     assert path.stat().st_size < 1 << 17
     assert in_worker(read_lists, path, label="x")
     with pytest.raises((CorruptSourceError, MemoryError)):
-        in_worker(read_lists, path, label="x", memory=32 << 20)
+        in_worker(read_lists, path, label="x", memory=60 << 20)
 
 
 def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
