@@ -10,9 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from typing_extensions import TypedDict
 
 from ...errors import SamplingError, UsageError
 from ..amounts import MOST_RECORDS

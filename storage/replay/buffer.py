@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
-from typing_extensions import Unpack
 
 from ...errors import PassRestartedWarning, RowIndexError, SchemaError, UnknownKeyError, UsageError, reason
 from ..amounts import plural

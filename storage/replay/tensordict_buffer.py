@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDictBase
-from typing_extensions import Unpack
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options

@@ -18,14 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 from weakref import finalize
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
-from typing_extensions import TypedDict, Unpack
 
 from .... import settings
 from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError, reason

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from typing_extensions import Unpack
 
 from ....errors import SamplingError, UsageError
 from ...keywords import whole_number, with_options

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from typing_extensions import TypedDict, Unpack
 
 from ....errors import SamplingError, UsageError
 from ...keywords import whole_number, with_options
