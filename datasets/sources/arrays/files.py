@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ....errors import CorruptSourceError, UsageError
+from ....storage.untrusted_json import parse_json
 from .roles import SUFFIXES, suffix_of
 
 #: Words in the names of folders and files, or of the groups of an HDF5 file, that name a split; Hugging Face goes by them too.
@@ -92,7 +92,7 @@ def _stated(folder: Path) -> set[str]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

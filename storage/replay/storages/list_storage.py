@@ -129,6 +129,8 @@ def records_of(data: Any) -> Sequence[Any]:
             raise SchemaError(f"the columns have {sorted(lengths)} records")
         return list(zip(*data))
     if isinstance(data, (torch.Tensor, np.ndarray)) or is_tensor_collection(data):
+        if not len(data.shape):
+            raise SchemaError("one record is given for several places")
         return list(data)
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes, dict)):
         raise SchemaError(f"a ListStorage takes a sequence of records, not a {type(data).__name__}")

@@ -130,6 +130,11 @@ class TensorStorage(Storage):
         cursor = cursor[0] if isinstance(cursor, tuple) else cursor
         if is_number(cursor):
             data = tree_map(lambda part: part[None], data)
+        elif isinstance(cursor, torch.Tensor) and cursor.ndim > 1 and cursor.dtype != torch.bool:
+            if data.shape[: cursor.ndim] != cursor.shape:
+                raise SchemaError(f"records of {list(data.shape)} do not fit into places of {list(cursor.shape)}")
+            dims, cursor = cursor.ndim, cursor.reshape(-1)
+            data = tree_map(lambda part: part.flatten(0, dims - 1), data)
         count = rows_of(data, 1)[0]
         rows = written_rows(cursor, self.filled, count)
         numbers = numbers_in(rows)
