@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from preprocess_tools import twice
 from rbdata import LazyTensorStorage, ListStorage, TensorStorage
 from rbdata.datasets.torchrl_classes.record_map import map_records
 from rbdata.errors import UsageError
@@ -14,15 +15,11 @@ def data(rows: int = 11) -> TensorDict:
     return TensorDict({"a": torch.arange(rows), "next": {"b": torch.randn(rows, 3)}}, [rows])
 
 
-def double(batch):
-    return batch.select("a").set("twice", batch["a"] * 2)
-
-
 @pytest.mark.parametrize("more", [{}, {"num_chunks": 4}, {"chunksize": 3}, {"chunksize": 0}, {"num_workers": 2}])
 def test_chunks(more, tmp_path):
     source = data()
     mapped = map_records(
-        TensorStorage(source), double, tmp_path, **{"num_workers": 0, "mp_start_method": "forkserver", **more}
+        TensorStorage(source), twice, tmp_path, **{"num_workers": 0, "mp_start_method": "forkserver", **more}
     )
     whole = mapped.get(slice(None))
     assert whole["twice"].tolist() == [2 * i for i in range(11)]
@@ -46,9 +43,9 @@ def test_the_first_frames_changed_in_place(tmp_path):
 def test_what_cannot_be_mapped(tmp_path):
     for storage, fn, more, words in (
         (TensorStorage(data()), lambda batch: batch[:0], {}, "for \\[1\\] records"),
-        (TensorStorage(data()), double, {"dim": 1}, "dimension 0"),
-        (ListStorage(3), double, {}, "has none that are mapped"),
-        (TensorStorage(torch.zeros(3)), double, {}, "has none that are mapped"),
+        (TensorStorage(data()), twice, {"dim": 1}, "dimension 0"),
+        (ListStorage(3), twice, {}, "has none that are mapped"),
+        (TensorStorage(torch.zeros(3)), twice, {}, "has none that are mapped"),
     ):
         with pytest.raises(UsageError, match=words):
             map_records(storage, fn, tmp_path / "out", **more)
