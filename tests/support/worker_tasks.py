@@ -84,6 +84,10 @@ def crash(*_: object) -> Any:
     ctypes.string_at(0)
 
 
+def crash_at_30(task: Chunk, on_rows: OnBlock) -> Any:
+    return crash() if task.start == 30 else {}
+
+
 def abort(*_: object) -> Any:
     os.abort()
 

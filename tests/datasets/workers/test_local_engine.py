@@ -24,6 +24,7 @@ from worker_tasks import (
     be_killed,
     be_wrong,
     crash,
+    crash_at_30,
     in_worker,
     leave,
     refuse,
@@ -85,10 +86,6 @@ def test_a_function_that_crashes():
         pytest.raises(WorkerLostError, match=r"steps 30\.\.39 crashed \(SIGSEGV\)"),
     ):
         list(workers.run(crash_at_30, TASKS, lambda progress: None))
-
-
-def crash_at_30(task, on_rows):
-    return crash() if task.start == 30 else {}
 
 
 def test_a_reader_that_takes_all_memory():
