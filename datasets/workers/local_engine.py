@@ -125,13 +125,14 @@ def _forget_server_after_fork() -> None:
 class _Process(_BaseProcess):
     def start(self) -> None:
         main = vars(sys.modules["__main__"])
-        kept = {name: main.get(name) for name in ("__spec__", "__file__")}
-        main.update(dict.fromkeys(kept))
+        hidden = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
+        main["__spec__"] = None  # which `multiprocessing` reads as an attribute
         try:
             with _interrupted_later():
                 super().start()
         finally:
-            main.update(kept)
+            del main["__spec__"]
+            main.update(hidden)
 
 
 @contextmanager

@@ -125,6 +125,18 @@ def test_fresh_interpreters_where_there_is_no_fork_server(tmp_path):
     assert subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=True).stdout == "True\n"
 
 
+def test_the_main_module_is_as_before(tmp_path):
+    """In `python -c` and notebooks it has no ``__file__``; with one of None, Ray fails to connect."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); names = {{*vars(sys.modules['__main__'])}}\n"
+        "from rbdata.datasets.workers.local_engine import LocalEngine; from worker_tasks import TASKS, about\n"
+        "workers = LocalEngine(1); list(workers.run(about, TASKS, lambda progress: None)); workers.close()\n"
+        "new = {*vars(sys.modules['__main__'])} - names; print(sorted(new), __spec__)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert ran.stdout == "['LocalEngine', 'TASKS', 'about', 'names', 'workers'] None\n"
+
+
 SCRIPT = """
 import os, sys
 print("script", flush=True)
