@@ -247,8 +247,7 @@ class _Hub:
                     failure = self._translate(error)
                     if failure is None:
                         raise
-            # Outside of the handler, and without a cause: the client's errors quote signed addresses.
-            raise failure
+                    raise failure from error
 
         return call_with_retries(once, url=self.url, options=self.location.options) if retry else once()
 

@@ -11,20 +11,15 @@ import os
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import cache
-from inspect import signature
 from typing import Any, TypeVar
 
 from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
 from .location import (
     CONNECTIONS,
     FIRST_RANGE,
-    LISTING_TIMEOUTS,
-    LONGEST_RESPONSE,
     Location,
     Names,
     Objects,
-    Pages,
     PerProcess,
     RemoteObject,
     check_first,
@@ -38,7 +33,6 @@ from .location import (
 )
 from .retries import (
     DENIED,
-    MIN_RATE,
     MISSING,
     NO_RANGES,
     FetchOptions,
@@ -51,11 +45,8 @@ from .retries import (
 
 T = TypeVar("T")
 PIECE = 1 << 20
-#: Bytes per second below which a range times out: a single call reads it and reports no progress.
-_MIN_RANGE_RATE = 16 * MIN_RATE
 
 _S3 = ("s3", "s3a")
-_S3_PIECE = 1 << 18
 #: Fields of which every listing has some: the client turns any other response into an empty listing.
 _LISTING_FIELDS = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Contents", "CommonPrefixes"}
 #: Clients that this process inherited by a fork.
@@ -109,11 +100,10 @@ class FsspecLocation(Location):
 
     def _read_range(self, url: str, start: int, length: int, version: str | None = None) -> bytes:
         """A range; in S3, of this version of the object."""
-        files, seconds = self.file_system(), self.options.silence_timeout + length / _MIN_RANGE_RATE
+        files = self.file_system()
         if files.protocol in _S3:
-            return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, seconds, version))
-        span = {"start": start, "end": start + length, **files.within(seconds)}
-        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, **span)))
+            return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, version))
+        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=start + length)))
 
     def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
         data = self._read_range(obj.url, start, length, obj.version)
@@ -125,13 +115,12 @@ class FsspecLocation(Location):
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         def describe(fs: Any, path: str) -> RemoteObject:
-            entry = fs.info(path, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
+            entry = fs.info(path)
             if entry["type"] != "file":
                 raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
             return _to_object(entry, obj.url)
 
-        files = self.file_system()
-        return files.call(obj.url, describe)
+        return self.file_system().call(obj.url, describe)
 
     def _check_unchanged(self, obj: RemoteObject) -> RemoteObject:
         now = self._describe(obj)
@@ -141,10 +130,7 @@ class FsspecLocation(Location):
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         def list_entries(fs: Any, path: str) -> tuple[Objects, Names]:
-            if files.protocol in _S3:
-                found = _list_folder(fs, path, url, self.options.silence_timeout)
-            else:
-                found = fs.ls(path, detail=True, **files.within(LISTING_TIMEOUTS * self.options.silence_timeout))
+            found = _list_folder(fs, path) if files.protocol in _S3 else fs.ls(path, detail=True)
             # For the path of an object, some stores list that object. An empty name marks an empty folder.
             entries = [entry for entry in found if entry["name"].rstrip("/").strip("/") != path.strip("/")]
             if found and not entries and found[0]["type"] == "file" and not found[0]["name"].endswith("/"):
@@ -185,11 +171,6 @@ class _Files:
                 raise
             raise failure from error
 
-    def within(self, seconds: float) -> dict[str, float]:
-        """The argument that limits the time of a call, if the file system has one: time-outs of its connections restart with
-        every byte."""
-        return {"timeout": seconds} if getattr(self._open(), "async_impl", False) else {}
-
     def _open(self) -> Any:
         if self._file_system is None:
             settings: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False, **self._from_url}
@@ -199,7 +180,6 @@ class _Files:
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
-                    **_bounded_session(),
                 }
                 settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)
@@ -272,74 +252,49 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
 
 # -- S3 and compatible stores ------------------------------------------------------------------------------------------
 #
-# s3fs itself reads a listing, a response or an object to its end, which a faulty server may never send.
+# s3fs itself takes any answer for a listing, and any bytes for the range that it asked for.
 
 
-def _list_folder(fs: Any, path: str, url: str, silence_timeout: float) -> list[dict[str, Any]]:
-    """The entries of a folder, as ``fs.ls`` returns them. Raises FileNotFoundError if it does not exist, and as `Pages`."""
-    from fsspec.asyn import sync
-    from fsspec.exceptions import FSTimeoutError
-
+def _list_folder(fs: Any, path: str) -> list[dict[str, Any]]:
+    """The entries of a folder, as ``fs.ls`` returns them. Raises FileNotFoundError if it does not exist."""
     bucket, key, _ = fs.split_path(path)
-    prefix = f"{key.rstrip('/')}/" if key else ""
-    pages, entries = Pages(url, silence_timeout), list[dict[str, Any]]()
-    more = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
+    prefix, entries = f"{key.rstrip('/')}/" if key else "", list[dict[str, Any]]()
+    request = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
     while True:
-        try:
-            answer = sync(fs.loop, fs._call_s3, "list_objects_v2", timeout=max(0.1, pages.seconds_left), **more)
-        except FSTimeoutError:
-            pages.check_time()
-            raise
+        answer = fs.call_s3("list_objects_v2", **request)
         if _LISTING_FIELDS.isdisjoint(answer):
             raise ValueError("not a listing")
-        objects, folders = answer.get("Contents", []), [one["Prefix"] for one in answer.get("CommonPrefixes", [])]
-        token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
-        if answer.get("IsTruncated") and not token:
-            raise ValueError("a page of the listing is not the last one, but names no next page")
-        pages.add([*(one["Key"] for one in objects), *folders], token)
         entries += [
-            {"name": one["Key"], "type": "file", "size": one["Size"], **one}
-            for one in objects
-            if one["Key"].startswith(prefix) and "/" not in one["Key"][len(prefix) :]
+            {"name": one["Key"], "type": "file", "size": one["Size"], **one} for one in answer.get("Contents", [])
         ]
-        entries += [
-            {"name": name, "type": "directory"}
-            for name in folders
-            if name.startswith(prefix) and name.count("/") == prefix.count("/") + 1
-        ]
-        if token is None:
+        entries += [{"name": one["Prefix"], "type": "directory"} for one in answer.get("CommonPrefixes", [])]
+        if not answer.get("IsTruncated"):
             break
-        more["ContinuationToken"] = token
+        if not answer.get("NextContinuationToken"):
+            raise ValueError("a page of the listing is not the last one, but names no next page")
+        request["ContinuationToken"] = answer["NextContinuationToken"]
+    # An answer may name what is elsewhere, or deeper.
+    entries = [
+        one for one in entries if one["name"].removesuffix("/") in (prefix + _name(one), prefix.removesuffix("/"))
+    ]
     if key and not entries:
         raise FileNotFoundError(path)
     return entries
 
 
-def _read_s3_range(fs: Any, path: str, start: int, length: int, seconds: float, version: str | None) -> bytes:
-    """A range of an object (of a version, if one is given), within ``seconds``; one byte more if the store sends too many.
-
-    Raises ObjectChangedError if the store has another version, and as `check_first`.
-    """
+def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str | None) -> bytes:
+    """A range of an object (of a version, if one is given). Raises ObjectChangedError if the store has another version, and as
+    `check_first`."""
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)
     pinned = {"IfMatch": f'"{version}"'} if version else {}
-
-    async def read() -> bytes:
-        span = f"bytes={start}-{start + length - 1}"
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, **pinned)
-        data = bytearray()
-        try:
-            status = answer["ResponseMetadata"]["HTTPStatusCode"]
-            check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
-            while len(data) <= length and (piece := await answer["Body"].read(min(_S3_PIECE, length + 1 - len(data)))):
-                data += piece
-        finally:
-            answer["Body"].close()
-        return bytes(data)
-
+    span = f"bytes={start}-{start + length - 1}"
     try:
-        return bytes(sync(fs.loop, read, timeout=seconds))
+        answer = fs.call_s3("get_object", Bucket=bucket, Key=key, Range=span, **pinned)
+        status = answer["ResponseMetadata"]["HTTPStatusCode"]
+        check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
+        return bytes(sync(fs.loop, answer["Body"].read))
     except OSError as error:
         answer = getattr(error.__cause__, "response", None) or {}
         if version and answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
@@ -359,40 +314,3 @@ def _close_in_own_process(fs: Any) -> None:
             _inherited.append(client)  # aiohttp warns about open clients that are collected
 
     fs.close_session = close_session
-
-
-@cache
-def _bounded_session() -> dict[str, Any]:
-    """The setting of aiobotocore, if this release has it, that limits responses other than objects to LONGEST_RESPONSE."""
-    from aiobotocore.config import AioConfig
-    from aiobotocore.httpsession import AIOHTTPSession
-
-    if "http_session_cls" not in signature(AioConfig.__init__).parameters:
-        return {}
-
-    class Bounded(AIOHTTPSession):
-        async def send(self, request: Any) -> Any:
-            streams, request.stream_output = request.stream_output, True
-            try:
-                response = await super().send(request)
-            finally:
-                request.stream_output = streams
-            if not streams or response.status_code >= 300:
-                try:
-                    response._content = await self._read(response)
-                except BaseException:
-                    response.raw.close()  # aiohttp would warn when it is collected
-                    raise
-            return response
-
-        async def _read(self, response: Any) -> bytes:
-            data = bytearray()
-            async for piece in response.raw.content.iter_chunked(_S3_PIECE):
-                data += piece
-                if len(data) > LONGEST_RESPONSE:
-                    url = response.url.partition("?")[0]
-                    message = f"{url}: the response is larger than {LONGEST_RESPONSE >> 20} MiB"
-                    raise FetchError(message, hint="use another mirror (--mirror)")
-            return bytes(data)
-
-    return {"http_session_cls": Bounded}

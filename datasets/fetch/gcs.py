@@ -19,7 +19,6 @@ from .location import (
     Location,
     Names,
     Objects,
-    Pages,
     PerProcess,
     RemoteObject,
     check_endpoint,
@@ -103,13 +102,8 @@ class GcsLocation(Location):
             listing = bucket.client.list_blobs(
                 bucket, prefix=prefix or None, delimiter="/", fields=_FIELDS, timeout=self.options.timeouts, retry=None
             )
-            pages, objects, folders = Pages(url, self.options.silence_timeout), list[RemoteObject](), set[str]()
-            for page in listing.pages:
-                blobs = [*page]
-                pages.add([*(blob.name for blob in blobs), *page.prefixes], listing.next_page_token)
-                objects += [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in blobs]
-                folders.update(page.prefixes)
-            return objects, [*folders]
+            objects = [_to_object(blob, f"gs://{self._bucket}/{blob.name}") for blob in listing]
+            return objects, [*listing.prefixes]
 
         objects, folders = self._call(url, list_page_by_page)
         if prefix and not objects and not folders:

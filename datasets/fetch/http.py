@@ -6,12 +6,10 @@ The headers of a response state size, version and checksums of an object.
 from __future__ import annotations
 
 import html
-import io
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -21,7 +19,6 @@ from .location import (
     Location,
     Names,
     Objects,
-    Pages,
     PerProcess,
     RemoteObject,
     check_offset,
@@ -35,7 +32,6 @@ from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, repl
 
 if TYPE_CHECKING:
     import requests
-    from requests.adapters import HTTPAdapter
 
 # Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
 _FIRST_PIECE, _PIECE = 1 << 16, 1 << 18
@@ -139,7 +135,7 @@ class HttpLocation(Location):
 
         session = requests.Session()
         # rbdata retries itself.
-        adapter = _adapter_class()(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
+        adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
         # requests drops the login of a session when a redirect leads to another host.
@@ -172,7 +168,6 @@ class HttpLocation(Location):
     def _listing(self, url: str) -> tuple[Objects, Names]:
         url += "/"
         hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
-        pages = Pages(url, self.options.silence_timeout)
         try:
             response = self.request("GET", url)
         except (ForbiddenError, ObjectNotFoundError) as error:
@@ -195,67 +190,7 @@ class HttpLocation(Location):
             raise transient(f"{url}: the directory index ends early, after {len(page)} bytes")
         if not index.is_index:
             raise FetchError(f"{url} is a web page, not a directory index", hint=hint)
-        pages.add([*index.files, *index.folders], None)
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
-
-
-# -- connections -------------------------------------------------------------------------------------------------------
-
-
-class _Lines(io.BufferedReader):
-    """The bytes of a response; ``ended``: the connection ended where a line was to be read."""
-
-    ended = False
-
-    def readline(self, size: int | None = -1) -> bytes:
-        line = super().readline(size)
-        self.ended = not line
-        return line
-
-
-@cache
-def _adapter_class() -> type[HTTPAdapter]:
-    """An adapter of requests for which headers that the end of the connection cuts off are a lost connection.
-
-    http.client treats them as complete, which would make an empty object of such a response.
-    """
-    from http.client import HTTPResponse, RemoteDisconnected
-
-    from requests.adapters import HTTPAdapter
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, ProxyManager
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-
-    class Response(HTTPResponse):
-        def begin(self) -> None:
-            file: Any = self.fp
-            lines: Any = _Lines(file.detach())
-            self.fp = lines
-            super().begin()
-            if lines.ended:
-                raise RemoteDisconnected("the server closed the connection inside the headers")
-
-    class HttpPool(HTTPConnectionPool):
-        class ConnectionCls(HTTPConnection):
-            response_class = Response
-
-    class HttpsPool(HTTPSConnectionPool):
-        class ConnectionCls(HTTPSConnection):
-            response_class = Response
-
-    pools = {"http": HttpPool, "https": HttpsPool}
-
-    class Adapter(HTTPAdapter):
-        def init_poolmanager(self, *args: Any, **more: Any) -> None:
-            super().init_poolmanager(*args, **more)
-            self.poolmanager.pool_classes_by_scheme = pools
-
-        def proxy_manager_for(self, proxy: Any, **more: Any) -> Any:
-            manager: Any = super().proxy_manager_for(proxy, **more)
-            if type(manager) is ProxyManager:  # a SOCKS manager has other connection classes
-                manager.pool_classes_by_scheme = pools
-            return manager
-
-    return Adapter
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ from .location import (
     Location,
     Names,
     Objects,
-    Pages,
     PerProcess,
     RemoteObject,
     check_endpoint,
@@ -268,10 +267,8 @@ class _Session:
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
         url: str | None = f"{self.http.url}/{path}"
-        pages = Pages(place, self.options.silence_timeout)
         while url is not None:
             entries, url = self._request(url, place, _is_listing)
-            pages.add([entry.get("path") or entry["id"] for entry in entries], url)
             yield from entries
 
     def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:

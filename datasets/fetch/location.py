@@ -12,8 +12,7 @@ import errno
 import os
 import stat as stat_flags
 import threading
-import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +29,8 @@ T = TypeVar("T")
 
 #: Connections that a process keeps open for reuse: as many as readers of remote datasets use at once.
 CONNECTIONS = 16
-#: Limits of a listing: pages (of up to a thousand names each), names, and characters of all names.
-MAX_PAGES, MAX_LISTED, MAX_CHARACTERS = 500, 100_000, 16 << 20
-#: Limit of folders that a search visits, and how many it lists at once.
-MAX_FOLDERS, _SEARCHERS = 10_000, 8
-#: Limit of the time for a whole listing, in silence time-outs.
-LISTING_TIMEOUTS = 10
-#: Limit in bytes of a bucket's response about objects: a page has at most a thousand names of 1 KiB.
-LONGEST_RESPONSE = 8 << 20
+#: Folders that a search lists at once.
+_SEARCHERS = 8
 #: Limit in characters of a name; file systems and buckets do not allow more.
 LONGEST_NAME = 1024
 #: Sizes of objects are below this.
@@ -67,52 +60,6 @@ class RemoteObject:
 # `Location` has a method called `list`, which hides the type inside the class.
 Objects: TypeAlias = list[RemoteObject]
 Names: TypeAlias = list[str]
-
-
-class Pages:
-    """Enforces the limits of a paged listing: pages, names, characters and time."""
-
-    def __init__(self, place: str, silence_timeout: float) -> None:
-        self._place = place
-        self._seconds = LISTING_TIMEOUTS * silence_timeout
-        self._deadline = time.monotonic() + self._seconds
-        self._names = self._characters = 0
-        self._seen = set[int]()  # hashes of tokens, which may have megabytes
-
-    @property
-    def seconds_left(self) -> float:
-        return self._deadline - time.monotonic()
-
-    def check_time(self) -> None:
-        """Raise FetchError if the listing has taken too long."""
-        if self.seconds_left <= 0:
-            raise FetchError(f"{self._place}: the listing took more than {self._seconds:.0f} s", hint=_NO_END)
-
-    def add(self, names: Sequence[str], following: Hashable) -> None:
-        """Count the names of a page, and the token or address of the next page (None: this is the last one).
-
-        Raises FetchError if the next page is an earlier one, or a limit is exceeded.
-        """
-        self._names += len(names)
-        self._characters += sum(map(len, names))
-        number = len(self._seen) + 1
-        if following is not None and hash(following) in self._seen:
-            message = f"{self._place}: the listing has no end: page {number} leads back to an earlier one"
-            raise FetchError(message, hint=_NO_END)
-        if number > MAX_PAGES or self._names > MAX_LISTED or self._characters > MAX_CHARACTERS:
-            found = f"{self._names:,} names on {number:,} pages"
-            raise FetchError(f"{self._place}: the listing has no end, or is too long: {found}", hint=_NO_END)
-        self.check_time()
-        self._seen.add(hash(following))
-
-
-def check_search(place: str, folders: int) -> None:
-    """Raise FetchError if a search has visited too many folders."""
-    if folders > MAX_FOLDERS:
-        raise FetchError(f"{place} has more than {MAX_FOLDERS:,} folders to search", hint=_NO_END)
-
-
-_NO_END = "give a folder further down, or use another mirror (--mirror)"
 
 
 def stated_size(size: int | None) -> int | None:
@@ -284,11 +231,10 @@ class Location:
 
         The caller may remove names: what is left is searched next, down to ``deepest`` levels below.
 
-        Raises FetchError for too many folders, and as `list` does.
+        Raises as `list` does.
         """
-        level, searched = [folder], 0
+        level = [folder]
         for _ in range(deepest + 1):
-            check_search(self.url, searched := searched + len(level))
             listed = map_in_threads(self._list_with_retries, level, _SEARCHERS, "rbdata-search")
             below: list[str] = []
             for here, (objects, names) in zip(level, listed):

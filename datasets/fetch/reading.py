@@ -19,12 +19,12 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import Empty, Full, Queue
 from typing import IO, Any, Generic, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
@@ -178,9 +178,6 @@ def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> byte
 
 T = TypeVar("T")
 
-# How long `close` waits for the thread, which may be blocked in a read. It is a daemon thread, and ends after the read.
-CLOSE_SECONDS = 0.2
-
 
 class Readahead(Generic[T]):
     """Yields the same items in the same order; a thread, started at once, fetches up to `depth` of them in advance.
@@ -192,81 +189,64 @@ class Readahead(Generic[T]):
     def __init__(self, iterable: Iterable[T], depth: int) -> None:
         if depth < 1:
             raise UsageError(f"depth must be at least 1, not {depth}")
-        self._channel = _Channel(depth)
-        # The thread refers to the channel, not to this object, so that garbage collection of this object ends the thread.
-        fill = partial(self._channel.fill, iter(iterable))
-        self._thread = threading.Thread(target=fill, name="rbdata-readahead", daemon=True)
-        self._stop = weakref.finalize(self, self._channel.stop)
+        self._items: Queue[Any] = Queue(depth)
+        self._stopped = threading.Event()
+        # The thread does not refer to this object, so that garbage collection of it ends the thread.
+        self._thread = threading.Thread(
+            target=_fill, args=(iter(iterable), self._items, self._stopped), name="rbdata-readahead", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._stopped.set)
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        return self._channel.take()
+        item = _End(StopIteration()) if self._stopped.is_set() else self._items.get()
+        if isinstance(item, _End):
+            self._stopped.set()
+            raise item.error
+        return item
 
     def close(self) -> None:
         """Stop the thread, close the inner iterator and drop the remaining items. May be called twice."""
         self._stop()
+        with suppress(Empty):
+            while True:
+                self._items.get_nowait()
         if self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(0.2)  # it may be blocked in a read, after which it ends
 
 
-class _Channel:
-    """A bounded queue between the thread and the consumer; `end` is set after the last item."""
+@dataclass
+class _End:
+    """What follows the last item: StopIteration, or the error of the inner iterator."""
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._items: deque[Any] = deque()
-        self._changed = threading.Condition()
-        self._end: BaseException | None = None
+    error: BaseException
 
-    def fill(self, iterator: Iterator[Any]) -> None:
-        """In the thread: put the items, until they end or the consumer stops."""
-        end: BaseException = StopIteration()
-        try:
-            for item in iterator:
-                if not self._put(item):
-                    break
-                # The variable would keep the item in memory until the next one arrives.
-                del item
-        except BaseException as error:
-            end = error
-        try:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
-        except BaseException as error:
-            end = error if isinstance(end, StopIteration) else end
-        with self._changed:
-            self._end = self._end or end  # raised after the last item
-            self._changed.notify_all()
 
-    def _put(self, item: Any) -> bool:
-        """Wait for space and put the item; False if the consumer has stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._items) < self._depth or self._end is not None)
-            if self._end is None:
-                self._items.append(item)
-                self._changed.notify_all()
-            return self._end is None
+def _fill(iterator: Iterator[Any], items: Queue[Any], stopped: threading.Event) -> None:
+    """In the thread: put the items, until they end or the consumer stops."""
 
-    def stop(self) -> None:
-        """Called by the consumer: drop the items and end the thread."""
-        with self._changed:
-            self._items.clear()
-            self._end = StopIteration()
-            self._changed.notify_all()
+    def put(item: Any) -> None:
+        waiting = True
+        while waiting and not stopped.is_set():
+            with suppress(Full):
+                items.put(item, timeout=0.1)
+                waiting = False
 
-    def take(self) -> Any:
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._end is not None)
-            if self._items:
-                self._changed.notify_all()
-                return self._items.popleft()
-            end, self._end = self._end, StopIteration()  # raised once: later calls end, as a generator does
-        assert end is not None
-        raise end
+    end: BaseException = StopIteration()
+    try:
+        for item in iterator:
+            put(item)
+            del item  # it would stay in memory until the next one arrives
+            if stopped.is_set():
+                break
+        if isinstance(iterator, Generator):
+            iterator.close()
+    except BaseException as error:
+        end = error
+    put(_End(end))
 
 
 FORMAT = 1

@@ -135,7 +135,7 @@ def raise_network_error(error: Exception, url: str) -> NoReturn:
     translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
     if translated is error:
         raise error
-    raise translated from None  # requests and urllib3 quote redirect URLs, whose query may be a signature
+    raise translated from error
 
 
 def network_error(error: BaseException, url: str) -> FetchError | UsageError | None:

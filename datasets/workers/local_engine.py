@@ -125,7 +125,7 @@ def _forget_server_after_fork() -> None:
 class _Process(_BaseProcess):
     def start(self) -> None:
         main = vars(sys.modules["__main__"])
-        hidden = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
+        hidden: dict[str, Any] = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
         main["__spec__"] = None  # which `multiprocessing` reads as an attribute
         try:
             with _interrupted_later():

@@ -183,6 +183,6 @@ def noisy(td: TensorDict) -> TensorDict:
     return td
 
 
-def twice(batch):
+def twice(batch: TensorDict) -> TensorDict:
     """For processes of other pools, which can import this module, and no module of tests."""
     return batch.select("a").set("twice", batch["a"] * 2)

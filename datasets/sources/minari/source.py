@@ -16,14 +16,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, UsageError
 from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, open_location, read_all
-from ...fetch.location import check_search, join_path
+from ...fetch.location import join_path
 from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry, Place, RemoteDataset, action_kind, observation_kind, space_text
 from ..options import TEXT
@@ -276,19 +275,17 @@ def _other_names(name: str, location: Location, known: Sequence[str]) -> str:
 
 def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
     """Name, metadata object and size of every dataset."""
-    whole, numbers = getattr(location, "tree", None), count(1)
+    whole = getattr(location, "tree", None)
     if whole is None:
         yield from _search(location)
         return
     for repository in location.folders():
-        check_search(location.url, next(numbers))
         files: dict[str, list[tuple[str, RemoteObject]]] = {}
         for path, item in whole(repository):
             name, marker, inside = path.partition("/data/")
             if marker and is_id(name):
                 files.setdefault(name, []).append((inside, item))
         for name, items in files.items():
-            check_search(location.url, next(numbers))
             described = next((item for inside, item in items if inside == METADATA), None)
             yield name, described, sum(item.size or 0 for _, item in items)
 

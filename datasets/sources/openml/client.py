@@ -17,7 +17,6 @@ from urllib.parse import quote, urlsplit
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, RbdataError
 from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
-from ...fetch.location import Pages
 from ...fetch.retries import call_with_retries, transient
 
 ROOT = "api/v1/json/data"
@@ -103,10 +102,9 @@ class Api:
 
     def list_all(self, on_progress: Callable[[int, int], None]) -> list[Listed]:
         """All active datasets, page by page; ``on_progress`` hears how many came so far, twice: the end is not known."""
-        found, pages = list[Listed](), Pages(self.location.url, self.location.options.silence_timeout)
+        found = list[Listed]()
         while True:
             page = self._list(f"{ROOT}/list/status/active/limit/{PAGE}/offset/{len(found)}")
-            pages.add([one.name for one in page], page[-1] if page else None)
             found += page
             on_progress(len(found), len(found))
             if len(page) < PAGE:
@@ -154,10 +152,9 @@ class Api:
         return answer
 
     def _read(self, item: RemoteObject) -> Any:
-        data, pages = bytearray(), Pages(item.url, self.location.options.silence_timeout)
+        data = bytearray()
         for piece in self.location.open(item):
             data += piece
-            pages.check_time()
             if len(data) > _LONGEST:
                 raise CorruptSourceError(f"{item.url} is larger than {_LONGEST >> 20} MiB")
         return _loads(bytes(data).decode("utf-8", errors="replace"))

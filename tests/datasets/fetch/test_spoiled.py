@@ -98,20 +98,6 @@ def test_where_redirects_lead(place: tuple[Proxy, str]) -> None:
         assert caught.value.exit_code == 1
 
 
-def test_a_range_of_s3_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time-outs begin anew with every byte: a request of a range has one of its own."""
-    with s3_server("lab") as server, faulty_proxy(server.url) as proxy:
-        server.client.put_object(Bucket="lab", Key="run/x", Body=DATA)
-        for name, value in {**server.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
-            monkeypatch.setenv(name, value)
-        location = open_location("s3://lab/run", options=QUICK)
-        obj = location.stat("x")
-        assert location.read_range(obj, 7, 100) == DATA[7:107]
-        proxy.spoil = lambda asked: Fault("drip-headers")
-        with pytest.raises(TransientFetchError, match="timed out; gave up after 2 attempts"):
-            location.read_range(obj, 7, 100)
-
-
 @pytest.mark.parametrize("kind", ["shifted-openly", "whole", "begun-anew"])
 @pytest.mark.parametrize("store", ["web", "google", "s3"])
 def test_a_range_other_than_the_one_asked_for_is_not_taken(
@@ -148,12 +134,6 @@ def test_an_index_that_ends_early_is_not_taken(web: Proxy) -> None:
         web.spoil = spoil(Fault(kind, 0.9))
         with pytest.raises(TransientFetchError, match="ends early"):
             location.list()
-
-
-def test_headers_that_end_with_the_connection_are_no_answer(web: Proxy) -> None:
-    web.spoil = lambda asked: Fault("drip-headers") if asked.method == "HEAD" else None
-    with pytest.raises(TransientFetchError, match="inside the headers"):
-        open_location(f"{web.url}/run", options=QUICK).stat("x.gz")
 
 
 def test_through_a_proxy_of_the_environment(web: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.openml import source as openml_source
 from rbdata.datasets.sources.openml.client import PAGE
 from rbdata.datasets.sources.openml.source import OpenmlSource
-from rbdata.errors import CorruptSourceError, FetchError, TransientFetchError, UsageError
+from rbdata.errors import CorruptSourceError, TransientFetchError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from servers import closed_port
@@ -89,15 +89,6 @@ def put_listing(server, entries: list[dict]) -> None:
             server.put(path, {"data": {"dataset": page if len(page) > 1 else page[0]}})
         else:
             server.put(path, error(372, "No results"), 412)
-
-
-def test_a_listing_that_repeats_itself_is_ended(server, monkeypatch):
-    page = {"data": {"dataset": [listed(number, f"made_{number}", 1, None) for number in range(PAGE)]}}
-    for at in range(0, 10 * PAGE, PAGE):
-        server.put(f"{API}/list/status/active/limit/{PAGE}/offset/{at}", page)
-    monkeypatch.setenv("RBDATA_OPENML_MIRROR", server.url)
-    with pytest.raises(FetchError, match="the listing has no end"):
-        OpenmlSource().refresh_listing(None, QUICK, lambda done, total: None)
 
 
 def test_the_remote_listing_is_kept_with_its_date_and_works_offline(server, tmp_path, monkeypatch):
