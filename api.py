@@ -1,7 +1,6 @@
 """The Python API: the commands as functions with the same names and defaults, and the functions that open and load datasets.
 
-Heavy packages are imported where they are used. Annotations name modules that are imported on first use (`LazyModule`), so that
-``rbdata.search`` does not load torch.
+Heavy packages are imported where they are used, so that ``rbdata.search`` does not load torch.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ from .datasets.sources.options import RawFileOptions, SourceOptions, given_optio
 from .errors import NotADatasetError, UnknownDatasetError, UsageError
 from .preprocess.interface import preprocess as preprocess
 from .storage.integrity import Report
-from .storage.keywords import LazyModule, check_keywords, with_options
+from .storage.keywords import refuse_empty, with_options
 
 if TYPE_CHECKING:
     import torch
 
-    from .storage import dataset, replay
-    from .storage.replay.samplers import slices
-else:
-    torch = LazyModule("torch")
-    dataset = LazyModule("rbdata.storage.dataset")
-    replay, slices = LazyModule("rbdata.storage.replay"), LazyModule("rbdata.storage.replay.samplers.slices")
+    from .storage.dataset import Dataset, DatasetView
+    from .storage.replay import Goals, Sampler, TensorDictReplayBuffer
+    from .storage.replay.samplers.slices import Span, UniformOver
 
 PathLike = str | os.PathLike[str]
 
@@ -133,6 +129,7 @@ def convert(
     your own, ``map`` assigns them to keys, as in `from_arrays`, and ``environment`` is their Gymnasium id. Of
     several splits (train, test), ``split`` is read.
     """
+    refuse_empty(path=path)
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
     from .datasets.own_data import warn_of_order
@@ -158,7 +155,6 @@ def convert(
     return outcome.path
 
 
-@check_keywords
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
     """The datasets on this machine: id, path, state, steps, episodes, bytes."""
     from .datasets.local import list_local
@@ -166,7 +162,6 @@ def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
     return list_local(root)
 
 
-@check_keywords
 def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Catalogue:
     """The datasets that can be downloaded or recorded, of all sources or of one, with all known facts about each.
 
@@ -177,7 +172,6 @@ def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Cat
     return known(source, root)
 
 
-@check_keywords
 def search(
     words: str = "",
     *,
@@ -198,7 +192,6 @@ def search(
     return found.entries
 
 
-@check_keywords
 def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     """What is known about a dataset before it is downloaded, without the network.
 
@@ -209,14 +202,13 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     return describe(dataset_id, root)[0]
 
 
-@check_keywords
 def open_dataset(
     id_or_path: PathLike,
     *,
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
     cache_limit: int | str | None = None,
-) -> dataset.Dataset:
+) -> Dataset:
     """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
 
     A dataset at a URL is read in place, through a cache in ``cache_dir`` (default: ``.remote`` under the root) of at most
@@ -236,9 +228,8 @@ def open_dataset(
     return local.open_dataset(id_or_path, root)
 
 
-@check_keywords
 def load(
-    id_or_path: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
+    id_or_path: PathLike | Dataset | Sequence[PathLike | Dataset],
     *,
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
@@ -256,13 +247,13 @@ def load(
     normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     reward_scale: float | Literal["return_range", "minus_one"] | None = None,
     dtype: Literal["float32"] | torch.dtype | None = None,
-    goals: replay.Goals | None = None,
+    goals: Goals | None = None,
     slice_len: int | None = None,
     num_slices: int | None = None,
     strict_length: bool = True,
     pad_output: bool = False,
-    span: slices.Span = False,
-    uniform_over: slices.UniformOver = "trajectories",
+    span: Span = False,
+    uniform_over: UniformOver = "trajectories",
     replacement: bool = True,
     drop_last: bool = False,
     shuffle: bool | Literal["global", "blocks"] = True,
@@ -271,7 +262,7 @@ def load(
     priority_key: str | tuple[str, ...] = "td_error",
     weights: Sequence[float] | None = None,
     shares: Literal["random", "exact"] = "random",
-    sampler: replay.Sampler | None = None,
+    sampler: Sampler | None = None,
     end_key: str | tuple[str, ...] | None = None,
     traj_key: str | tuple[str, ...] | None = None,
     transform: Any = None,
@@ -283,7 +274,7 @@ def load(
     generator: torch.Generator | None = None,
     rank: int = 0,
     world_size: int = 1,
-) -> replay.TensorDictReplayBuffer:
+) -> TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
     For several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf
@@ -342,16 +333,17 @@ def load(
     Raises UsageError for options that contradict each other or have no effect, with their names, and as `open_dataset` does.
     """
     options = {name: value for name, value in locals().items() if name not in _WHERE}
+    from .storage.dataset import Dataset, concat
     from .storage.replay.loading import load_buffer
 
     where: dict[str, Any] = {"root": root, "cache_dir": cache_dir, "cache_limit": cache_limit}
-    if isinstance(id_or_path, dataset.Dataset):
+    if isinstance(id_or_path, Dataset):
         _check_are_open(**where, download=download is not False)
         return load_buffer(id_or_path, **options)
     if not isinstance(id_or_path, (str, os.PathLike)):
         if download is not False:
             raise UsageError("download is for a single id")
-        return load_buffer(dataset.concat(_opened(id_or_path, **where), marked=True), **options)
+        return load_buffer(concat(_opened(id_or_path, **where), marked=True), **options)
     if download is not False:
         id_or_path, where["root"] = _downloaded(id_or_path, root, download), None
     return load_buffer(open_dataset(id_or_path, **where), **options)
@@ -361,27 +353,30 @@ def load(
 _WHERE = ("id_or_path", "root", "cache_dir", "cache_limit", "download")
 
 
-@check_keywords
 def concat(
-    datasets: Sequence[PathLike | dataset.Dataset],
+    datasets: Sequence[PathLike | Dataset],
     *,
     keys: Literal["all", "common"] = "all",
     root: PathLike | None = None,
-) -> dataset.DatasetView:
+) -> DatasetView:
     """A view of all episodes of several datasets, one after the other, given as for `open_dataset` or already open.
 
     It can be used like a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members``
     are the datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.
     """
-    return dataset.concat(_opened(datasets, root=root), keys)
+    from .storage.dataset import concat
+
+    return concat(_opened(datasets, root=root), keys)
 
 
-def _opened(datasets: Any, **options: Any) -> list[dataset.Dataset]:
+def _opened(datasets: Any, **options: Any) -> list[Dataset]:
+    from .storage.dataset import Dataset
+
     if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
         raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
-    if datasets and all(isinstance(one, dataset.Dataset) for one in datasets):
+    if datasets and all(isinstance(one, Dataset) for one in datasets):
         _check_are_open(**options)
-    return [one if isinstance(one, dataset.Dataset) else open_dataset(one, **options) for one in datasets]
+    return [one if isinstance(one, Dataset) else open_dataset(one, **options) for one in datasets]
 
 
 def _check_are_open(**given: Any) -> None:
@@ -406,7 +401,6 @@ def _downloaded(dataset_id: PathLike, root: PathLike | None, options: bool | Map
     return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]
 
 
-@check_keywords
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
     """Check a dataset against its checksums and the rules of TED: ``report.ok``, ``report.problems``.
 
@@ -423,9 +417,8 @@ def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = 
     return run(find(id_or_path, root), quick=quick)
 
 
-@check_keywords
 def audit(
-    id_or_path: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
+    id_or_path: PathLike | Dataset | Sequence[PathLike | Dataset],
     *,
     root: PathLike | None = None,
     reward_range: tuple[float, float] | None = None,
@@ -444,20 +437,18 @@ def audit(
     which are converted first, and as `open_dataset`.
     """
     from .datasets.audit.run import audit_datasets, open_for_audit
+    from .storage.dataset import Dataset
 
-    several = [id_or_path] if isinstance(id_or_path, (str, os.PathLike, dataset.Dataset)) else list(id_or_path)
+    several = [id_or_path] if isinstance(id_or_path, (str, os.PathLike, Dataset)) else list(id_or_path)
     opened = [
-        one
-        if isinstance(one, dataset.Dataset)
-        else open_for_audit(one, root, cache_dir=cache_dir, cache_limit=cache_limit)
+        one if isinstance(one, Dataset) else open_for_audit(one, root, cache_dir=cache_dir, cache_limit=cache_limit)
         for one in several
     ]
     return audit_datasets(opened, reward_range=reward_range)
 
 
-@check_keywords
 def inspect(
-    id_or_path: PathLike | dataset.Dataset,
+    id_or_path: PathLike | Dataset,
     *,
     root: PathLike | None = None,
     cache_dir: PathLike | None = None,
@@ -472,10 +463,11 @@ def inspect(
     from .datasets.fetch.location import is_remote
     from .datasets.local import find
     from .datasets.remote import open_remote
+    from .storage.dataset import Dataset
     from .storage.episodes import open_episodes
     from .storage.snapshot import read_snapshot
 
-    if isinstance(id_or_path, dataset.Dataset):
+    if isinstance(id_or_path, Dataset):
         return overview(id_or_path.path, id_or_path.manifest, id_or_path.episodes, id_or_path.rows)
     if is_remote(id_or_path):
         remote = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
@@ -484,9 +476,8 @@ def inspect(
     return read_snapshot(path, lambda held: overview(path, held, open_episodes(path, held.episodes, held.steps)))
 
 
-@check_keywords
 def export(
-    id_or_path: PathLike | dataset.Dataset,
+    id_or_path: PathLike | Dataset,
     dest: PathLike,
     to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
     *,
@@ -512,15 +503,15 @@ def export(
 
     from .datasets.export import write_export
     from .errors import ExportWarning
+    from .storage.dataset import Dataset
 
-    source = id_or_path if isinstance(id_or_path, dataset.Dataset) else open_dataset(id_or_path, root=root)
+    source = id_or_path if isinstance(id_or_path, Dataset) else open_dataset(id_or_path, root=root)
     done = write_export(source, dest, to, force=force, frames=frames, fps=fps)
     for note in done.notes:
         warnings.warn(f"{done.path}: {note}", ExportWarning, stacklevel=3)
     return done.path
 
 
-@check_keywords
 def delete(dataset_id: str, *, root: PathLike | None = None) -> None:
     """Delete a dataset, complete or not, with all its files."""
     from .datasets.local import deletable

@@ -32,6 +32,7 @@ from typing import Any
 
 from .errors import UsageError, page
 from .storage import plugins
+from .storage.keywords import refuse_empty
 
 FILENAME = "config.toml"
 DEFAULT = "default"
@@ -51,8 +52,9 @@ def root(flag: str | os.PathLike[str] | None = None) -> Path:
 
     Raises UsageError for an invalid path.
     """
-    if not flag:
+    if flag is None:
         return _root().value
+    refuse_empty(root=flag)
     try:
         if b"\0" in os.fsencode(flag):
             raise ValueError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Argument, Context, Option
+from typer import Argument, Option
 
 from ..errors import UsageError
 from .options import Address, Codec, DryRun, Engine, Force, Layout, NoWait, Procs, Root, Shards, SourceName, UnknownNext
@@ -19,12 +19,7 @@ EXAMPLES = """
 """
 
 
-#: The command also has the options that sources declare.
-SOURCE_OPTIONS = True
-
-
 def run(
-    ctx: Context,
     path: Annotated[Path, Argument(metavar="PATH", help="A raw file, or the folder of raw files.", show_default=False)],
     source: SourceName = None,
     name: Annotated[
@@ -41,6 +36,7 @@ def run(
     address: Address = None,
     dry_run: DryRun = False,
     root: Root = None,
+    **source_options: Any,
 ) -> int:
     """Convert raw files that are already on this machine.
 
@@ -52,10 +48,8 @@ def run(
     from ..datasets.ingest.request import make_request
     from ..datasets.workers import open_cluster
     from ..settings import expanded
-    from .options import selected_options
     from .report import Result, finish, this_command, work
 
-    extra = selected_options(ctx)
     if re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(path)) and not path.exists():
         message = f"{path} is a URL: only files on this machine are converted"
         raise UsageError(message, hint="`rbdata download ID --mirror URL` fetches and converts")
@@ -66,7 +60,7 @@ def run(
         request = make_request(
             name,
             root,
-            extra,
+            source_options,
             codec=codec,
             layout=layout,
             unknown_next=unknown_next,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Context, Option
+from typer import Option
 
 from .options import (
     Address,
@@ -30,12 +30,7 @@ EXAMPLES = """
 """
 
 
-#: The command also has the options that sources declare.
-SOURCE_OPTIONS = True
-
-
 def run(
-    ctx: Context,
     ids: AnyIds,
     mirror: Annotated[
         str | None,
@@ -54,6 +49,7 @@ def run(
     dry_run: DryRun = False,
     root: Root = None,
     user_project: UserProject = None,
+    **source_options: Any,
 ) -> int:
     """Download datasets and convert them while they arrive.
 
@@ -64,16 +60,14 @@ def run(
     from ..datasets.catalogue import is_made
     from ..datasets.ingest.request import make_request
     from ..datasets.workers import open_cluster
-    from .options import selected_options
     from .report import Result, attempt, finish, this_command, work
 
-    extra = selected_options(ctx)
     with open_cluster(engine, procs=procs, address=address) as cluster:
         requests = [
             make_request(
                 dataset_id,
                 root,
-                extra,
+                source_options,
                 codec=codec,
                 layout=layout,
                 unknown_next=unknown_next,

@@ -1,17 +1,18 @@
 """The commands and their help. A command's module is imported when the command runs, not when the help lists it.
 
-Simple arguments are converted here instead of by Typer, whose import of pydantic takes longer than most commands run.
+A module has a function ``run`` (or several in ``VERBS``) whose signature declares the arguments, and EXAMPLES for the help. The
+options of all commands are added here, and those that sources declare where ``run`` takes ``**source_options``.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+import os
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer import Option
@@ -19,89 +20,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
 from ..errors import UsageError
-from .console import Interrupted, OutputClosed
-from .options import Root
+from .options import Root, SourceFlags
 
-# -- conversion of arguments ---------------------------------------------------------------------------------------------
-
-
-def _convert_without_pydantic(params: list[Any]) -> None:
-    for param in params:
-        param.process_value = partial(_process, param, param.process_value)
-
-
-def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """`Parameter.process_value` for absent options, text, paths and lists of text; calls ``convert`` for other values."""
-    kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
-    several = param.multiple or param.nargs == -1
-    converted: Any
-    is_option = param.param_type_name == "option"
-    if "" in (value if isinstance(value, (list, tuple)) else [value]) and (is_option or kind is Path):
-        # From a variable that is not set, as in --root "$DATA"; a path would be the current folder.
-        hint = "name a file or folder (. is the current one)" if kind is Path else "give it a value"
-        hint += ", or leave it out; an empty value often comes from a variable that is not set"
-        raise UsageError(f"{param.opts[0] if is_option else param.metavar} is empty", hint=hint)
-    if value is None and not param.required:
-        converted = () if several else None
-    elif kind in (str, Path) and isinstance(value, str):
-        converted = kind(value)
-    elif kind == list[str] and several and value:
-        converted = [str(one) for one in value]
-    else:
-        return convert(ctx, value)
-    return param.callback(ctx, param, converted) if param.callback else converted
-
-
-class _QuickHelp:
-    """Mixin for Click's commands: quick conversion for the option ``--help``, which Click creates itself."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None and not isinstance(option.process_value, partial):
-            _convert_without_pydantic([option])
-        return option
-
-
-# -- help ----------------------------------------------------------------------------------------------------------------
-
-#: Options that every command has.
-_EVERYWHERE = ("root", "json", "quiet", "debug", "help")
-
-
-class _Command(_QuickHelp, TyperCommand):
-    """A command whose help groups the options. A parameter with an attribute ``by_source`` (source name to help text) is
-    listed under each of these sources."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Write ID instead of Click's {ID} for required arguments."""
-        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None:
-                continue
-            left, right = record
-            by_source: dict[str, str] = getattr(param, "by_source", {})
-            if param.param_type_name == "argument":
-                sections["Arguments"].append((left.partition(" <")[0], right.removesuffix("[required]").rstrip()))
-            elif by_source:
-                for source, text in by_source.items():
-                    sections[f"Options of {source}"].append((left, text[:1].upper() + text[1:]))
-            else:
-                place = "Options of every command" if param.name in _EVERYWHERE else "Options"
-                sections[place].append((left, right.replace("  [x>=1]", "")))
-        last = sections.pop("Options of every command", [])
-        for title, records in [*sections.items(), ("Options of every command", last)]:
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-
-
-# -- commands ------------------------------------------------------------------------------------------------------------
-
-#: In the order in which a new user needs them. The module of the same name has the command's ``run`` and ``EXAMPLES``.
+#: In the order in which a new user needs them.
 COMMANDS = {
     "list": "List the datasets on this machine and those to download.",
     "search": "Search the datasets to download by words, kinds and size.",
@@ -120,7 +41,7 @@ COMMANDS = {
     "config": "Show the settings and where each comes from.",
 }
 
-#: In Click's help text, the lines after \b are printed unchanged.
+#: In the help text, the lines after \b are printed unchanged.
 EXIT_CODES = """\b
 Exit codes:
   0    success
@@ -129,97 +50,46 @@ Exit codes:
   130  interrupted; finished parts are kept
 """
 
-
-class Commands(_QuickHelp, TyperGroup):
-    """A command group that imports a command's module when it is needed."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        names: Any = dict.fromkeys(COMMANDS)  # Typer's suggestions need only the names
-        self.commands = names
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load(cmd_name) if cmd_name in COMMANDS else None
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _shielded_exceptions():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _shielded_exceptions():
-            return super().invoke(ctx)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands in the help, without importing their modules."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+#: Set by the shell when it asks for completions.
+_COMPLETION = "_RBDATA_COMPLETE"
 
 
-class _Verbs(_QuickHelp, TyperGroup):
-    """A command with verbs: ``config set``."""
-
-
-@contextmanager
-def _shielded_exceptions() -> Iterator[None]:
-    """Replace two exceptions that Typer would handle: it prints nothing on Ctrl-C and reports a closed stdout as a failure."""
+def invoke(arguments: Sequence[str]) -> int:
+    """Parse and run a command line; returns the exit code, raises every error."""
+    words = [*arguments]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    group = _application()
+    if _COMPLETION in os.environ:
+        group.main(words, prog_name="rbdata")  # prints them, and exits
     try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted") from error
-    except BrokenPipeError as error:
-        raise OutputClosed from error
+        with group.make_context("rbdata", words or ["--help"]) as context:
+            result = group.invoke(context)
+    except typer.Exit as stop:  # after --help and --version
+        result = stop.exit_code
+    if not arguments:
+        return 2
+    return result if isinstance(result, int) else 0
 
 
-def load(name: str) -> Any:
-    """Build a command from the ``run`` of its module (or a group from its ``VERBS``), with the options of all commands."""
-    module = import_module(f".{name}", __package__)
-    examples = module.EXAMPLES.strip("\n")
-    epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
-    app = typer.Typer(cls=_Verbs, add_completion=False, rich_markup_mode=None)
-    if hasattr(module, "VERBS"):
-        without_verb = getattr(module, "run", None)
-        callback = app.callback(help=module.HELP, epilog=epilog, invoke_without_command=without_verb is not None)
-        callback(without_verb or (lambda: None))
-        for verb, function in module.VERBS.items():
-            app.command(verb, cls=_Command, epilog=epilog)(function)
-    else:
-        app.command(name, cls=_Command, epilog=epilog)(module.run)
-    command = typer.main.get_command(app)
-    common = _common_options(group=hasattr(module, "VERBS"))
-    if getattr(module, "SOURCE_OPTIONS", False):
-        from .options import source_parameters
-
-        taken = {"--help", *(flag for param in [*command.params, *common] for flag in param.opts)}
-        command.params.extend(source_parameters(name, taken))
-    own = {flag for param in command.params for flag in param.opts}
-    command.params.extend(param for param in common if not own.intersection(param.opts))
-    for verb in getattr(command, "commands", {}).values():
-        verb.params.extend(_common_options())
-        _convert_without_pydantic(verb.params)
-    _convert_without_pydantic(command.params)
-    return command
-
-
-def _common_options(group: bool = False) -> list[Any]:
-    """Options of every command. The console reads them from the command line, so commands do not receive them.
-
-    A ``group`` also accepts ``--root`` on behalf of the command that follows.
-    """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-    @app.command()
-    def options(
-        root: Root = None,
-        json: Annotated[bool, Option("--json", help="Print the result as JSON.", expose_value=False)] = False,
-        quiet: Annotated[
-            bool, Option("--quiet", "-q", help="Print only ids or paths, for scripts.", expose_value=False)
+def _application() -> Any:
+    def rbdata(
+        version: Annotated[
+            bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
         ] = False,
-        debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.", expose_value=False)] = False,
-    ) -> None: ...
+    ) -> None:
+        """Datasets for offline reinforcement learning: download once, sample at memory speed."""
 
-    params = list(typer.main.get_command(app).params)
-    params[0].expose_value = False
-    return params if group else params[1:]
+    app = typer.Typer(
+        cls=_Commands,
+        rich_markup_mode=None,  # rich help costs 60 ms at every --help
+        context_settings=_SETTINGS,
+        epilog=EXIT_CODES + "\n\nDatasets are stored under --root, RBDATA_ROOT, or the user cache folder.",
+    )
+    app.callback()(_complete(rbdata, ("root", *_COMMON)))
+    group = typer.main.get_command(app)
+    _convert_without_pydantic(group.params)
+    return group
 
 
 def _show_version(wanted: bool) -> None:
@@ -233,30 +103,131 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-def invoke(arguments: list[str]) -> int:
-    """Parse and run a command line; returns the exit code, raises every error."""
-    app = typer.Typer(
-        cls=Commands,
-        rich_markup_mode=None,  # rich help costs 60 ms at every --help
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["--help", "-h"]},
-        epilog=EXIT_CODES + "\n\nDatasets are stored under --root, RBDATA_ROOT, or the user cache folder.",
-    )
+class _QuickHelp:
+    """Mixin for Typer's commands: quick conversion for the option ``--help``, which they make themselves."""
 
-    @app.callback()
-    def rbdata(
-        version: Annotated[
-            bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-        ] = False,
-    ) -> None:
-        """Datasets for offline reinforcement learning: download once, sample at memory speed."""
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None and not isinstance(option.process_value, partial):
+            _convert_without_pydantic([option])
+        return option
 
-    group = typer.main.get_command(app)
-    group.params.extend(_common_options(group=True))
-    _convert_without_pydantic(group.params)
-    if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
-    result = group.main(arguments or ["--help"], prog_name="rbdata", standalone_mode=False)
-    if not arguments:
-        return 2
-    return result if isinstance(result, int) else 0
+
+class _Command(_QuickHelp, TyperCommand):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Write ID instead of Typer's {ID} for required arguments."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
+class _Verbs(_QuickHelp, TyperGroup):
+    """A command with verbs: ``config set``."""
+
+
+class _Commands(_Verbs):
+    """The group of all commands, which imports a command's module when it is needed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: Any = dict.fromkeys(COMMANDS)  # Typer's suggestions need only the names
+        self.commands = names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands in the help, without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def load(name: str) -> Any:
+    """Build a command from the ``run`` of its module, or a group from its ``VERBS``, with the options of all commands."""
+    module = import_module(f".{name}", __package__)
+    examples = module.EXAMPLES.strip("\n")
+    epilog = f"\b\nExamples:\n{examples}\n\n{getattr(module, 'EXIT_CODES', EXIT_CODES)}"
+    app = typer.Typer(cls=_Verbs, add_completion=False, rich_markup_mode=None)
+    verbs: dict[str, Any] = getattr(module, "VERBS", {})
+    for verb, function in (verbs or {name: module.run}).items():
+        app.command(verb, cls=_Command, epilog=epilog)(_complete(function, _COMMON, name))
+    if verbs:
+        run = getattr(module, "run", None)
+        callback = app.callback(help=module.HELP, epilog=epilog, invoke_without_command=run is not None)
+        callback(_complete(run or (lambda: None), ("root", *_COMMON)))
+    command: Any = typer.main.get_command(app)
+    for one in (command, *getattr(command, "commands", {}).values()):
+        _convert_without_pydantic(one.params)
+    return command
+
+
+# -- the options of all commands, and those of sources --------------------------------------------------------------------
+
+_SETTINGS = {"help_option_names": ["--help", "-h"]}
+_COMMON = ("json", "quiet", "debug")
+
+
+def _common(
+    root: Root = None,
+    json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only ids or paths, for scripts.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.")] = False,
+) -> None:
+    """Options of every command. The console reads them from the command line: errors about arguments follow them too."""
+
+
+def _complete(run: Callable[..., Any], common: Sequence[str], name: str = "") -> Callable[..., Any]:
+    """A command's function with the options of all commands, and those of sources where it takes ``**source_options``."""
+    own = parameters_of(run)
+    shown = {one: parameter for one, parameter in own.items() if parameter.kind is not Parameter.VAR_KEYWORD}
+    every = parameters_of(_common)
+    last = {one: every[one] for one in common if one not in shown}
+    flags = SourceFlags(name, {*shown, *last, "help"}) if len(shown) < len(own) else None
+    parameters = {**shown, **(flags.parameters if flags else {}), **last}
+
+    @wraps(run)
+    def command(**values: Any) -> Any:
+        more = flags.options(values) if flags else {}
+        return run(**{one: values[one] for one in shown if one in values}, **more)
+
+    keywords = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters.values()]
+    command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in keywords}
+    return command
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a function, with annotations that are no longer text."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = signature(function).parameters
+    return {name: one.replace(annotation=hints.get(name, one.annotation)) for name, one in parameters.items()}
+
+
+# -- conversion of arguments ----------------------------------------------------------------------------------------------
+
+
+def _convert_without_pydantic(params: Sequence[Any]) -> None:
+    """Convert text and paths here: pydantic, which Typer imports for that, takes longer than most commands run."""
+    for param in params:
+        param.process_value = partial(_process, param, param.process_value)
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None  # the help would have ID <list[str]>
+
+
+def _process(param: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """`Parameter.process_value` for absent options, text, paths and lists of text; calls ``convert`` for other values."""
+    kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
+    several = param.multiple or param.nargs == -1
+    is_option = param.param_type_name == "option"
+    if "" in (value if isinstance(value, (list, tuple)) else [value]) and (is_option or kind is Path):
+        # From a variable that is not set, as in --root "$DATA"; a path would be the current folder.
+        hint = "name a file or folder (. is the current one)" if kind is Path else "give it a value"
+        hint += ", or leave it out; an empty value often comes from a variable that is not set"
+        raise UsageError(f"{param.opts[0] if is_option else param.metavar} is empty", hint=hint)
+    if value is None and not param.required:
+        converted: Any = () if several else None
+    elif kind in (str, Path) and isinstance(value, str):
+        converted = kind(value)
+    elif kind == list[str] and several and value:
+        converted = [*value]
+    else:
+        return convert(ctx, value)
+    return param.callback(ctx, param, converted) if param.callback else converted

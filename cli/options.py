@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from inspect import Parameter, Signature
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
-import typer
 from typer import Argument, Context, Option
 
+from ..datasets.sources.options import SourceOption
 from ..datasets.workers import NAMES
 from ..errors import UsageError
 from ..storage.codecs import choices
@@ -136,94 +137,69 @@ UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud proje
 
 # -- options that sources declare ----------------------------------------------------------------------------------------
 
-_SOURCE_OPTIONS = "rbdata.source_options"
 
+class SourceFlags:
+    """The options that sources declare for a command (``download`` or ``convert``), as parameters of that command.
 
-def selected_options(ctx: Context) -> dict[str, Any]:
-    """Source options on the command line, by name; the source rejects options that it does not declare."""
-    return dict(ctx.meta.get(_SOURCE_OPTIONS, {}))
-
-
-def source_parameters(command: str, taken: Collection[str]) -> list[Any]:
-    """The parameters that sources declare for a command (``download`` or ``convert``).
-
-    Sources that declare an option of the same flag and kind share it. If the kinds differ, or the command itself has the flag
-    (``taken``), the later source's flag is prefixed with the name of the source: ``--csvlog-steps``.
+    Sources that declare a flag of the same type share it. If the types differ, or the command itself has the flag (``taken``),
+    the later source's flag begins with the name of the source: ``--csvlog-steps``.
     """
-    from ..datasets import catalogue
 
-    def kind(option: Any) -> tuple[Any, ...]:
-        return option.name, str if option.flag_is_text else option.type, bool(option.choices)
+    def __init__(self, command: str, taken: Collection[str]) -> None:
+        from ..datasets import catalogue
 
-    declared: dict[str, list[tuple[str, Any]]] = {}
-    for source_name, source in catalogue.sources().items():
-        for option in source.options_of(command):
-            flag, shared = option.flag, declared.get(option.flag)
-            if flag in taken or (shared and kind(shared[0][1]) != kind(option)):
-                flag = f"--{source_name}-{flag.removeprefix('--')}"
-            declared.setdefault(flag, []).append((source_name, option))
+        self._declared: dict[str, list[tuple[str, SourceOption]]] = {}
+        for source_name, source in catalogue.sources().items():
+            for option in source.options_of(command):
+                flag = option.flag
+                same = [one for _, one in self._declared.get(flag, ())]
+                if _parameter_name(flag) in taken or any(_kind(one) != _kind(option) for one in same):
+                    flag = f"--{source_name}-{flag.removeprefix('--')}"
+                self._declared.setdefault(flag, []).append((source_name, option))
+        self.parameters = {_parameter_name(flag): _parameter(flag, same) for flag, same in self._declared.items()}
 
-    def options() -> None: ...
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    signature = [_parameter(flag, shared) for flag, shared in declared.items()]
-    options.__signature__ = Signature(signature)  # type: ignore[attr-defined]
-    options.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
-    app.command()(options)
-    params = list(typer.main.get_command(app).params)
-    for param, shared in zip(params, declared.values()):
-        param.by_source = {source: _phrase(option) for source, option in shared}  # type: ignore[attr-defined]
-    return params
+    def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that were given, by their names in Python; the source refuses those that it does not declare."""
+        found = {}
+        for flag, same in self._declared.items():
+            value = values.get(_parameter_name(flag))
+            if value not in (None, False, (), []):
+                found[same[0][1].name] = _converted(value, flag, [option for _, option in same])
+        return found
 
 
-def _parameter(flag: str, shared: Sequence[tuple[str, Any]]) -> Parameter:
-    """A parameter, as Typer reads it from a signature, for all options of one flag."""
-    first = shared[0][1]
-    choices = tuple(dict.fromkeys(choice for _, option in shared for choice in option.choices))
-    types = {option.type for _, option in shared}
-    kind: Any = (
-        list[str] if first.type is dict else Literal[choices] if choices else types.pop() if len(types) == 1 else str
-    )
-    option = Option(
-        flag,
-        help=_help(shared),
-        metavar=first.metavar or (None if choices or first.type is bool else first.name.upper()),
-        expose_value=False,
-        callback=_store(first, flag),
-        show_default=False,
-    )
-    given: Any = bool if kind is bool else Optional[kind]  # noqa: UP045 - made at run time
-    name = flag.removeprefix("--").replace("-", "_")
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=Annotated[given, option]
-    )
+def _parameter_name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
-def _help(shared: Sequence[tuple[str, Any]]) -> str:
-    """``minari, gymnasium: what becomes of text (bytes).``"""
-    sources: dict[str, list[str]] = {}
-    for source, option in shared:
-        only = f"{option.commands[0]} only, " if len(option.commands) == 1 else ""
-        sources.setdefault(only + _phrase(option), []).append(source)
-    return " ".join(f"{', '.join(names)}: {text}" for text, names in sources.items())
+def _kind(option: SourceOption) -> tuple[str, type]:
+    return option.name, str if option.flag_is_text else option.type
 
 
-def _phrase(option: Any) -> str:
-    """``what becomes of text.  [default: bytes]``"""
-    default = f"  [default: {option.default}]" if option.default not in (None, {}) and option.type is not bool else ""
-    return f"{option.help}.{default}"
+def _parameter(flag: str, same: Sequence[tuple[str, SourceOption]]) -> Parameter:
+    first = same[0][1]
+    choices = dict.fromkeys(choice for _, option in same for choice in option.choices)
+    shown = f"<{'|'.join(choices)}>" if choices else first.metavar or first.name.upper()
+    told: dict[str, list[str]] = {}
+    for source, option in same:
+        default = f"  [default: {option.default}]" if option.default not in (None, {}, False) else ""
+        told.setdefault(f"{option.help}.{default}", []).append(source)
+    help_text = " ".join(f"{', '.join(names)}: {text}" for text, names in told.items())
+    kind: Any = {bool: bool, dict: Optional[list[str]]}.get(first.type, Optional[str])  # noqa: UP045 - made at run time
+    declared = Option(flag, help=help_text, metavar=None if kind is bool else shown, show_default=False)
+    unset = False if kind is bool else None
+    return Parameter(_parameter_name(flag), Parameter.KEYWORD_ONLY, default=unset, annotation=Annotated[kind, declared])
 
 
-def _store(option: Any, flag: str) -> Any:
-
-    def store(ctx: Context, param: typer.CallbackParam, value: Any) -> Any:
-        if value is not None and value is not False and value != []:
-            is_map = option.name == "map"
-            stored = parse_key_values(value, flag, keys_are_paths=is_map) if option.type is dict else value
-            ctx.meta.setdefault(_SOURCE_OPTIONS, {})[option.name] = stored
-        return value
-
-    return store
+def _converted(value: Any, flag: str, same: Sequence[SourceOption]) -> Any:
+    """A value of the command line as Python gives it; what is no number stays text, which the source refuses."""
+    _, kind = _kind(same[0])
+    if kind is dict:
+        return parse_key_values(value, flag, keys_are_paths=same[0].name == "map")
+    if kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
 def parse_key_values(words: Sequence[str], flag: str, *, keys_are_paths: bool = False) -> dict[str, Any]:

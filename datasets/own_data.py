@@ -14,10 +14,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from .. import settings
 from ..errors import DatasetExistsError, SchemaError, UnfinishedDatasetError, UsageError, refusing_exits
 from ..storage.folder import DatasetPlace
-from ..storage.keywords import LazyModule, check_keywords
+from ..storage.keywords import refuse_empty
 from ..storage.leaf import check_key, is_observation
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
@@ -28,18 +30,13 @@ from .ingest.request import Listener, Outcome, Request
 from .ingest.run import find_existing, run
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..storage.manifest import Manifest
     from .sources.arrays.tables import Table
-else:
-    np = LazyModule("numpy")
 
 #: Short episodes are joined before their rows are inspected, up to this many bytes, episodes and seconds.
 _TOGETHER_BYTES, _TOGETHER_EPISODES, _TOGETHER_SECONDS = 4 << 20, 512, 1.0
 
 
-@check_keywords
 def from_arrays(
     arrays: Any,
     dataset_id: str,
@@ -73,6 +70,7 @@ def from_arrays(
     """
     from .sources.arrays.tables import memory_table
 
+    refuse_empty(root=root, environment=environment)
     table = memory_table(arrays)
     made_from = {"made_from": "arrays", "script": _script()}
     options = ConvertOptions(codec, layout, unknown_next)
@@ -80,7 +78,6 @@ def from_arrays(
     return _make([table], map or {}, request, environment, made_from, progress, listener)
 
 
-@check_keywords
 def from_episodes(
     episodes: Iterable[Mapping[str, Any]] | Callable[[int], Iterable[Mapping[str, Any]]],
     dataset_id: str,
@@ -115,6 +112,7 @@ def from_episodes(
     Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit,
     UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless ``force``.
     """
+    refuse_empty(root=root, environment=environment, identity=identity)
     made_from = {"made_from": "episodes", "script": _script(), **({"identity": identity} if identity else {})}
     options = ConvertOptions(codec, layout, unknown_next)
     request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)

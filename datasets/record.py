@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import settings
 from ..errors import ArgumentTypeError, DatasetExistsError, UsageError
 from ..storage.folder import DatasetPlace
-from ..storage.keywords import LazyModule, check_keywords
 from ..storage.lock import when_free
 from . import acquire, catalogue
 from .ingest.job import ConvertOptions
@@ -26,11 +25,8 @@ if TYPE_CHECKING:
 
     from ..storage.manifest import Manifest
     from .sources.gymnasium.environments import Made
-else:
-    gymnasium = LazyModule("gymnasium")
 
 
-@check_keywords
 def record(
     env: str | gymnasium.envs.registration.EnvSpec | gymnasium.Env | Callable[[], gymnasium.Env],
     policy: Any = "random",
@@ -127,6 +123,8 @@ def _environment(env: Any, arguments: dict[str, Any], num_envs: int) -> tuple[st
         return env, Made(env, arguments)
     if arguments:
         raise UsageError("env_args are for an environment by id", hint="give them where the environment is made")
+    import gymnasium.envs.registration
+
     if isinstance(env, gymnasium.envs.registration.EnvSpec):
         return env.id, Made(env.id, {}, make=lambda: gymnasium.make(env))
     if isinstance(env, gymnasium.Env):

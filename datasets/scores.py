@@ -7,13 +7,11 @@ from typing import Any
 
 from ..errors import DatasetNotFoundError
 from ..storage import reference_scores as stated
-from ..storage.keywords import check_keywords
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.reference_scores import ReferenceScores, require_scores
 from . import catalogue, local
 
 
-@check_keywords
 def reference_scores(dataset: Any, *, root: str | os.PathLike[str] | None = None) -> ReferenceScores:
     """The returns that count as 0 and as 100, for a dataset by id or path, or already open.
 
@@ -33,7 +31,6 @@ def reference_scores(dataset: Any, *, root: str | os.PathLike[str] | None = None
     return require_scores(stated.reference_scores(manifest), manifest.id)
 
 
-@check_keywords
 def normalized_score(dataset: Any, returns: Any, *, root: str | os.PathLike[str] | None = None) -> Any:
     """Undiscounted episode returns as normalised scores: 0 is a random policy's, 100 an expert's (or a human's).
 

@@ -10,20 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..datasets.ingest.progress import progress_listener
 from ..datasets.ingest.request import Listener
 from ..errors import UsageError
-from ..storage.keywords import LazyModule, check_keywords
 
 if TYPE_CHECKING:
-    from ..storage import dataset
+    from ..storage.dataset import Dataset
     from .request import Request
-else:
-    dataset = LazyModule("rbdata.storage.dataset")
 
 PathLike = str | os.PathLike[str]
 
 
-@check_keywords
 def preprocess(
-    dataset_id: PathLike | dataset.Dataset | Sequence[PathLike | dataset.Dataset],
+    dataset_id: PathLike | Dataset | Sequence[PathLike | Dataset],
     fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
     *,
     dest: str,
@@ -102,7 +98,7 @@ def make_request(
     dest: str,
     *,
     keys: Literal["all", "common"] = "all",
-    select: Callable[[dataset.Dataset], dataset.Dataset] | None = None,
+    select: Callable[[Dataset], Dataset] | None = None,
     root: Path | None = None,
     **options: Any,
 ) -> Request:
@@ -120,7 +116,9 @@ def make_request(
     functions = functions or ["rbdata:identity"]
     if len(inputs) == 1 and select is None and isinstance(inputs[0], (str, os.PathLike)):
         return Request(os.fspath(inputs[0]), functions, dest, **options)
+    from ..storage.dataset import concat
+
     opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
-    whole = opened[0] if len(opened) == 1 else dataset.concat(opened, keys)
+    whole = opened[0] if len(opened) == 1 else concat(opened, keys)
     chosen = whole if select is None else select(whole)
     return Request(chosen.id, functions, dest, dataset=chosen, **options)

@@ -35,7 +35,6 @@ from .codecs import codec_of
 from .codecs.codec import Rows
 from .constant_rows import ConstantRows
 from .episodes import EpisodeTable, map_episodes
-from .keywords import LazyModule
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
 from .reference_scores import (
@@ -55,8 +54,6 @@ from .window import Pad, nest, read_window
 
 if TYPE_CHECKING:
     import gymnasium
-else:
-    gymnasium = LazyModule("gymnasium")
 
 #: Bytes of consecutive rows that shuffling in blocks keeps together: several blocks, so that the partial ones at the edges cost
 #: little.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pydoc
-import subprocess
-import sys
 import typing
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -91,26 +89,6 @@ def public() -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def test_hints_can_be_resolved():
-    """`typing.get_type_hints` needs no names of the caller's, although Gymnasium is imported where it is needed only.
-
-    Gymnasium's own classes annotate an attribute with a name that it imports for type checkers alone."""
-    failed = {}
-    for name, value in public():
-        try:
-            typing.get_type_hints(value)
-        except NameError as error:
-            failed[name] = str(error)
-    assert not failed
-
-
-def test_a_module_of_annotations_is_imported_by_its_first_use():
-    code = "import sys, typing, rbdata; record = rbdata.record; assert 'gymnasium' not in sys.modules; "
-    code += "print(typing.get_type_hints(record)['env'])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "gymnasium.core.Env" in said.stdout, said.stderr
-
-
 def test_functions_have_explicit_arguments():
     for name, value in public():
         if "." not in name and inspect.isfunction(value) and name != "load_dataset":  # whose class decides
@@ -179,22 +157,16 @@ def test_samplers_show_their_arguments():
     assert type(rbdata.SliceSampler(slice_len=2, replacement=False)) is rbdata.SliceSamplerWithoutReplacement
 
 
+def test_unexpected_arguments():
+    for name in ("load", "delete", "list_datasets", "preprocess", "TensorDictReplayBuffer"):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+            getattr(rbdata, name)(*["Pong/5"] * ("Buffer" not in name), batchsize=8)
+
+
 @pytest.mark.parametrize(
     "name, args, options, words, hint",
     [
-        ("download", ["Pong/5"], {"shard": "0-4"}, "download.* 'shard'", "did you mean shards?"),
-        ("load", ["Pong/5"], {"batchsize": 8}, "load.* 'batchsize'", "did you mean batch_size?"),
-        ("preprocess", ["Pong/5", "f"], {"destination": "my/x"}, "preprocess.* 'destination'", "did you mean dest?"),
-        ("delete", ["Pong/5"], {"Root": "/"}, "delete.* 'Root'", "did you mean root?"),
-        ("record", ["CartPole-v1"], {"step": 5}, "record.* 'step'", "did you mean steps"),
-        ("normalized_score", ["Pong/5", 1], {"Root": 5}, "score.* 'Root'", "did you mean root?"),
-        ("list_datasets", [], {"quick": True}, "list_datasets.* 'quick'", "it takes root"),
-        ("TensorDictReplayBuffer", [], {"batchsize": 8}, "Buffer.* 'batchsize'", "did you mean batch_size?"),
-        ("TensorDictPrioritizedReplayBuffer", [], {"priority": 8}, "Prioritized.* 'priority'", "priority_key"),
-        ("ReplayBufferEnsemble", [], {"batchsize": 8}, "Ensemble.* 'batchsize'", "did you mean batch_size?"),
-        ("SliceSamplerWithoutReplacement", [], {"slicelen": 8}, "Slice.* 'slicelen'", "did you mean slice_len"),
-        ("AtariDQNExperienceReplay", ["Pong/5"], {"shard": [0]}, "Atari.* 'shard'", "or shards?"),
-        ("OpenMLExperienceReplay", ["iris"], {"targets": "x"}, "OpenML.* 'targets'", "did you mean target?"),
+        ("download", ["Pong/5"], {"shard": "0-4"}, "atari has no option shard", "did you mean shards?"),
         ("OpenMLExperienceReplay", ["iris"], {"split_trajs": True}, "nothing to split", ""),
         ("download", ["gymnasium/A-v1"], {"options": {"step": 5}}, "no option step", "did you mean steps?"),
         ("download", ["Pong/5"], {"upstream": "auto", "options": {"upstream": "auto"}}, "upstream: given", "once"),
@@ -206,7 +178,6 @@ def test_misspelt_arguments(name, args, options, words, hint, tmp_path, monkeypa
     with pytest.raises(UsageError, match=words) as refused:
         getattr(rbdata, name)(*args, **options)
     assert hint in (refused.value.hint or "")
-    assert isinstance(refused.value, TypeError) == ("unexpected" in str(refused.value))
 
 
 def test_options_of_other_packages_and_of_built_in_sources_by_name(tmp_path):

@@ -23,6 +23,7 @@ from ...errors import (
     UsageError,
 )
 from ...storage.folder import DatasetPlace
+from ...storage.keywords import refuse_empty
 from ...storage.manifest import Manifest, read_manifest
 from ..fetch import FetchOptions
 from ..workers.task import Engine, OnOutput, TaskProgress, write_to_stderr
@@ -69,6 +70,7 @@ def make_request(
     **fields: Any,
 ) -> Request:
     """A request from arguments as users give them; ``extra`` are options of the source, ``fields`` others of `Request`."""
+    refuse_empty(root=root, mirror=mirror)
     options = ConvertOptions(codec, layout, unknown_next, parts=parse_numbers(shards), extra=extra)
     fetch = FetchOptions(user_project=user_project)
     if not (mirror is None or isinstance(mirror, (str, os.PathLike))):

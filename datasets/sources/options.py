@@ -1,9 +1,9 @@
-"""Options of sources: how a source declares an option, and the keyword arguments for the options of the built-in sources.
+"""Options of sources, each declared once.
 
-The command line, the check of every download, the settings and the tables in ``docs/sources`` are made from the declarations
-(`SourceOption`). Type checkers and editors read the TypedDicts below: `rbdata.download` ends in
-``**source_options: Unpack[SourceOptions]``, `rbdata.convert` in ``Unpack[RawFileOptions]``, and the dataset classes take those
-of their source. ``tests/test_signatures.py`` compares them with the declarations.
+Those of the built-in sources are the keys of `SourceOptions` and `RawFileOptions`: `rbdata.download` ends in
+``**source_options: Unpack[SourceOptions]``, `rbdata.convert` in ``Unpack[RawFileOptions]``, so that type checkers and editors
+know them. The command line, the check of every download, the settings and the tables in ``docs/sources`` are made from the same
+annotations (`declared`). A source of another package declares a `SourceOption` itself.
 
 This module is imported for ``rbdata download --help``: nothing heavy here.
 """
@@ -11,10 +11,13 @@ This module is imported for ``rbdata download --help``: nothing heavy here.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral
-from typing import Any, Literal, TypedDict
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from ...errors import UsageError
 
@@ -92,128 +95,235 @@ class SourceOption:
         return f"must be {'an integer' if self.type is int else 'a number'}{bounds}"
 
 
-#: Options that several sources share.
-TEXT = SourceOption(
-    "text",
-    "store text as UTF-8 bytes, zero-padded to the longest text allowed, or omit it",
-    choices=("bytes", "omit"),
-    default="bytes",
-)
-ACCEPT_CHANGED = SourceOption("accept_changed", "accept a file whose checksum has changed", bool, False)
+# -- the options of the built-in sources ---------------------------------------------------------------------------------
 
 
-# -- as keyword arguments ----------------------------------------------------------------------------------------------
-# A key stands in one class only, so that classes can be combined: hence the two classes of options that several sources share.
+class _Of:
+    """What an option is for some sources (names separated by spaces): its help, and further fields of `SourceOption`."""
+
+    def __init__(self, sources: str, help: str, **fields: Any) -> None:
+        self.sources, self.fields = sources.split(), {"help": help, **fields}
 
 
-class AcceptChangedOption(TypedDict, total=False):
-    accept_changed: bool | None
+class _SharedOptions(TypedDict, total=False):
+    """Options of sources that both `rbdata.download` and `rbdata.convert` take."""
 
-
-class TextOption(TypedDict, total=False):
-    text: Literal["bytes", "omit"] | None
-
-
-class AtariOptions(TypedDict, total=False):
-    upstream: Literal["auto", "dqn-replay", "rl-unplugged"] | None
-
-
-class D4RLOptions(TypedDict, total=False):
-    episodes_by: Literal["auto", "timeouts", "terminals", "both", "horizon"] | None
-    horizon: int | None
-
-
-class D4RLFileOptions(D4RLOptions, total=False):
-    dataset: str | None
-
-
-class OpenMLOptions(TypedDict, total=False):
-    target: str | None
-    exclude: str | None
-    missing: Literal["keep", "error", "drop", "code"] | None
-    one_hot: bool | None
-    standardize: Literal["none", "numeric", "all"] | None
-    format: Literal["auto", "arff", "parquet"] | None
-
-
-class ExORLOptions(TypedDict, total=False):
-    task: str | None
-
-
-class EpisodesOption(TypedDict, total=False):
-    episodes: int | str | None
-
-
-class LerobotOptions(EpisodesOption, TextOption, total=False):
-    size: str | None
-    cameras: str | None
-
-
-class GymnasiumOptions(EpisodesOption, total=False):
-    name: str | None
-    steps: int | None
-    policy: str | None
-    num_envs: int | None
-    seed: int | None
-    epsilon: float | None
-    env_args: Mapping[str, Any] | None
-
-
-class LeaveOutOption(TypedDict, total=False):
-    leave_out: str | None
-
-
-class SplitOption(TypedDict, total=False):
-    split: str | None
-
-
-class LastRowOption(TypedDict, total=False):
-    last_row: Literal["auto", "observation", "step"] | None
-
-
-class RldsOptions(LeaveOutOption, LastRowOption, SplitOption, total=False):
-    max_length: int | None
-
-
-class ArraysOptions(EpisodesOption, LeaveOutOption, SplitOption, total=False):
-    map: Mapping[str, str | Sequence[str] | float] | None
-    environment: str | None
-
-
-class OptionsByName(TypedDict, total=False):
-    """Options of sources in other packages."""
-
+    upstream: Annotated[
+        Literal["auto", "dqn-replay", "rl-unplugged"] | None,
+        _Of(
+            "atari",
+            "which copy of the data; auto: the bucket, else RL Unplugged (on a mirror: whichever it holds)",
+            default="auto",
+            setting=True,
+        ),
+    ]
+    episodes_by: Annotated[
+        Literal["auto", "timeouts", "terminals", "both", "horizon"] | None,
+        _Of("d4rl", "what ends an episode", default="auto"),
+    ]
+    horizon: Annotated[
+        int | None,
+        _Of(
+            "d4rl",
+            "maximum episode length, for files without time-out flags; by default the environment's limit",
+            least=1,
+            metavar="N",
+        ),
+    ]
+    target: Annotated[
+        str | None, _Of("openml", "label columns, comma-separated, instead of the dataset's own", metavar="COLUMNS")
+    ]
+    exclude: Annotated[str | None, _Of("openml", "columns to leave out, comma-separated", metavar="COLUMNS")]
+    missing: Annotated[
+        Literal["keep", "error", "drop", "code"] | None, _Of("openml", "how to handle missing values (keep)")
+    ]
+    one_hot: Annotated[bool | None, _Of("openml", "one-hot encode nominal columns")]
+    standardize: Annotated[
+        Literal["none", "numeric", "all"] | None,
+        _Of("openml", "scale columns to mean 0, standard deviation 1 (none)"),
+    ]
+    format: Annotated[Literal["auto", "arff", "parquet"] | None, _Of("openml", "which file format to download (auto)")]
+    accept_changed: Annotated[
+        bool | None, _Of("d4rl openml", "accept a file whose checksum has changed", default=False)
+    ]
+    task: Annotated[
+        str | None,
+        _Of(
+            "exorl",
+            "whose rewards the dataset has, computed from the states of the simulator (walker_run); as stored without",
+            metavar="TASK",
+        ),
+    ]
+    size: Annotated[str | None, _Of("lerobot", "resize frames to this size in pixels, width x height", metavar="WxH")]
+    episodes: Annotated[
+        int | str | None,
+        _Of("lerobot", "only these episodes, such as 0-9,12", metavar="LIST"),
+        _Of(
+            "gymnasium",
+            "whole episodes to record, of all environments together",
+            type=int,
+            least=1,
+            metavar="N",
+            flag_is_text=True,  # lerobot's is a list
+        ),
+        _Of(
+            "arrays",
+            "only these episodes of a group or a file each, such as 0-9,12, or those that an array names: mask/train",
+            metavar="LIST",
+            commands=("convert",),
+        ),
+    ]
+    cameras: Annotated[str | None, _Of("lerobot", "only these cameras, such as front,wrist, or none", metavar="NAMES")]
+    last_row: Annotated[
+        Literal["auto", "observation", "step"] | None,
+        _Of(
+            "rlds",
+            "what the last row of a terminated episode is: an observation alone, as RLDS says, or a step, as in most "
+            "robot data; auto: a step where the first file has one with a reward or an action",
+            default="auto",
+        ),
+    ]
+    leave_out: Annotated[
+        str | None,
+        _Of(
+            "rlds",
+            "features not to store, separated by commas, such as observation/depth,info",
+            metavar="NAMES",
+        ),
+        _Of(
+            "arrays",
+            "arrays not to read, separated by commas: names, groups, patterns with *",
+            metavar="NAMES",
+            commands=("convert",),
+        ),
+    ]
+    split: Annotated[
+        str | None,
+        _Of("rlds", "the split, or several joined by +; train, or the only one", metavar="SPLIT"),
+        _Of(
+            "arrays",
+            "the split to read, where folders, files or groups are named after several (train, test)",
+            metavar="SPLIT",
+            commands=("convert",),
+        ),
+    ]
+    max_length: Annotated[
+        int | None,
+        _Of(
+            "rlds",
+            "bytes of a text, and elements of a sequence of varying length, that a row holds",
+            default=512,
+            least=1,
+            most=1 << 16,
+            metavar="N",
+        ),
+    ]
+    text: Annotated[
+        Literal["bytes", "omit"] | None,
+        _Of(
+            "minari rlds lerobot gymnasium",
+            "store text as UTF-8 bytes, zero-padded to the longest text allowed, or omit it",
+            default="bytes",
+        ),
+    ]
+    #: Options of sources in other packages.
     options: Mapping[str, Any] | None
 
 
-class SourceOptions(
-    AtariOptions,
-    D4RLOptions,
-    AcceptChangedOption,
-    OpenMLOptions,
-    RldsOptions,
-    ExORLOptions,
-    LerobotOptions,
-    GymnasiumOptions,
-    OptionsByName,
-    total=False,
-):
+class SourceOptions(_SharedOptions, total=False):
     """The options of sources that `rbdata.download` takes."""
 
+    name: Annotated[
+        str | None, _Of("gymnasium", "a name for the recording, so that there can be several: ID@NAME", metavar="NAME")
+    ]
+    steps: Annotated[
+        int | None,
+        _Of(
+            "gymnasium",
+            "steps to record, of all environments together; 20000 where episodes are not given",
+            least=1,
+            metavar="N",
+        ),
+    ]
+    policy: Annotated[
+        str | None,
+        _Of("gymnasium", "random, or yours: pkg.mod:name or file.py:name, a function or a class", default="random"),
+    ]
+    num_envs: Annotated[int | None, _Of("gymnasium", "environments stepped together", default=1, least=1, metavar="N")]
+    seed: Annotated[
+        int | None, _Of("gymnasium", "the same seed gives the same recording", default=0, least=0, metavar="S")
+    ]
+    epsilon: Annotated[
+        float | None,
+        _Of(
+            "gymnasium",
+            "probability of a random action instead of the policy's",
+            default=0.0,
+            least=0,
+            most=1,
+            metavar="E",
+        ),
+    ]
+    env_args: Annotated[
+        Mapping[str, Any] | None,
+        _Of(
+            "gymnasium",
+            "an argument of the environment, such as is_slippery=false; repeatable",
+            default={},
+            metavar="KEY=VALUE",
+            flag="--env-arg",
+        ),
+    ]
 
-class RawFileOptions(
-    AtariOptions,
-    D4RLFileOptions,
-    AcceptChangedOption,
-    OpenMLOptions,
-    RldsOptions,
-    ExORLOptions,
-    LerobotOptions,
-    ArraysOptions,
-    OptionsByName,
-    total=False,
-):
+
+class RawFileOptions(_SharedOptions, total=False):
     """The options of sources that `rbdata.convert` takes."""
+
+    map: Annotated[
+        Mapping[str, str | Sequence[str] | float] | None,
+        _Of(
+            "arrays",
+            "which of the arrays is what, such as observation=obs, action=act, reward=rew, done=done; repeatable",
+            default={},
+            metavar="OURS=THEIRS",
+        ),
+    ]
+    environment: Annotated[
+        str | None, _Of("arrays", "the Gymnasium id of the environment that the data come from", metavar="ID")
+    ]
+    dataset: Annotated[
+        str | None,
+        _Of("d4rl", "the D4RL id of the file", metavar="ID"),
+        _Of("gen_dgrl", "the Gen-DGRL id of the archive", metavar="ID"),
+        _Of("ogbench", "the OGBench id of the file", metavar="ID"),
+    ]
+
+
+def declared(source: str) -> tuple[SourceOption, ...]:
+    """The options of a built-in source, in the order in which they are declared above."""
+    return tuple(_declared()[source])
+
+
+@cache
+def _declared() -> Mapping[str, list[SourceOption]]:
+    found: dict[str, dict[str, SourceOption]] = defaultdict(dict)
+    for keywords, commands in ((SourceOptions, ("download", "convert")), (RawFileOptions, ("convert",))):
+        for name, hint in get_type_hints(keywords, include_extras=True).items():
+            for one in getattr(hint, "__metadata__", ()):
+                fields = {"commands": commands, **_type_of(hint.__origin__), **one.fields}
+                for source in one.sources:
+                    found[source].setdefault(name, SourceOption(name, **fields))
+    return {source: list(options.values()) for source, options in found.items()}
+
+
+def _type_of(annotation: Any) -> dict[str, Any]:
+    """The type and the choices of ``annotation``; a union of several types is text."""
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+    if get_origin(kinds[0]) is Literal:
+        return {"choices": get_args(kinds[0])}
+    if get_origin(kinds[0]) is not None:  # Mapping[str, ...]
+        return {"type": dict}
+    return {"type": kinds[0] if len(kinds) == 1 else str}
 
 
 def given_options(options: SourceOptions | RawFileOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ..fetch import open_location
 from ..fetch.location import join_path, without_login
 from .catalogue_entry import CatalogueEntry, CatalogueFile, RemoteDataset, RemoteListing, cache_listing, read_listing
 from .known_environment import KnownEnvironment, stated_environment
-from .options import SourceOption
+from .options import RESERVED, SourceOption
 
 if TYPE_CHECKING:
     from ...storage.manifest import Manifest
@@ -228,7 +228,7 @@ class Source:
         unknown = [name for name in given if name not in taken]
         if unknown:
             every = f"options of {self.name}: {', '.join(taken)}" if taken else f"{self.name} has no options of its own"
-            hint = " ".join(filter(None, (nearest(unknown[0], taken), every)))
+            hint = " ".join(filter(None, (nearest(unknown[0], [*taken, *RESERVED]), every)))
             raise UsageError(f"{self.name} has no option {', '.join(unknown)} for {command}", hint=hint)
         if options.parts is not None and "parts" not in self.supports:
             raise UsageError(f"datasets of {self.name} have no shards to choose from", hint="leave out --shards")

@@ -24,7 +24,7 @@ from ...errors import UnknownDatasetError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import ComputedRows, Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
 from ...storage.folder import DatasetPlace, remove_tree
-from ...storage.keywords import Function, check_keywords
+from ...storage.keywords import Function
 from ...storage.leaf import Leaf
 from ...storage.manifest import read_manifest
 from ...storage.replay.buffer import ReplayBuffer
@@ -214,7 +214,7 @@ def _passes_on(source: str) -> Callable[[Function], Function]:
             if one.name not in taken and one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
                 shown.setdefault(one.name, one.replace(kind=Parameter.KEYWORD_ONLY))
         function.__signature__ = Signature([*own, *shown.values()])  # type: ignore[attr-defined]
-        return check_keywords(function)
+        return function
 
     return decorate
 

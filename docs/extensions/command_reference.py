@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,8 +51,7 @@ def record_of(param: Any, context: click.Context) -> tuple[str, str] | None:
     record = param.get_help_record(context)
     if record is None:
         return None
-    # Click adds the type to an argument's name: WORDS <list[str]>.
-    return re.sub(r" <[\w\[\]]+>$", "", record[0]).replace("|", "\\|"), " ".join(record[1].split())
+    return record[0].replace("|", "\\|"), " ".join(record[1].split())
 
 
 def escaped(text: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
-from ..keywords import check_keywords, whole_number
+from ..keywords import whole_number
 from .arguments import check_batch_size, check_prefetch, seed_of
 from .batches import stack_records
 from .buffer import ReplayBuffer
@@ -40,7 +40,6 @@ class ReplayBufferEnsemble(Saved):
     which `update_priority` takes. Nothing can be written: write to the members, ``ensemble.buffers``.
     """
 
-    @check_keywords
     def __init__(
         self,
         *buffers: ReplayBuffer,

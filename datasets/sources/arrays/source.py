@@ -7,7 +7,7 @@ from pathlib import Path
 from ....errors import UsageError
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
-from ..options import SourceOption
+from ..options import declared
 from ..source import Source
 
 
@@ -16,40 +16,7 @@ class ArraysSource(Source):
 
     name = "arrays"
     home = "/"  # no place is searched
-    options = (
-        SourceOption(
-            "map",
-            "which of the arrays is what, such as observation=obs, action=act, reward=rew, done=done; repeatable",
-            dict,
-            {},
-            metavar="OURS=THEIRS",
-            commands=("convert",),
-        ),
-        SourceOption(
-            "environment",
-            "the Gymnasium id of the environment that the data come from",
-            metavar="ID",
-            commands=("convert",),
-        ),
-        SourceOption(
-            "episodes",
-            "only these episodes of a group or a file each, such as 0-9,12, or those that an array names: mask/train",
-            metavar="LIST",
-            commands=("convert",),
-        ),
-        SourceOption(
-            "leave_out",
-            "arrays not to read, separated by commas: names, groups, patterns with *",
-            metavar="NAMES",
-            commands=("convert",),
-        ),
-        SourceOption(
-            "split",
-            "the split to read, where folders, files or groups are named after several (train, test)",
-            metavar="SPLIT",
-            commands=("convert",),
-        ),
-    )
+    options = declared("arrays")
     reads_any = True
 
     def recognises(self, path: Path) -> bool:

@@ -23,7 +23,7 @@ from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
-from ..options import SourceOption
+from ..options import declared
 from ..source import Source
 from .raw_files import (
     DQN_REPLAY,
@@ -50,15 +50,7 @@ class AtariSource(Source):
 
     name = "atari"
     home = DQN_REPLAY_HOME
-    options = (
-        SourceOption(
-            "upstream",
-            "which copy of the data; auto: the bucket, else RL Unplugged (on a mirror: whichever it holds)",
-            choices=(_AUTO, DQN_REPLAY, RL_UNPLUGGED),
-            default=_AUTO,
-            setting=True,
-        ),
-    )
+    options = declared("atari")
     supports = frozenset({"parts", "time_limit", "codec", "layout", "unknown_next"})
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:

@@ -18,7 +18,7 @@ from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
-from ..options import ACCEPT_CHANGED, SourceOption
+from ..options import declared
 from ..source import Source, first_found, only_file
 from .registry import FLAT_COPY, HOME, registry
 
@@ -47,18 +47,7 @@ class D4rlSource(Source):
     name = "d4rl"
     home = HOME
     copy = FLAT_COPY
-    options = (
-        SourceOption("episodes_by", "what ends an episode", choices=ENDS, default="auto"),
-        SourceOption(
-            "horizon",
-            "maximum episode length, for files without time-out flags; by default the environment's limit",
-            int,
-            least=1,
-            metavar="N",
-        ),
-        SourceOption("dataset", "the D4RL id of the file", metavar="ID", commands=("convert",)),
-        ACCEPT_CHANGED,
-    )
+    options = declared("d4rl")
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
         """The catalogue, with the time limits of the registry."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from ....errors import UsageError
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
-from ..options import SourceOption
+from ..options import declared
 from ..source import Source, files_below, only_file, only_object
 
 
@@ -24,13 +24,7 @@ class ExorlSource(Source):
 
     name = "exorl"
     home = "https://dl.fbaipublicfiles.com/exorl"
-    options = (
-        SourceOption(
-            "task",
-            "whose rewards the dataset has, computed from the states of the simulator (walker_run); as stored without",
-            metavar="TASK",
-        ),
-    )
+    options = declared("exorl")
     supports = frozenset({"codec", "layout"})
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ....errors import UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job
-from ..options import SourceOption
+from ..options import declared
 from ..source import FoundFile, Source, files_below, first_found, only_file, only_object
 
 HOME = "https://dl.fbaipublicfiles.com/DGRL"
@@ -45,7 +45,7 @@ class GenDgrlSource(Source):
 
     name = "gen_dgrl"
     home = HOME
-    options = (SourceOption("dataset", "the Gen-DGRL id of the archive", metavar="ID", commands=("convert",)),)
+    options = declared("gen_dgrl")
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Finds the archive, in the layout of the project or of TorchRL. Raises FetchErrors."""

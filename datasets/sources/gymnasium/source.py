@@ -21,7 +21,7 @@ from ....storage.reference_scores import ReferenceScores, stated_wrappers
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
 from ..human_scores import game_of, human_scores
-from ..options import TEXT, SourceOption
+from ..options import declared
 from ..source import Source
 
 #: Gymnasium's own syntax, ``(module:)(namespace/)name(-vN)``.
@@ -74,43 +74,7 @@ class GymnasiumSource(Source):
 
     name = "gymnasium"
     home = "/"  # no place is searched
-    options = (
-        SourceOption("name", "a name for the recording, so that there can be several: ID@NAME", metavar="NAME"),
-        SourceOption(
-            "steps",
-            "steps to record, of all environments together; 20000 where episodes are not given",
-            int,
-            least=1,
-            metavar="N",
-        ),
-        SourceOption(
-            *("episodes", "whole episodes to record, of all environments together", int),
-            least=1,
-            metavar="N",
-            flag_is_text=True,  # lerobot's is a list
-        ),
-        SourceOption("policy", "random, or yours: pkg.mod:name or file.py:name, a function or a class", str, "random"),
-        SourceOption("num_envs", "environments stepped together", int, 1, least=1, metavar="N"),
-        SourceOption("seed", "the same seed gives the same recording", int, 0, least=0, metavar="S"),
-        SourceOption(
-            "epsilon",
-            "probability of a random action instead of the policy's",
-            float,
-            0.0,
-            least=0,
-            most=1,
-            metavar="E",
-        ),
-        SourceOption(
-            "env_args",
-            "an argument of the environment, such as is_slippery=false; repeatable",
-            dict,
-            {},
-            metavar="KEY=VALUE",
-            flag="--env-arg",
-        ),
-        TEXT,
-    )
+    options = declared("gymnasium")
     supports = frozenset({"codec", "layout"})
     makes = True
     open_ended = True

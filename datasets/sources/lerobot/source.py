@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...fetch import Location
 from ...ingest.job import ConvertOptions, Job
-from ..options import TEXT, SourceOption
+from ..options import declared
 from ..source import Source
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,12 +25,7 @@ class LerobotSource(Source):
     home = "hf://lerobot"
     open_ended = True
     supports = frozenset({"codec", "layout"})
-    options = (
-        SourceOption("size", "resize frames to this size in pixels, width x height", metavar="WxH"),
-        SourceOption("episodes", "only these episodes, such as 0-9,12", metavar="LIST"),
-        SourceOption("cameras", "only these cameras, such as front,wrist, or none", metavar="NAMES"),
-        TEXT,
-    )
+    options = declared("lerobot")
 
     def knows(self, name: str) -> bool:
         return _ID.fullmatch(name) is not None and ".." not in name

@@ -25,7 +25,7 @@ from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import join_path
 from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry, Place, RemoteDataset, action_kind, observation_kind, space_text
-from ..options import TEXT
+from ..options import declared
 from ..source import Source, files_below, only_file
 
 HOME = "hf://farama-minari"
@@ -129,7 +129,7 @@ class MinariSource(Source):
 
     name = "minari"
     scores_in_datasets = True
-    options = (TEXT,)
+    options = declared("minari")
     open_ended = True
 
     @property

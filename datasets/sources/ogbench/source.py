@@ -28,7 +28,7 @@ from ...fetch import Location, RemoteObject
 from ...ingest.job import ConvertOptions, Job
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
-from ..options import SourceOption
+from ..options import declared
 from ..source import FoundFile, Source, only_file
 
 HOME = "https://rail.eecs.berkeley.edu/datasets/ogbench"
@@ -102,7 +102,7 @@ class OgbenchSource(Source):
     name = "ogbench"
     home = HOME
     copy = COPY
-    options = (SourceOption("dataset", "the OGBench id of the file", metavar="ID", commands=("convert",)),)
+    options = declared("ogbench")
     supports = frozenset({"parts", "codec", "layout"})
 
     def names(self) -> Sequence[str]:

@@ -11,17 +11,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
 from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject, open_location
 from ...ingest.job import ConvertOptions, Job, RawObject
 from ..catalogue_entry import RemoteDataset
-from ..options import ACCEPT_CHANGED, SourceOption
+from ..options import declared
 from ..source import Source, only_file, only_object
 from .client import Api, Description, Listed, path_of
-from .table_options import PRESETS, Format, Missing, Preset, Standardize, TableOptions, table_options
+from .table_options import PRESETS, Preset, TableOptions, table_options
 
 HOME = "https://www.openml.org"
 
@@ -34,17 +33,7 @@ class OpenmlSource(Source):
 
     name = "openml"
     home = HOME
-    options = (
-        SourceOption("target", "label columns, comma-separated, instead of the dataset's own", metavar="COLUMNS"),
-        SourceOption("exclude", "columns to leave out, comma-separated", metavar="COLUMNS"),
-        SourceOption("missing", "how to handle missing values (keep)", choices=get_args(Missing)),
-        SourceOption("one_hot", "one-hot encode nominal columns", bool),
-        SourceOption(
-            "standardize", "scale columns to mean 0, standard deviation 1 (none)", choices=get_args(Standardize)
-        ),
-        SourceOption("format", "which file format to download (auto)", choices=get_args(Format)),
-        ACCEPT_CHANGED,
-    )
+    options = declared("openml")
     supports = frozenset()
     open_ended = True
 

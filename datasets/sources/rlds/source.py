@@ -21,7 +21,7 @@ from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, open_location
 from ...fetch.location import join_path
 from ...ingest.job import ConvertOptions, Job
-from ..options import TEXT, SourceOption
+from ..options import declared
 from ..source import Source
 
 HOME = "gs://tfds-data/datasets"
@@ -30,29 +30,6 @@ VERSION = re.compile(r"\d+\.\d+\.\d+")
 _PART = r"[\w][\w.\-+]*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*(?:@[\w+]+)?")
 _SPLIT = "@"
-OPTIONS = (
-    SourceOption(
-        "last_row",
-        "what the last row of a terminated episode is: an observation alone, as RLDS says, or a step, as in most robot data; "
-        "auto: a step where the first file has one with a reward or an action",
-        choices=("auto", "observation", "step"),
-        default="auto",
-    ),
-    SourceOption("split", "the split, or several joined by +; train, or the only one", metavar="SPLIT"),
-    SourceOption(
-        "leave_out", "features not to store, separated by commas, such as observation/depth,info", metavar="NAMES"
-    ),
-    SourceOption(
-        "max_length",
-        "bytes of a text, and elements of a sequence of varying length, that a row holds",
-        int,
-        512,
-        least=1,
-        most=1 << 16,
-        metavar="N",
-    ),
-    TEXT,
-)
 
 
 def local_root() -> Path:
@@ -69,7 +46,7 @@ class RldsSource(Source):
 
     name = "rlds"
     home = HOME
-    options = OPTIONS
+    options = declared("rlds")
     supports = frozenset({"parts", "codec", "layout"})
     open_ended = True
     #: Where a dataset states none.

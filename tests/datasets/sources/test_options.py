@@ -165,7 +165,7 @@ def test_a_registered_source(register, tmp_path, capsys):
     assert run(["download", "--help"]) == 0
     help_text = " ".join(capsys.readouterr().out.split())
     assert "--listed-steps STEPS" in help_text and "--listed-dry-run" in help_text
-    assert "Options of listed: --text <bytes|omit|hex> Another text." in help_text
+    assert "--text <bytes|omit|hex> minari" in help_text and "listed: another text." in help_text
     assert run(["download", "gymnasium/CartPole-v1", "--text", "hex", "--root", str(tmp_path)]) == 2
     assert "text is 'hex', must be one of bytes, omit" in capsys.readouterr().err
 
