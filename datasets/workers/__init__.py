@@ -4,8 +4,7 @@ C libraries (HDF5, Arrow, FFmpeg) and users' functions run in them: what crashes
 names the file or the steps, in a process that goes on.
 
 Read in this order: `task` (tasks, progress, the interface of engines), `open_engine` and one engine (`local_engine`,
-`ray_cluster`), `worker_process` (how a worker of this machine is set up). Importing this package is cheap: engines are imported
-when they are opened.
+`ray_cluster`). Importing this package is cheap: engines are imported when they are opened.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 `concurrent.futures` manages the processes and detects when one dies. On Linux they are forked from `multiprocessing`'s fork
 server, which imports what they need once: torch takes three seconds. Elsewhere they are fresh interpreters. Progress is
 reported through shared counters, a slot for each task in work: no queue can fill up, and a slot says which task a worker held
-when it died. With no processes (``procs=0``) tasks run in the calling process.
+when it died. What workers print arrives through one pipe, and the main process prints it line by line, so that it neither
+breaks a progress bar nor ends up in the JSON that a command prints.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import multiprocessing
 import os
@@ -18,11 +20,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from ... import settings
 from ...errors import CorruptSourceError, WorkerLostError
@@ -42,14 +44,6 @@ from .task import (
     usable_cpus,
     write_to_stderr,
 )
-from .worker_process import OutputPipe, begin, flush_output
-
-if TYPE_CHECKING or sys.platform == "linux":
-    from multiprocessing.context import ForkServerContext as _Base
-    from multiprocessing.context import ForkServerProcess as _BaseProcess
-else:  # Windows has no fork, and on macOS a process that has loaded system frameworks is not safe to fork
-    from multiprocessing.context import SpawnContext as _Base
-    from multiprocessing.context import SpawnProcess as _BaseProcess
 
 #: Seconds between two reads of the counters.
 POLL = 0.2
@@ -59,6 +53,9 @@ MAX_PROCS = 8
 AHEAD = 2
 #: Memory that C libraries may take for files of a size: a base, and bytes per byte.
 _MEMORY, _MEMORY_A_BYTE = 2 << 30, 4
+
+_AGAIN = "run the command again: finished parts are kept"
+_REPLACE = "fetch it again, or use another mirror (--mirror)"
 
 
 def usual_procs(tasks: int, asked: int | None = None) -> int:
@@ -72,95 +69,9 @@ def memory_for(size: int) -> int:
     return _MEMORY + _MEMORY_A_BYTE * size
 
 
-class _Context(_Base):
-    """Starts workers, and knows them. They do not run the program's main module again: scripts need no
-    ``if __name__ == "__main__"``."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        super().__init__()
-        self._modules = modules
-        self.workers: list[Any] = []
-
-    def prepare(self) -> None:
-        """Start the fork server, which imports ``modules`` (unless the program has one already), and return at once."""
-        if sys.platform == "linux":
-            from multiprocessing import forkserver, resource_tracker
-
-            _forget_server_after_fork()
-            resource_tracker.ensure_running()  # here, as it unblocks signals
-            multiprocessing.set_forkserver_preload([*self._modules])
-            # Ctrl-C is for this process. The server takes no modules from the current directory: a json.py may be there.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            safe_path = os.environ.get("PYTHONSAFEPATH")
-            os.environ["PYTHONSAFEPATH"] = "1"
-            try:
-                forkserver.ensure_running()
-            finally:
-                if safe_path is None:
-                    del os.environ["PYTHONSAFEPATH"]
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        worker = _Process(*args, **kwargs)
-        self.workers.append(worker)
-        self.prepare()
-        return worker
-
-
-@cache
-def _forget_server_after_fork() -> None:
-    """In forked processes there is no fork server at first: their parent's is no child of theirs, as `forkserver` expects."""
-
-    def forget() -> None:
-        from multiprocessing import forkserver
-
-        server: Any = forkserver._forkserver
-        if server._forkserver_alive_fd is not None:
-            os.close(server._forkserver_alive_fd)
-        server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
-
-    os.register_at_fork(after_in_child=forget)
-
-
-class _Process(_BaseProcess):
-    def start(self) -> None:
-        main = vars(sys.modules["__main__"])
-        hidden: dict[str, Any] = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
-        main["__spec__"] = None  # which `multiprocessing` reads as an attribute
-        try:
-            with _interrupted_later():
-                super().start()
-        finally:
-            del main["__spec__"]
-            main.update(hidden)
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C act at the end of the block: a fork server that still imports would start a worker that finds nobody."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    calls: list[tuple[Any, ...]] = []
-    handler = signal.signal(signal.SIGINT, lambda *call: calls.append(call))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if calls and callable(handler):
-        handler(*calls[0])
-
-
-class _Slot(ctypes.Structure):
-    """What a worker says of a task in work."""
-
-    _fields_ = [
-        ("worker", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("fetched", ctypes.c_int64),
-        ("retries", ctypes.c_int64),
-        ("wait", ctypes.c_char * 200),
-    ]
+def threads_of_task(procs: int, engine: Engine | None) -> int:
+    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
+    return 1 if engine is not None else max(1, usable_cpus() // max(1, procs))
 
 
 class LocalEngine:
@@ -175,22 +86,23 @@ class LocalEngine:
         self.parallel, self.separate = max(1, procs), procs > 0
         self.name = f"local, {self.parallel} process{'' if self.parallel == 1 else 'es'}"
         self.on_output: OnOutput = write_to_stderr
-        self._memory = memory
-        self._context = _Context([__name__, *modules]) if procs else None
+        self._modules, self._memory = [__name__, *modules], memory
         self._pool: _Pool | None = None
 
     def prepare(self) -> None:
-        """Start importing ``modules``, which takes seconds, in the background."""
-        if self._context is not None:
-            self._context.prepare()
+        """Start the fork server, which imports ``modules`` for seconds (unless the program has one already); do not wait."""
+        if self.separate and _METHOD == "forkserver":
+            _start_server(self._modules)
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
-        if self._context is None:
-            yield from _run_here(work, tasks, report)
+        if not self.separate:
+            for task in tasks:
+                yield task.index, work(task, lambda *done, task=task: report([_progress(task, *done)]))
             return
+        self.prepare()
         if self._pool is None:
-            self._pool = _Pool(self._context, self.parallel, self._memory, lambda line: self.on_output(line))
+            self._pool = _Pool(self.parallel, self._memory, lambda line: self.on_output(line))
         idle = False
         try:
             yield from self._pool.run(work, tasks, report)
@@ -206,17 +118,87 @@ class LocalEngine:
             pool.close()
 
 
-class _Pool:
-    """The executor of a `LocalEngine`, with the slots of its tasks."""
+def _progress(task: WorkUnit, rows: int, fetched: int, retries: int, wait: str = "") -> TaskProgress:
+    return TaskProgress(task.index, rows, task.rows, fetched, retries, wait)
 
-    def __init__(self, context: _Context, procs: int, memory: int | None, on_output: OnOutput) -> None:
-        self._context, self._memory = context, memory
+
+# -- starting workers --------------------------------------------------------------------------------------------------
+
+# Windows has no fork, and on macOS a process that has loaded system frameworks is not safe to fork.
+_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Start the fork server, or workers, in this block.
+
+    They see an empty main module, and so do not run the program's again: scripts need no ``if __name__ == "__main__"``. Ctrl-C
+    acts at the end of the block, and never on the server: what it finds half started would print a traceback.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    calls: list[tuple[Any, ...]] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *call: calls.append(call)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+    if calls and callable(handler):
+        handler(*calls[0])
+
+
+def _start_server(modules: Sequence[str]) -> None:
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()  # before the block, whose mask it would undo
+    multiprocessing.set_forkserver_preload([*modules])
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"  # the server is a `python -c`: a json.py may be in the current directory
+    try:
+        with _starting():
+            forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+class _Slot(ctypes.Structure):
+    """What a worker says of a task in work."""
+
+    _fields_ = [
+        ("worker", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("fetched", ctypes.c_int64),
+        ("retries", ctypes.c_int64),
+        ("wait", ctypes.c_char * 200),
+    ]
+
+
+class _Pool:
+    """The executor of a `LocalEngine`, with its processes, the slots of its tasks, and the pipe of what they print."""
+
+    def __init__(self, procs: int, memory: int | None, on_output: OnOutput) -> None:
+        self._memory, self._on_output = memory, on_output
+        self._workers: list[Any] = []
+        context: Any = copy.copy(multiprocessing.get_context(_METHOD))
+        make = context.Process
+
+        def make_and_keep(*args: Any, **kwargs: Any) -> Any:
+            self._workers.append(make(*args, **kwargs))
+            return self._workers[-1]
+
+        context.Process = make_and_keep
         self._slots = context.RawArray(_Slot, AHEAD * procs)
-        self._output = OutputPipe(on_output)
-        context.workers.clear()
-        self._executor = ProcessPoolExecutor(
-            procs, context, _begin, (self._slots, self._output.sender, dict(os.environ), memory)
-        )
+        self._receiver, self._sender = multiprocessing.Pipe(duplex=False)
+        os.set_blocking(self._receiver.fileno(), False)
+        self._line = b""
+        arguments = self._slots, self._sender, dict(os.environ), memory
+        self._executor = ProcessPoolExecutor(procs, context, _begin, arguments)
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         import cloudpickle  # functions of scripts and notebooks travel by value
@@ -227,14 +209,22 @@ class _Pool:
         try:
             while True:
                 while free and (task := next(left, None)) is not None:
-                    slot = free.pop()
+                    slot, payload = free.pop(), cloudpickle.dumps((work, task))
                     self._slots[slot] = _Slot()
-                    running[self._executor.submit(_do, cloudpickle.dumps((work, task)), slot)] = slot, task
+                    with _starting():
+                        running[self._executor.submit(_do, payload, slot)] = slot, task
                 if not running:
                     return
                 done, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
-                self._output.forward()
-                report([_progress(task, self._slots[slot]) for slot, task in running.values() if self._is_begun(slot)])
+                self._forward_output()
+                held = [(task, self._slots[slot]) for slot, task in running.values()]
+                report(
+                    [
+                        _progress(task, slot.rows, slot.fetched, slot.retries, slot.wait.decode(errors="replace"))
+                        for task, slot in held
+                        if slot.rows or slot.wait
+                    ]
+                )
                 for future in done:
                     record = future.result()
                     slot, task = running.pop(future)
@@ -244,12 +234,17 @@ class _Pool:
             self._executor.shutdown(wait=True)
             raise self._lost(dict(running.values())) from error
 
-    def _is_begun(self, slot: int) -> bool:
-        return bool(self._slots[slot].rows or self._slots[slot].wait)
+    def _forward_output(self) -> None:
+        """Pass on the whole lines that have been printed. A progress bar rewrites its line after a carriage return."""
+        with suppress(BlockingIOError):
+            while block := os.read(self._receiver.fileno(), 1 << 16):
+                *lines, self._line = (self._line + block).split(b"\n")
+                for line in lines:
+                    self._on_output(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
 
     def _lost(self, held: dict[int, Any]) -> Exception:
         """The error for a worker that died; ``held`` are the tasks by their slots."""
-        codes = {worker.pid: worker.exitcode for worker in self._context.workers if worker.pid is not None}
+        codes = {worker.pid: worker.exitcode for worker in self._workers}
         # The executor ends the others by SIGTERM.
         first = next((pid for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM)), None)
         code = -signal.SIGTERM if first is None else codes[first]
@@ -257,7 +252,7 @@ class _Pool:
         labels = labels or [task.label for task in held.values()]
         what = labels[0] + (f", or on one of {len(labels) - 1} others" if len(labels) > 1 else "")
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        if code in (-signal.SIGTERM, -getattr(signal, "SIGKILL", 9), 255):  # 255: its fork server was killed
+        if code in (-signal.SIGTERM, -signal.SIGKILL):
             message = (
                 f"the process that worked on {what} was killed ({how}), perhaps by the system because memory ran out"
             )
@@ -267,34 +262,15 @@ class _Pool:
         return WorkerLostError(f"the process that worked on {what} crashed ({how})", hint=_AGAIN)
 
     def close(self) -> None:
-        for worker in self._context.workers:
+        for worker in self._workers:
             if worker.pid is not None:
                 worker.kill()
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._output.close()
-
-
-_AGAIN = "run the command again: finished parts are kept"
-_REPLACE = "fetch it again, or use another mirror (--mirror)"
-
-
-def _progress(task: WorkUnit, slot: Any) -> TaskProgress:
-    waits = slot.wait.decode(errors="replace")
-    return TaskProgress(task.index, slot.rows, task.rows, slot.fetched, slot.retries, waits)
-
-
-def _run_here(work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run tasks in this process, one after the other."""
-    for task in tasks:
-        last = monotonic()
-
-        def on_block(rows: int, fetched: int, retries: int, task: T = task) -> None:
-            nonlocal last
-            if monotonic() - last >= POLL or rows == task.rows:
-                last = monotonic()
-                report([TaskProgress(task.index, rows, task.rows, fetched, retries)])
-
-        yield task.index, work(task, on_block)
+        self._forward_output()
+        if self._line:
+            self._on_output(self._line.decode(errors="replace"))
+        self._receiver.close()
+        self._sender.close()
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
@@ -304,9 +280,34 @@ _memory: int | None = None
 
 
 def _begin(slots: Any, output: Any, environment: dict[str, str], memory: int | None) -> None:
+    """The initializer of a worker. ``environment`` is the program's today, which that of its fork server may not be."""
     global _slots, _memory
     _slots, _memory = slots, memory
-    begin(output, environment, memory)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    # A line of up to 4,096 bytes is written to a pipe atomically (POSIX, ``PIPE_BUF``): lines of several workers do not mix.
+    sys.stdout = sys.stderr = open(1, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    if memory is not None and sys.platform == "linux":
+        import resource
+
+        taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limits = [limit for limit in (taken + memory, soft, hard) if limit != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+
+
+def _end_with_parent() -> None:
+    """End this process with the one that started it, busy or not: nobody reads the results."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _do(payload: bytes, number: int) -> dict[str, Any]:
@@ -331,7 +332,9 @@ def _do(payload: bytes, number: int) -> dict[str, Any]:
         message = f"{task.label} cannot be read: that takes more than {_memory >> 20} MiB of memory"
         raise CorruptSourceError(message, hint=_REPLACE) from error
     finally:
-        flush_output()
+        with suppress(OSError, ValueError):  # a function may have closed it
+            sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -378,12 +381,5 @@ def call(
         for one in tasks:
             on_progress(one.rows, one.fetched)
 
-    if not engine.separate:
-        return function(*args, on_progress)
     ((_, record),) = engine.run(do_task, [_Call(label, function, args)], report)
     return record["result"]
-
-
-def threads_of_task(procs: int, engine: Engine | None) -> int:
-    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
-    return 1 if engine is not None else max(1, usable_cpus() // max(1, procs))

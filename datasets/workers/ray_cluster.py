@@ -98,17 +98,14 @@ class RayEngine:
         """Return when no task writes any longer, so that the dataset's lock can be released.
 
         ``ray.cancel`` is not used: if a task ends while it is being cancelled, Ray (2.60) aborts the whole program. A Ray
-        instance that this engine started is shut down. On another one the tasks get time to finish, which takes seconds;
-        otherwise the connection is closed, and Ray kills the workers of a disconnected job.
+        that this engine started is shut down. On another one the tasks get time to finish; then the connection is closed, which
+        kills its workers, unless the program made it.
         """
         ray = self._ray
-        if not references or not ray.is_initialized():
-            return
-        if self._way != "started":
-            # A connection that the program made is not closed here.
+        if references and ray.is_initialized() and self._way != "started":
             patience = PATIENCE if self._way == "joined" else None
             _, references = ray.wait(references, num_returns=len(references), timeout=patience)
-        if references:
+        if references and ray.is_initialized():
             self.close()
             sleep(GRACE)
 
@@ -118,18 +115,9 @@ class RayEngine:
             return ray
         if ray.is_initialized():
             self._way = "borrowed"
-        elif self._address is None:
-            _set_ray_output(False)
-            self._start_local()
-            self._way = "started"
         else:
-            _check_port(self._address)
             _set_ray_output(False)
-            try:
-                ray.init(address=self._address, **_QUIET)
-            except _REFUSED as error:
-                raise _no_cluster(self._address, error) from error
-            self._way = "joined"
+            self._way = self._init()
         self.parallel = _processors(ray)
         self.name = f"ray {ray.__version__}, {self.parallel} processors"
         if not self.parallel:
@@ -137,24 +125,31 @@ class RayEngine:
             raise UsageError("the Ray cluster has no processors", hint="add a node: `ray start --address=...`")
         return ray
 
-    def _start_local(self) -> None:
+    def _init(self) -> _Way:
+        """Connect to the cluster at the address, or start a Ray here."""
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        refused = (ConnectionError, TimeoutError, ValueError, RuntimeError, ImportError, OSError, OverflowError)
+        if self._address is not None:
+            try:
+                _check_port(self._address)
+                self._ray.init(address=self._address, **quiet)
+            except refused as error:
+                message = f"no Ray cluster answers at {self._address}: {_first_line(error)}"
+                hint = "start one with `ray start --head`, or leave --address out for a Ray on this machine"
+                raise UsageError(message, hint=hint) from error
+            return "joined"
         # Switches off Ray's usage reports, and its unlimited retries of tasks that run out of memory.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
+        here = {"address": "local", "num_cpus": self.parallel, "num_gpus": 0, "include_dashboard": False}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._ray.init(
-                    address="local",
-                    num_cpus=self.parallel,
-                    num_gpus=0,
-                    include_dashboard=False,
-                    object_store_memory=_STORE,
-                    **_QUIET,
-                )
-        except _REFUSED as error:
+                self._ray.init(**here, object_store_memory=_STORE, **quiet)
+        except refused as error:
             message = f"Ray does not start on this machine: {_first_line(error)}"
             raise RbdataError(message, hint="--engine local needs no Ray") from error
+        return "started"
 
     def _limit(self, ray: ModuleType) -> int:
         """How many tasks may be submitted at a time; a cluster can grow and shrink during a run."""
@@ -168,26 +163,12 @@ class RayEngine:
 #: The origin of an engine's Ray: started by it, a cluster it connected to, or the program's own connection.
 _Way = Literal["started", "joined", "borrowed"]
 
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
-#: What ``ray.init`` raises.
-_REFUSED = (ConnectionError, TimeoutError, ValueError, RuntimeError, ImportError, OSError)
-
 
 def _check_port(address: str) -> None:
-    """Raise UsageError when the port is closed: Ray itself would retry for minutes."""
+    """Raise OSError when the port is closed: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
-        except (OSError, OverflowError) as error:
-            raise _no_cluster(address, error) from error
-
-
-def _no_cluster(address: str, error: BaseException) -> UsageError:
-    message = f"no Ray cluster answers at {address}: {_first_line(error)}"
-    hint = "start one with `ray start --head`, or leave --address out for a Ray on this machine"
-    return UsageError(message, hint=hint)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
 
 
 def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:
@@ -215,12 +196,14 @@ def _result(ray: ModuleType, reference: Any) -> dict[str, Any]:
         message = f"a Ray worker failed: {type(cause).__name__}: {_first_line(cause)}"
         hint = "every node needs this rbdata, what your function imports, and the datasets' folder under the same path"
         raise RbdataError(message, hint=hint) from error
-    except exceptions.OutOfMemoryError as error:
-        message = f"a Ray worker ran out of memory, {RETRIES + 1} times"
-        raise WorkerLostError(message, hint=f"{_AGAIN}; fewer --procs or a smaller --batch-size need less") from error
-    except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError) as error:
+    except (
+        exceptions.OutOfMemoryError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+    ) as error:
         message = f"a Ray worker was lost {RETRIES + 1} times at the same task, perhaps because memory ran out"
-        raise WorkerLostError(message, hint=_AGAIN) from error
+        raise WorkerLostError(message, hint=f"{_AGAIN}; fewer --procs or a smaller --batch-size need less") from error
     except exceptions.RayError as error:
         raise RbdataError(f"Ray failed: {_first_line(error)}", hint=_AGAIN) from error
     return record
