@@ -9,42 +9,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from ...errors import FetchError, ForbiddenError, MissingExtraError, ObjectNotFoundError, UsageError
+from ...errors import MissingExtraError, ObjectNotFoundError, UsageError
 from .location import (
     CONNECTIONS,
-    FIRST_RANGE,
-    Location,
     Names,
     Objects,
     PerProcess,
     RemoteObject,
+    StoreLocation,
     check_first,
     check_path,
-    is_plain_name,
     join_path,
-    require_inside,
-    split_ranges,
     stated_size,
     without_login,
 )
-from .retries import (
-    DENIED,
-    MISSING,
-    NO_RANGES,
-    FetchOptions,
-    malformed,
-    network_error,
-    reason,
-    replaced,
-    transient,
-)
+from .retries import MISSING, NO_LOGIN, FetchOptions, replaced
 
 T = TypeVar("T")
-PIECE = 1 << 20
 
 _S3 = ("s3", "s3a")
 #: Fields of which every listing has some: the client turns any other response into an empty listing.
@@ -52,12 +37,10 @@ _LISTING_FIELDS = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Cont
 #: Clients that this process inherited by a fork.
 _inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
-#: botocore's errors if there are no credentials.
-_NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 
 
 @dataclass(frozen=True)
-class FsspecLocation(Location):
+class FsspecLocation(StoreLocation):
     """A `Location` behind one of fsspec's file systems."""
 
     _files: PerProcess[_Files] = field(default_factory=PerProcess, init=False, repr=False, compare=False)
@@ -75,72 +58,43 @@ class FsspecLocation(Location):
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        require_inside(obj, self.url)
-        if offset or obj.size is None:
-            # The range requests cannot be pinned to a version, so check that the object is still the same one.
-            obj = self._check_unchanged(obj)
-        for start, length in split_ranges(obj, offset):
-            data = self._read_range(obj.url, start, length)
-            if len(data) > length:
-                raise FetchError(f"{obj.url}: requested {length} bytes, received {len(data)}", hint=NO_RANGES)
-            for low in range(0, len(data), PIECE):
-                yield data[low : low + PIECE]
-            if len(data) < length:
-                self._check_unchanged(obj)
-                raise transient(f"{obj.url}: connection lost after {len(data)} of {length} bytes")
-        if offset or (obj.size or 0) > FIRST_RANGE or not obj.checksums:
-            self._check_unchanged(obj)  # not needed for a single range that a checksum covers
-
     def file_system(self) -> _Files:
         """This process's connection; uploads use it too."""
         return self._files.get(lambda: _Files(self.url, self.options))
 
-    # -- requests ----------------------------------------------------------------------------------------------------
-
-    def _read_range(self, url: str, start: int, length: int, version: str | None = None) -> bytes:
-        """A range; in S3, of this version of the object."""
+    def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
         files = self.file_system()
-        if files.protocol in _S3:
-            return files.call(url, lambda fs, path: _read_s3_range(fs, path, start, length, version))
-        return files.call(url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=start + length)))
-
-    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        data = self._read_range(obj.url, start, length, obj.version)
-        if obj.version is None or self.file_system().protocol not in _S3:
-            self._check_unchanged(obj)
-        if len(data) != length:
-            raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
-        return data
+        if files.is_s3 and obj.version is not None:
+            version = obj.version
+            yield files.call(obj.url, lambda fs, path: _read_s3_range(fs, path, start, length, version))
+            return
+        data = files.call(obj.url, lambda fs, path: bytes(fs.cat_file(path, start=start, end=start + length)))
+        # The request names no version: the object must be the same one afterwards.
+        now = self._describe(obj)
+        if obj.version not in (None, now.version) or obj.size not in (None, now.size):
+            raise replaced(obj.url)
+        yield data
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
-        def describe(fs: Any, path: str) -> RemoteObject:
-            entry = fs.info(path)
-            if entry["type"] != "file":
-                raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
-            return _to_object(entry, obj.url)
-
-        return self.file_system().call(obj.url, describe)
-
-    def _check_unchanged(self, obj: RemoteObject) -> RemoteObject:
-        now = self._describe(obj)
-        if (obj.version is not None and now.version != obj.version) or obj.size not in (None, now.size):
-            raise replaced(obj.url)
-        return now
+        entry = self.file_system().call(obj.url, lambda fs, path: fs.info(path))
+        if entry["type"] != "file":
+            raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
+        return _to_object(entry, obj.url)
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
-        def list_entries(fs: Any, path: str) -> tuple[Objects, Names]:
-            found = _list_folder(fs, path) if files.protocol in _S3 else fs.ls(path, detail=True)
-            # For the path of an object, some stores list that object. An empty name marks an empty folder.
-            entries = [entry for entry in found if entry["name"].rstrip("/").strip("/") != path.strip("/")]
+        files = self.file_system()
+
+        def list_entries(fs: Any, path: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = _list_folder(fs, path) if files.is_s3 else fs.ls(path, detail=True)
+            # For the path of an object, some stores list that object; a name that ends with '/' marks an empty folder.
+            entries = [entry for entry in found if entry["name"].strip("/") != path.strip("/")]
             if found and not entries and found[0]["type"] == "file" and not found[0]["name"].endswith("/"):
                 raise NotADirectoryError(path)
-            entries = sorted((entry for entry in entries if is_plain_name(_name(entry))), key=_name)
-            objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
-            return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
+            return entries
 
-        files = self.file_system()
-        return files.call(url, list_entries)
+        entries = files.call(url, list_entries)
+        objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
+        return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
 
 
 class _Files:
@@ -149,43 +103,38 @@ class _Files:
     def __init__(self, url: str, options: FetchOptions) -> None:
         import fsspec
 
-        self._options = options
-        self.protocol = url.partition("://")[0]
-        self._class: Any = fsspec.get_filesystem_class(self.protocol)
+        protocol = url.partition("://")[0]
+        self._options, self.is_s3 = options, protocol in _S3
+        self._class: Any = fsspec.get_filesystem_class(protocol)
         self._from_url: dict[str, Any] = self._class._get_kwargs_from_urls(url)
-        self._anonymous = options.anonymous is True
         self._file_system: Any = None
 
     def call(self, url: str, action: Callable[[Any, str], T]) -> T:
-        """``action(file system, path)``, one attempt; its exceptions are translated to rbdata's."""
+        """``action(file system, path)``, one attempt; without credentials of S3, an anonymous one."""
         path = self._class._strip_protocol(url)
         try:
             return action(self._open(), path)
         except Exception as error:
-            may_retry = self.protocol in _S3 and not self._anonymous and self._options.anonymous == "auto"
-            if may_retry and type(error).__name__ in _NO_LOGIN:
-                self._anonymous, self._file_system = True, None
-                return self.call(url, action)
-            failure = translate_error(error, url)
-            if failure is error:
+            if not (self.is_s3 and self._options.anonymous == "auto" and type(error).__name__ in NO_LOGIN):
                 raise
-            raise failure from error
+        self._options, self._file_system = replace(self._options, anonymous=True), None
+        return action(self._open(), path)
 
     def _open(self) -> Any:
         if self._file_system is None:
             settings: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False, **self._from_url}
-            if self.protocol in _S3:
+            if self.is_s3:
                 timeouts = {
                     "connect_timeout": self._options.connect_timeout,
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
                 }
-                settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
+                settings |= {"anon": self._options.anonymous is True, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)
             if hasattr(self._file_system, "retries"):
                 self._file_system.retries = 1  # rbdata retries itself
-            if self.protocol in _S3:
+            if self.is_s3:
                 _close_in_own_process(self._file_system)
         return self._file_system
 
@@ -209,27 +158,6 @@ def _check_installed(scheme: str, url: str) -> None:
         message = f"{without_login(url)}: {known.get('err') or f'{scheme}:// needs another package'}"
         hint = "pip install 'rbdata[remote]'" if scheme in _S3 else "see the documentation of fsspec"
         raise MissingExtraError(message, hint=hint)
-
-
-def translate_error(error: Exception, url: str) -> FetchError | UsageError | MissingExtraError:
-    """rbdata's error for an exception of fsspec or of the libraries below it. Raises as `malformed`."""
-    if isinstance(error, (FetchError, UsageError)):
-        return error
-    library = type(error).__module__.partition(".")[0]
-    cause = reason(error)
-    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-        return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)
-    if isinstance(error, PermissionError) or type(error).__name__ in _NO_LOGIN:
-        return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
-    if isinstance(error, (ImportError, NotImplementedError)):
-        return MissingExtraError(f"{url}: {cause}", hint="pip install 'rbdata[remote]'")
-    if type(error).__name__ == "FSTimeoutError":
-        return transient(f"{url}: the server timed out")
-    if library in ("botocore", "aiobotocore", "aiohttp", "asyncio") or isinstance(error, (OSError, EOFError)):
-        return transient(f"{url}: the store did not answer ({cause})")
-    if library in ("s3fs", "fsspec", "azure", "adlfs", "paramiko"):
-        return FetchError(f"{url}: {cause}", hint="use another mirror (--mirror)")
-    return network_error(error, url) or malformed(error, url)
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -282,24 +210,22 @@ def _list_folder(fs: Any, path: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str | None) -> bytes:
-    """A range of an object (of a version, if one is given). Raises ObjectChangedError if the store has another version, and as
-    `check_first`."""
+def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str) -> bytes:
+    """A range of a version of an object. Raises ObjectChangedError if the store has another one, and as `check_first`."""
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)
-    pinned = {"IfMatch": f'"{version}"'} if version else {}
     span = f"bytes={start}-{start + length - 1}"
     try:
-        answer = fs.call_s3("get_object", Bucket=bucket, Key=key, Range=span, **pinned)
-        status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
-        return bytes(sync(fs.loop, answer["Body"].read))
+        answer = fs.call_s3("get_object", Bucket=bucket, Key=key, Range=span, IfMatch=f'"{version}"')
     except OSError as error:
-        answer = getattr(error.__cause__, "response", None) or {}
-        if version and answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
+        refused = getattr(error.__cause__, "response", None) or {}
+        if refused.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
             raise replaced(f"s3://{path}") from error
         raise
+    status = answer["ResponseMetadata"]["HTTPStatusCode"]
+    check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
+    return bytes(sync(fs.loop, answer["Body"].read))
 
 
 def _close_in_own_process(fs: Any) -> None:

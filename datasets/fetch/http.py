@@ -8,9 +8,9 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
@@ -21,23 +21,18 @@ from .location import (
     Objects,
     PerProcess,
     RemoteObject,
-    check_offset,
     content_range,
     hex_of_base64,
     is_plain_name,
-    require_inside,
     size_in,
 )
-from .retries import MISSING, NO_RANGES, FetchOptions, raise_network_error, replaced, status_error, transient
+from .retries import MISSING, NO_RANGES, FetchOptions, replaced, status_error, transient, translated
 
 if TYPE_CHECKING:
     import requests
 
-# Small pieces first: an incomplete piece is lost when the connection breaks, and requested again.
-_FIRST_PIECE, _PIECE = 1 << 16, 1 << 18
-_LONGEST_EXPLANATION = 1 << 16
-#: Limit in bytes of a page of a listing, or of a response of an API.
-_LONGEST_PAGE = 64 << 20
+# An incomplete piece is lost when the connection breaks, and requested again.
+_PIECE = 1 << 17
 
 #: Words in the title of a directory index.
 _TITLES = ("index of", "directory listing", "directory index", "listing of")
@@ -75,37 +70,25 @@ class HttpLocation(Location):
         path = "/".join(_quoted(unquote(part, errors="surrogateescape")) for part in parts.path.split("/"))
         return cls(f"{parts.scheme.lower()}://{host}{path}".rstrip("/"), options, login)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        require_inside(obj, self.url)
-        check_offset(obj, offset)
-        if obj.size is not None and offset == obj.size:
-            return
-        with self._get(obj, offset, f"bytes={offset}-" if offset else "") as (response, skip):
-            yield from _body(response, obj, skip)
-
-    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        with self._get(obj, start, f"bytes={start}-{start + length - 1}") as (response, skip):
-            if skip or (response.status_code == 200 and length != obj.size):
+    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
+        headers = {}
+        if start or length is not None:
+            headers["Range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
+            if obj.version is not None:
+                # A replaced object is sent from its start (200), and detected by its version.
+                headers["If-Range"] = obj.version
+        with self.request("GET", obj.url, headers) as response:
+            _reject_web_page(response, obj)
+            skip = check_same_object(obj, start, response.status_code, response.headers)
+            if length is not None and (skip or (response.status_code == 200 and length != obj.size)):
                 refusal = FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
                 refusal.whole_files_only = True
                 raise refusal
-            data = b"".join(_body(response, obj, 0))
-        if len(data) != length:
-            raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
-        return data
-
-    # -- requests ----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _get(self, obj: RemoteObject, start: int, span: str) -> Iterator[tuple[requests.Response, int]]:
-        """The response to a request for a range ('': everything), and how many of its first bytes come before ``start``."""
-        headers = {"Range": span} if span else {}
-        if span and obj.version is not None:
-            # A replaced object is sent from its start (200), and detected by its version.
-            headers["If-Range"] = obj.version
-        with self.request("GET", obj.url, headers) as response:
-            _reject_web_page(response, obj)
-            yield response, check_same_object(obj, start, response.status_code, response.headers)
+            # As transferred: neither unpacked nor decoded.
+            for piece in () if response.status_code == 416 else response.raw.stream(_PIECE, decode_content=False):
+                if skip < len(piece):
+                    yield piece[skip:]
+                skip = max(0, skip - len(piece))
 
     def _url_of(self, path: str) -> str:
         return "/".join([self.url, *(_quoted(part) for part in path.split("/") if part)])
@@ -113,20 +96,17 @@ class HttpLocation(Location):
     def request(self, method: str, url: str, headers: Mapping[str, str] | None = None) -> requests.Response:
         """One request; returns a response with a status of success (or 416 for a range) and an unread body, raises for
         others."""
-        session = self._session.get(self._new_session)
         headers = {"Accept-Encoding": accepted_encoding(url), **(headers or {})}
-        timeouts = self.options.timeouts
-        try:
-            response = session.request(
-                method, url, headers=headers, stream=True, allow_redirects=True, timeout=timeouts
+        with translated(url):
+            response = self._session.get(self._new_session).request(
+                method, url, headers=headers, stream=True, allow_redirects=True, timeout=self.options.timeouts
             )
-        except Exception as error:
-            raise_network_error(error, url)
         if not 200 <= response.status_code < 300 and not (response.status_code == 416 and "Range" in headers):
-            failure = status_error(response.status_code, url, response.headers)
-            # For callers that interpret the body (OpenML's error codes).
-            vars(failure)["said"] = _read_explanation(response)
-            response.close()
+            with response:
+                failure = status_error(response.status_code, url, response.headers)
+                if "json" in response.headers.get("Content-Type", ""):  # OpenML's has a code
+                    with suppress(Exception):
+                        vars(failure)["said"] = response.text
             raise failure
         return response
 
@@ -134,15 +114,11 @@ class HttpLocation(Location):
         import requests
 
         session = requests.Session()
-        # rbdata retries itself.
-        adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS, max_retries=0)
-        session.mount("https://", adapter)
-        session.mount("http://", adapter)
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         # requests drops the login of a session when a redirect leads to another host.
         session.auth = self.login
         return session
-
-    # -- one object --------------------------------------------------------------------------------------------------
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         try:
@@ -163,11 +139,9 @@ class HttpLocation(Location):
             size, version = length(headers), stated_version(headers)
             return replace(obj, size=size, checksums=stated_checksums(headers), version=version)
 
-    # -- one folder --------------------------------------------------------------------------------------------------
-
     def _listing(self, url: str) -> tuple[Objects, Names]:
         url += "/"
-        hint = "the server must serve directory indexes; otherwise use another mirror (--mirror)"
+        hint = "the server must serve directory indexes (index pages); otherwise use another mirror (--mirror)"
         try:
             response = self.request("GET", url)
         except (ForbiddenError, ObjectNotFoundError) as error:
@@ -179,41 +153,16 @@ class HttpLocation(Location):
             if _page_path(response.url) != _page_path(url):
                 message = f"{url}: redirected to {response.url.partition('?')[0]} instead of a directory index"
                 raise FetchError(message, hint=hint)
-            page = read_page(response, url, "the directory index", hint)
-            if not page.strip():
-                raise transient(f"{url}: the directory index is empty")
-            if not is_web_page(response.headers):
-                message = f"{url} is {response.headers.get('Content-Type', 'of unknown type')}, not a directory index"
-                raise FetchError(message, hint=hint)
-            index = parse_index(page.decode("utf-8", errors="replace"), response.url)
+            page = response.content
+        if not page.strip():
+            raise transient(f"{url}: the directory index is empty")
+        index = parse_index(page.decode("utf-8", errors="replace"), response.url)
+        if not is_web_page(response.headers) or (index.is_whole and not index.is_index):
+            kind = response.headers.get("Content-Type", "of unknown type")
+            raise FetchError(f"{url} is not a directory index ({kind})", hint=hint)
         if not index.is_whole:
             raise transient(f"{url}: the directory index ends early, after {len(page)} bytes")
-        if not index.is_index:
-            raise FetchError(f"{url} is a web page, not a directory index", hint=hint)
         return [RemoteObject(url + _quoted(name), name) for name in index.files], [*index.folders]
-
-
-# -- bodies ------------------------------------------------------------------------------------------------------------
-
-
-def read_page(response: requests.Response, url: str, what: str, hint: str | None = None) -> bytes:
-    """The decoded body of a response.
-
-    Raises FetchError if it is larger than `_LONGEST_PAGE`, TransientFetchError if it ends before the stated length, and the
-    network errors.
-    """
-    page = bytearray()
-    try:
-        for piece in response.iter_content(_FIRST_PIECE):
-            page += piece
-            if len(page) > _LONGEST_PAGE:
-                raise FetchError(f"{url}: {what} is larger than {_LONGEST_PAGE >> 20} MiB", hint=hint)
-    except Exception as error:
-        raise_network_error(error, url)
-    stated, received = length(response.headers), response.raw.tell()
-    if stated is not None and received < stated:
-        raise transient(f"{url}: connection lost after {received} of {stated} bytes")
-    return bytes(page)
 
 
 def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:
@@ -223,46 +172,12 @@ def _reject_web_page(response: requests.Response, obj: RemoteObject) -> None:
         raise FetchError(message, hint="the mirror may require a login or may have moved: open the URL in a browser")
 
 
-def _read_explanation(response: requests.Response) -> str:
-    """The JSON body of an error response; '' for other bodies, or if it cannot be read."""
-    if "json" not in response.headers.get("Content-Type", ""):
-        return ""
-    try:
-        return response.raw.read(_LONGEST_EXPLANATION, decode_content=True).decode("utf-8", errors="replace")
-    except Exception:
-        return ""
-
-
 def _page_path(url: str) -> str:
     return unquote(urlsplit(url).path).rstrip("/")
 
 
 def _quoted(part: str) -> str:
     return quote(part, safe="", errors="surrogateescape")
-
-
-def _body(response: requests.Response, obj: RemoteObject, skip: int) -> Iterator[bytes]:
-    """The body as transferred, neither unpacked nor decoded, without its first `skip` bytes."""
-    if response.status_code == 416:
-        return
-    stated = length(response.headers)
-    raw: Any = response.raw
-    received, piece_size = 0, _FIRST_PIECE
-    while True:
-        try:
-            piece = raw.read(piece_size, decode_content=False)
-        except Exception as error:
-            raise_network_error(error, obj.url)
-        if not piece:
-            break
-        received += len(piece)
-        if received >= 16 * _FIRST_PIECE:
-            piece_size = _PIECE
-        if skip < len(piece):
-            yield piece[skip:] if skip else piece
-        skip = max(0, skip - len(piece))
-    if stated is not None and received < stated:
-        raise transient(f"{obj.url}: connection lost after {received} of {stated} bytes")
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------

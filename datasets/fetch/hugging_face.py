@@ -25,26 +25,25 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
-from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, UsageError
+from ...errors import ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.untrusted_json import parse_json
-from .http import HttpLocation, read_page
+from .http import HttpLocation
 from .location import (
-    SIZE_LIMIT,
     Location,
     Names,
     Objects,
     PerProcess,
     RemoteObject,
     check_endpoint,
-    check_offset,
     check_path,
     is_plain_name,
     join_path,
     require_inside,
+    stated_size,
 )
-from .retries import MISSING, FetchOptions, call_with_retries, transient
+from .retries import MISSING, FetchOptions, call_with_retries, transient, translated
 
 if TYPE_CHECKING:
     import requests
@@ -99,48 +98,49 @@ class HubLocation(Location):
         repository, inside = _split(self._url_of(check_path(folder)))
         if not repository:
             raise UsageError(f"{self.url} is not a repository")
-        files = [entry for entry in self._tree(repository, inside, "?recursive=true") if entry["type"] == "file"]
-        found = [_to_object(repository, entry) for entry in files]
+        with translated(self.url):
+            entries = [*self._tree(repository, inside, "?recursive=true")]
+            found = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
         return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        check_offset(obj, offset)
-        check_path(require_inside(obj, self.url))
+    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         repository, inside = _split(obj.url)
         session = self._session()
-        http = session.http
         # The version that the store states is not the Hub's; size and sha256 identify the object.
         name, commit = _name_and_revision(repository)[0], session.commit(repository)
-        store_url = f"{http.url}/datasets/{quote(name)}/resolve/{commit}/{quote(inside)}"
+        store_url = f"{session.http.url}/datasets/{quote(name)}/resolve/{commit}/{quote(inside)}"
         try:
-            yield from http.open(replace(obj, url=store_url, version=None), offset)
+            yield from session.http._read(replace(obj, url=store_url, version=None), start, length)
         except ForbiddenError as error:
             # The Hub lists the file but does not send it: the repository is gated, or the token may not read it.
-            message = f"{obj.url}: the Hub refuses the file (HTTP {error.status})"
-            place = f"{endpoint()}/datasets/{name}"
-            hint = f"if the repository is gated, accept its terms at {place}, and set HF_TOKEN"
-            refusal = ForbiddenError(message, hint=hint)
+            refusal = ForbiddenError(
+                f"{obj.url}: the Hub refuses the file (HTTP {error.status})",
+                hint=f"if the repository is gated, accept its terms at {endpoint()}/datasets/{name}, and set HF_TOKEN",
+            )
             refusal.status = error.status
             raise refusal from error
-
-    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _session(self) -> _Session:
         return self._state.get(lambda: _Session(self.options))
 
     def _with_retries(self, call: Callable[[], T], url: str) -> T:
-        return call()  # `_Session` retries each request of a listing
+        with translated(url):
+            return call()  # `_Session` retries each request of a listing
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         repository, inside = _split(url)
         if not repository:
             owner = quote(url.removeprefix("hf://").removeprefix("datasets/"), safe="")
             found = self._session().pages(f"api/datasets?author={owner}&limit=1000", url)
-            repositories = [str(entry.get("id", "")).rpartition("/")[2] for entry in found]
-            return [], sorted(name for name in repositories if is_plain_name(name))
-        entries = self._folder(repository, inside)
-        objects = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
-        return objects, [entry["path"].rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+            return [], [str(entry["id"]).rpartition("/")[2] for entry in found]
+        # Those of a commit are requested once, as every `stat` needs a listing.
+        held = self._session().folders
+        entries = held.get((repository, inside)) or [*self._tree(repository, inside)]
+        if _COMMIT.fullmatch(_name_and_revision(repository)[1]):
+            held[repository, inside] = entries
+        here = [entry for entry in entries if entry["path"].rpartition("/")[0] == inside]
+        objects = [_to_object(repository, entry) for entry in here if entry["type"] == "file"]
+        return objects, [entry["path"].rpartition("/")[2] for entry in here if entry["type"] == "directory"]
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
         folder, _, name = obj.url.rpartition("/")
@@ -151,25 +151,13 @@ class HubLocation(Location):
                 return item
         raise ObjectNotFoundError(f"{obj.url}: no such file", hint=MISSING)
 
-    def _folder(self, repository: str, inside: str) -> list[dict[str, Any]]:
-        """The entries of a folder, sorted; those of a commit are requested once, as every `stat` needs a listing."""
-        held = self._session().folders
-        entries = held.get((repository, inside))
-        if entries is None:
-            here = (entry for entry in self._tree(repository, inside) if entry["path"].rpartition("/")[0] == inside)
-            entries = sorted(here, key=lambda entry: entry["path"])
-            if _COMMIT.fullmatch(_name_and_revision(repository)[1]):
-                held[repository, inside] = entries
-        return entries
-
     def _tree(self, repository: str, inside: str, query: str = "") -> Iterator[dict[str, Any]]:
         session = self._session()
         name = quote(_name_and_revision(repository)[0])
         path = join_path(f"api/datasets/{name}/tree/{session.commit(repository)}", quote(inside))
         for entry in session.pages(path + query, join_path(f"hf://{repository}", inside)):
-            at: Any = entry.get("path")
-            known = entry.get("type") in ("file", "directory")
-            if known and all(map(is_plain_name, at.split("/"))) and (not inside or at.startswith(inside + "/")):
+            at = entry["path"]
+            if all(map(is_plain_name, at.split("/"))) and (not inside or at.startswith(inside + "/")):
                 yield entry
 
 
@@ -215,34 +203,14 @@ def endpoint() -> str:
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
     large = entry.get("lfs") or {}
     # Files outside large-file storage are git blobs, identified by git's checksum.
-    names = {"sha256": (large.get("oid"), 64)} if large else {"git": (entry.get("oid"), 40)}
-    checksums = {name: oid for name, (oid, digits) in names.items() if isinstance(oid, str) and len(oid) == digits}
+    name, oid = ("sha256", large["oid"]) if large else ("git", entry["oid"])
     return RemoteObject(
         url=f"hf://{repository}/{entry['path']}",
         name=entry["path"].rpartition("/")[2],
-        size=large.get("size", entry["size"]),
-        checksums=checksums,
-        version=next(iter(checksums.values()), None),
+        size=stated_size(large.get("size", entry["size"])),
+        checksums={name: oid} if len(oid) == {"sha256": 64, "git": 40}[name] else {},
+        version=oid,
     )
-
-
-def _is_commit(answer: Any) -> bool:
-    return isinstance(answer, dict) and isinstance(answer.get("sha"), str) and is_plain_name(answer["sha"])
-
-
-def _is_listing(answer: Any) -> bool:
-    return isinstance(answer, list) and all(map(_is_entry, answer))
-
-
-def _is_entry(entry: Any) -> bool:
-    """Whether this is an entry of a listing of repositories, or of files and folders."""
-    if not isinstance(entry, dict):
-        return False
-    if entry.get("type") != "file":
-        return isinstance(entry.get("id" if "id" in entry else "path"), str)
-    large = entry.get("lfs") or {}
-    sizes = (entry.get("size"), large.get("size", 0)) if isinstance(large, dict) else (None,)
-    return isinstance(entry.get("path"), str) and all(type(size) is int and 0 <= size < SIZE_LIMIT for size in sizes)
 
 
 class _Session:
@@ -260,39 +228,45 @@ class _Session:
         if _COMMIT.fullmatch(revision):
             return revision
         if repository not in self._commits:
-            place = f"hf://{repository}"
             url = f"{self.http.url}/api/datasets/{quote(name)}/revision/{quote(revision, safe='')}"
-            self._commits[repository] = self._request(url, place, _is_commit)[0]["sha"]
+            answer, _ = self._request(url, f"hf://{repository}", lambda answer: is_plain_name(answer["sha"]))
+            self._commits[repository] = answer["sha"]
         return self._commits[repository]
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
+        """The entries of a listing: of repositories, or of files and folders."""
         url: str | None = f"{self.http.url}/{path}"
         while url is not None:
-            entries, url = self._request(url, place, _is_listing)
+            entries, url = self._request(url, place, lambda answer: all(map(_is_entry, answer)))
             yield from entries
 
     def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
         """A JSON response and the URL of the next page, with retries, also of responses that ``is_valid`` rejects."""
+
+        def once() -> tuple[Any, str | None]:
+            with self.http.request("GET", url) as response, translated(url):
+                try:
+                    answer = parse_json(response.content)
+                except ValueError as error:
+                    raise transient(f"{url}: the response is not JSON ({response.content[:60]!r})") from error
+                if not is_valid(answer):
+                    raise ValueError(f"{response.content[:60]!r}")
+                return answer, response.links.get("next", {}).get("url")
+
         try:
-            return call_with_retries(lambda: self._request_once(url, is_valid), url=place, options=self.options)
+            return call_with_retries(once, url=place, options=self.options)
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
 
-    def _request_once(self, url: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
-        with self.http.request("GET", url) as response:
-            body = read_page(response, url, "the response")
-            next_url = response.links.get("next", {}).get("url")
-        try:
-            answer = parse_json(body)
-        except ValueError as error:
-            raise transient(f"{url}: the response is not JSON ({body[:60]!r})") from error
-        if not is_valid(answer):
-            raise transient(f"{url}: the response is malformed ({body[:60]!r})")
-        if next_url is not None and urlsplit(next_url).netloc != urlsplit(url).netloc:
-            raise FetchError(f"{url}: the next page of the listing is on another server ({urlsplit(next_url).netloc})")
-        return answer, next_url
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is an entry of a listing of repositories, or of files and folders. Raises TypeError or ValueError, too."""
+    if entry.get("type") == "file":
+        large = entry.get("lfs") or {}
+        stated_size(entry["size"]), stated_size(large.get("size"))
+    return isinstance(entry["id" if "id" in entry else "path"], str)
 
 
 class _Http(HttpLocation):
@@ -301,14 +275,13 @@ class _Http(HttpLocation):
     def _new_session(self) -> requests.Session:
         import requests
 
-        session = super()._new_session()
-        token = read_token()
+        session, token = super()._new_session(), read_token()
+
+        class Bearer(requests.auth.AuthBase):
+            def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+                request.headers["Authorization"] = f"Bearer {token}"
+                return request
+
         if token:
-
-            class Bearer(requests.auth.AuthBase):
-                def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-                    request.headers["Authorization"] = f"Bearer {token}"
-                    return request
-
             session.auth = Bearer()
         return session

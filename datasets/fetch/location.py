@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
 import os
 import stat as stat_flags
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ...errors import FetchError, ForbiddenError, ObjectChangedError, ObjectNotFoundError, UsageError
+from ...errors import FetchError, ObjectChangedError, ObjectNotFoundError, UsageError
 from ...storage.durable import open_plain
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
-from .retries import MISSING, FetchOptions, call_with_retries, transient
+from .retries import MISSING, NO_RANGES, FetchOptions, call_with_retries, transient, translated
 
 T = TypeVar("T")
 
@@ -159,12 +159,6 @@ def require_inside(obj: RemoteObject, top: str) -> str:
     return obj.url[len(prefix) :]
 
 
-# Each range is one request. The first is small, so that the first bytes arrive soon; later ones are large, so that the
-# latency of a request does not matter.
-FIRST_RANGE = 1 << 20
-_LARGEST_RANGE = 16 << 20
-
-
 class PerProcess(Generic[T]):
     """Holds a client or session that processes must not share: created on first use in each process, and not pickled."""
 
@@ -192,11 +186,11 @@ class PerProcess(Generic[T]):
 
 @dataclass(frozen=True)
 class Location:
-    """A place that holds objects. Transports add `open`, and one attempt at each of the methods at the end.
+    """A place that holds objects. A transport adds one attempt at each of `_listing`, `_describe` and `_read`.
 
-    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`,
-    `folders`, `stat` and `refresh` retry temporary failures as `options` say; `open` is one attempt, and `stream` adds
-    the retries.
+    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`, `folders`,
+    `walk`, `stat`, `refresh` and `read_range` retry temporary failures as `options` say; `open` is one attempt, and `stream`
+    adds the retries.
 
     All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
     UsageError for a path outside the location.
@@ -229,9 +223,7 @@ class Location:
     def walk(self, folder: str = "", deepest: int = 8) -> Iterator[tuple[str, Objects, Names]]:
         """Folders level by level, ``folder`` first: the path of each, its objects, and the names of the folders in it.
 
-        The caller may remove names: what is left is searched next, down to ``deepest`` levels below.
-
-        Raises as `list` does.
+        The caller may remove names: what is left is searched next, down to ``deepest`` levels below. Raises as `list` does.
         """
         level = [folder]
         for _ in range(deepest + 1):
@@ -258,36 +250,44 @@ class Location:
         """Bytes ``start..start+length-1`` of this version of an object, by one request, with retries."""
         check_path(require_inside(obj, self.url))
         check_offset(obj, start + length)
-        return self._with_retries(lambda: self._read_once(obj, start, length), obj.url) if length else b""
+
+        def read() -> bytes:
+            with closing(self._read(obj, start, length)) as pieces:
+                data = b"".join(pieces)
+            if len(data) != length:
+                raise transient(f"{obj.url}: requested {length} bytes, received {len(data)}")
+            return data
+
+        return self._with_retries(read, obj.url) if length else b""
 
     def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        """A generator of the object's stored bytes from `offset`, in pieces of 64 KiB to 1 MiB; one attempt.
+        """A generator of the object's stored bytes from `offset`, in pieces of up to 1 MiB; one attempt.
 
         Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and
         TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
         """
-        raise NotImplementedError
-
-    def _read_once(self, obj: RemoteObject, start: int, length: int) -> bytes:
-        """One attempt at `read_range`."""
-        data = bytearray()
-        with closing(self.open(obj, start)) as pieces:
-            for piece in pieces:
-                data += piece[: length - len(data)]
-                if len(data) == length:
-                    return bytes(data)
-        raise transient(f"{obj.url}: connection lost after {len(data)} of {length} bytes")
+        check_path(require_inside(obj, self.url))
+        check_offset(obj, offset)
+        if obj.size is None or offset < obj.size:
+            with translated(obj.url):
+                yield from self._read(obj, offset, None)
 
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
+        """Objects and names of folders, sorted: those with a plain name. Hidden files are no data: notebooks, macOS and version
+        control leave copies beside them. Of folders, `.raw` holds the raw files that were kept below a root, which is a mirror.
+        """
         url = self._url_of(check_path(folder))
         objects, names = self._with_retries(lambda: self._listing(url), url)
-        # Hidden files are no data: notebooks, macOS and version control leave copies beside them. Of folders, `.raw` holds the
-        # raw files that were kept below a root, which is a mirror.
-        shown = [name for name in names if name[:1] != "." or name == RAW]
-        return [item for item in objects if item.name[:1] != "."], shown
+        objects = [item for item in objects if is_plain_name(item.name) and item.name[0] != "."]
+        names = [name for name in names if is_plain_name(name) and (name[0] != "." or name == RAW)]
+        return sorted(objects, key=lambda item: item.name), sorted(names)
 
     def _with_retries(self, call: Callable[[], T], url: str) -> T:
-        return call_with_retries(call, url=url, options=self.options)
+        def once() -> T:
+            with translated(url):
+                return call()
+
+        return call_with_retries(once, url=url, options=self.options)
 
     def _url_of(self, path: str) -> str:
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
@@ -300,24 +300,44 @@ class Location:
         """What the location states about the object at ``obj.url``."""
         raise NotImplementedError
 
-
-def split_ranges(obj: RemoteObject, offset: int) -> Iterator[tuple[int, int]]:
-    """The start and length of the requests that read an object from ``offset``. The store must have stated its size."""
-    if obj.size is None:
-        raise transient(f"{obj.url}: the store's response is malformed: it states no size")
-    check_offset(obj, offset)
-    length = FIRST_RANGE
-    while offset < obj.size:
-        length = min(length, obj.size - offset)
-        yield offset, length
-        offset += length
-        length = min(2 * length, _LARGEST_RANGE)
+    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
+        """The bytes of this version of an object from ``start``; ``length`` of them, or all."""
+        raise NotImplementedError
 
 
-BLOCK = 1 << 20
+#: Bytes of the longest piece that `Location.open` yields.
+PIECE = 1 << 20
+# A store is read by ranges. The first is small, so that the first bytes arrive soon; later ones are large, so that the latency
+# of a request does not matter.
+_FIRST_RANGE, _LARGEST_RANGE = 1 << 20, 16 << 20
 
-# Errors of a network file system whose server is unavailable for a while.
-_TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
+
+@dataclass(frozen=True)
+class StoreLocation(Location):
+    """A `Location` whose client reads one range at a time; a transport adds `_range` instead of `_read`."""
+
+    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
+        if obj.size is None:
+            obj = replace(self._describe(obj), version=obj.version)
+        if obj.size is None:
+            raise transient(f"{obj.url}: the store's response is malformed: it states no size")
+        check_offset(obj, start)
+        end, step = obj.size if length is None else start + length, length or _FIRST_RANGE
+        while start < end:
+            step = min(step, end - start)
+            received = 0
+            for piece in self._range(obj, start, step):
+                received += len(piece)
+                if received > step:
+                    raise FetchError(f"{obj.url}: requested {step} bytes, received more", hint=NO_RANGES)
+                yield from (piece[low : low + PIECE] for low in range(0, len(piece), PIECE))
+            if received < step:
+                raise transient(f"{obj.url}: connection lost after {received} of {step} bytes")
+            start, step = start + step, min(2 * step, _LARGEST_RANGE)
+
+    def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
+        """The bytes of one range, of the object's version if it states one; by one request."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -346,39 +366,39 @@ class DirectoryLocation(Location):
             raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
 
-    def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
-        path = self._url_of(check_path(require_inside(obj, self.url)))
-        check_offset(obj, offset)
-        with _translated(path), open_plain(Path(path), "rb", follow=True) as file:
-            _check_unchanged(obj, os.fstat(file.fileno()))
-            file.seek(offset)
-            while True:
-                block = file.read(BLOCK)
-                # Also after the empty last block, so that a file that is still being written is detected.
-                _check_unchanged(obj, os.fstat(file.fileno()))
-                if not block:
+    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
+        with open_plain(Path(obj.url), "rb", follow=True) as file:
+            file.seek(start)
+            left = sys.maxsize if length is None else length
+            while left:
+                # Also with the empty last piece, so that a file that is still being written is detected.
+                piece = file.read(min(PIECE, left))
+                if obj.version is not None and obj.version != _version(os.fstat(file.fileno())):
+                    message = f"{obj.url} was changed while it was being read"
+                    raise ObjectChangedError(
+                        message, hint="wait until the file is complete, then run the command again"
+                    )
+                if not piece:
                     return
-                yield block
+                left -= len(piece)
+                yield piece
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         objects, names = [], []
-        with _translated(url), os.scandir(url) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                try:
+        with os.scandir(url) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # a broken link, or removed since the listing
                     status = entry.stat()
-                except FileNotFoundError:
-                    continue  # a broken link, or removed since the listing
-                if stat_flags.S_ISREG(status.st_mode):
-                    objects.append(_to_object(entry.path, status))
-                elif stat_flags.S_ISDIR(status.st_mode):
-                    names.append(entry.name)
+                    if stat_flags.S_ISREG(status.st_mode):
+                        objects.append(_to_object(entry.path, status))
+                    elif stat_flags.S_ISDIR(status.st_mode):
+                        names.append(entry.name)
         if self.only and url == self.url:
             return [item for item in objects if item.name == self.only], []
         return objects, names
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
-        with _translated(obj.url):
-            status = os.stat(obj.url)  # noqa: PTH116
+        status = os.stat(obj.url)  # noqa: PTH116
         if not stat_flags.S_ISREG(status.st_mode):
             raise ObjectNotFoundError(f"{obj.url} is not a file", hint=MISSING)
         return _to_object(obj.url, status)
@@ -390,26 +410,3 @@ def _to_object(path: str, status: os.stat_result) -> RemoteObject:
 
 def _version(found: os.stat_result) -> str:
     return f"{found.st_mtime_ns}-{found.st_size}"
-
-
-def _check_unchanged(obj: RemoteObject, found: os.stat_result) -> None:
-    if obj.version is not None and obj.version != _version(found):
-        message = f"{obj.url} was changed while it was being read"
-        raise ObjectChangedError(message, hint="wait until the file is complete, then run the command again")
-
-
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """Raises the fetch errors in place of the system's."""
-    try:
-        yield
-    except FetchError:
-        raise
-    except OSError as error:
-        message = f"{path}: {error.strerror or error}"
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR):
-            raise ObjectNotFoundError(message, hint=MISSING) from error
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise ForbiddenError(message, hint="give the current user read access") from error
-        kind = transient if error.errno in _TEMPORARY else FetchError
-        raise kind(message, hint="check the disk or the mount") from error

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
 from ...storage.untrusted_json import parse_json
 from .location import Location, RemoteObject
-from .retries import LATER, MIN_RATE, Retry, next_retry
+from .retries import MIN_RATE, Retry, next_retry, transient
 
 OnBytes = Callable[[int], None]
 OnRetry = Callable[[Retry], None]
@@ -129,7 +129,6 @@ def stream(
     position, failures = start, 0
     while True:
         before, began = position, time.monotonic()
-        failure: TransientFetchError | None = None
         try:
             with closing(location.open(obj, position)) as pieces:
                 for piece in pieces:
@@ -138,23 +137,19 @@ def stream(
                     if on_bytes is not None:
                         on_bytes(len(piece))
                     yield piece
-        except TransientFetchError as error:
-            failure = error
-        if failure is None:
-            # A clean end before the object's size is an unreported lost connection, unless a request for the rest
-            # returns nothing.
+            # A clean end before the object's size is an unreported lost connection, unless a request for the rest returns
+            # nothing.
             if obj.size is None or position >= obj.size or position == before:
-                verifier.finish()
-                return
-            message = f"{obj.url}: connection closed after {position} of {obj.size} bytes"
-            failure = TransientFetchError(message, hint=LATER)
-        if position and obj.version is None and obj.size is None and not obj.checksums:
-            # A replacement of the object between two requests could not be detected.
-            message = f"{failure.message}; cannot be resumed, as the server states neither size nor version"
-            raise TransientFetchError(message, hint=failure.hint) from failure
-        useful = position - before >= MIN_RATE * max(1.0, time.monotonic() - began)
-        failures = 1 if useful else failures + 1
-        retry = next_retry(failure, obj.url, position, failures, location.options)
+                return verifier.finish()
+            raise transient(f"{obj.url}: connection closed after {position} of {obj.size} bytes")
+        except TransientFetchError as error:
+            if position and obj.version is None and obj.size is None and not obj.checksums:
+                # A replacement of the object between two requests could not be detected.
+                message = f"{error.message}; cannot be resumed, as the server states neither size nor version"
+                raise TransientFetchError(message, hint=error.hint) from error
+            useful = position - before >= MIN_RATE * max(1.0, time.monotonic() - began)
+            failures = 1 if useful else failures + 1
+            retry = next_retry(error, obj.url, position, failures, location.options)
         if on_retry is not None:
             on_retry(retry)
         time.sleep(retry.wait)
@@ -274,48 +269,71 @@ def fetch_to_file(
     path = Path(path)
     obj = pin(location, obj)
     with _open_part(_part(path)) as part:
-        record = _read_record(path)
-        start = resumable_bytes(record, obj, os.fstat(part.fileno()).st_size)
+        verifier = _resume(path, obj, part)
+        if on_resume is not None and verifier.size:
+            on_resume(verifier.size)
         while True:
-            verifier = Verifier(obj)
-            _rehash(part, start, verifier)
-            if start and not obj.checksums and record.get("sum") != verifier.checksum:
-                start = 0
-                continue
-            if on_resume is not None and start:
-                on_resume(start)
+            kept = verifier.size
             try:
-                _write_record(path, obj, verifier)
-                pieces = stream(location, obj, start=start, verifier=verifier, on_bytes=on_bytes)
-                with closing(pieces), _recorded(path, obj, verifier, part) as wrote:
-                    for piece in pieces:
-                        # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
-                        rest = memoryview(piece)
-                        while rest:
-                            rest = rest[part.write(rest) :]
-                        wrote()
-                os.fsync(part.fileno())
+                _receive(location, obj, path, part, verifier, on_bytes)
+                break
             except ChecksumError:
-                if not start:
-                    # The record first, as a part without a record is never resumed.
-                    _record(path).unlink(missing_ok=True)
+                _record(path).unlink(missing_ok=True)  # first, as a part without a record is never resumed
+                if not kept:
                     _part(path).unlink(missing_ok=True)
                     raise
                 # The earlier process's bytes may be wrong (after a crash of the machine): start over.
-                start = 0
-                continue
+                part.truncate(0)
+                verifier = Verifier(obj)
             except OSError as error:
                 if not is_full(error):
                     raise
-                message = f"{path}: the disk is full; no space for {obj.url}"
                 hint = "free some space and run the same command again: it continues"
-                raise DiskSpaceError(message, hint=hint) from error
-            break
+                raise DiskSpaceError(f"{path}: the disk is full; no space for {obj.url}", hint=hint) from error
         _part(path).replace(path)
         _record(path).unlink(missing_ok=True)
         sync_folder(path.parent)
     found = {verifier.algorithm: verifier.checksum or ""}
     return replace(obj, size=verifier.size, checksums={**obj.checksums, **found})
+
+
+def _resume(path: Path, obj: RemoteObject, part: IO[bytes]) -> Verifier:
+    """Truncate a part to the bytes that can be kept, which the verifier has processed."""
+    record, present, verifier = _read_record(path), os.fstat(part.fileno()).st_size, Verifier(obj)
+    start = resumable_bytes(record, obj, present)
+    part.seek(0)
+    while verifier.size < start:
+        verifier.update(part.read(min(BLOCK, start - verifier.size)))
+    if not obj.checksums and record.get("sum") != verifier.checksum:
+        verifier = Verifier(obj)
+    if present > verifier.size:
+        part.truncate(verifier.size)
+    return verifier
+
+
+def _receive(
+    location: Location, obj: RemoteObject, path: Path, part: IO[bytes], verifier: Verifier, on_bytes: OnBytes | None
+) -> None:
+    """Append the rest of the object to a part, whose record is updated now and then, and by an interruption."""
+    _write_record(path, obj, verifier)
+    size, began = verifier.size, time.monotonic()
+    try:
+        with closing(stream(location, obj, start=size, verifier=verifier, on_bytes=on_bytes)) as pieces:
+            for piece in pieces:
+                # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[part.write(rest) :]
+                if verifier.size - size >= RECORD_BYTES or time.monotonic() - began >= RECORD_SECONDS:
+                    os.fsync(part.fileno())
+                    _write_record(path, obj, verifier)
+                    size, began = verifier.size, time.monotonic()
+        os.fsync(part.fileno())
+    except BaseException:
+        with suppress(OSError):  # a full disk
+            if os.fstat(part.fileno()).st_size == verifier.size:
+                _write_record(path, obj, verifier)
+        raise
 
 
 def resumable_bytes(record: Mapping[str, Any], obj: RemoteObject, present: int) -> int:
@@ -384,15 +402,6 @@ def _open_part(part: Path) -> IO[bytes]:
     raise busy
 
 
-def _rehash(part: IO[bytes], start: int, verifier: Verifier) -> None:
-    """Truncate the part to its first `start` bytes and pass them to the verifier; leaves the file at its end."""
-    if os.fstat(part.fileno()).st_size > start:
-        part.truncate(start)
-    part.seek(0)
-    while verifier.size < start:
-        verifier.update(part.read(min(BLOCK, start - verifier.size)))
-
-
 def _read_record(path: Path) -> dict[str, Any]:
     """The record; empty if it is missing or invalid: the part is fetched again."""
     try:
@@ -400,30 +409,6 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-@contextmanager
-def _recorded(path: Path, obj: RemoteObject, verifier: Verifier, part: IO[bytes]) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each write. It updates the record of the part periodically; so does an interruption."""
-    if obj.checksums:  # all bytes of a part can be kept
-        yield lambda: None
-        return
-    size, began = verifier.size, time.monotonic()
-
-    def wrote() -> None:
-        nonlocal size, began
-        if verifier.size - size >= RECORD_BYTES or time.monotonic() - began >= RECORD_SECONDS:
-            os.fsync(part.fileno())
-            _write_record(path, obj, verifier)
-            size, began = verifier.size, time.monotonic()
-
-    try:
-        yield wrote
-    except BaseException:
-        with suppress(OSError):  # a full disk
-            if os.fstat(part.fileno()).st_size == verifier.size:
-                _write_record(path, obj, verifier)
-        raise
 
 
 def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:

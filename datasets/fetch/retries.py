@@ -1,12 +1,13 @@
-"""Failed requests and retries: options, rbdata's errors for network exceptions and HTTP statuses, waits between attempts.
+"""Failed requests and retries: options, rbdata's errors for those of the libraries, waits between attempts.
 
-A failure is transient or permanent; a transient one is retried as `FetchOptions` say. Waits occur deep inside readers, so
-they are announced (`announce`) to a listener of the process (`listen`): the progress display, or in a worker process the code
-that reports them to its parent.
+A failure is transient or permanent; a transient one is retried as `FetchOptions` say. There is one retry for all places, since
+a stream continues at its byte, and every wait is announced (`announce`) to a listener of the process (`listen`): the progress
+display, or in a worker process the code that reports them to its parent. The libraries' own retries are off.
 """
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import time
@@ -14,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ...errors import (
     FetchError,
     ForbiddenError,
+    MissingExtraError,
     ObjectChangedError,
     ObjectNotFoundError,
+    RbdataError,
     TransientFetchError,
     UsageError,
 )
@@ -86,14 +89,6 @@ def transient(message: str, *, hint: str = LATER, retry_after: float | None = No
     return error
 
 
-def malformed(error: Exception, url: str) -> FetchError:
-    """The error for a response that a client library could not interpret. Raises exceptions with another cause (MemoryError)
-    unchanged."""
-    if not isinstance(error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
-        raise error
-    return transient(f"{url}: the server's response is malformed ({type(error).__name__}: {reason(error)})")
-
-
 def replaced(url: str, change: str = "") -> ObjectChangedError:
     """The error for an object that the location has in another version; ``change`` states the difference."""
     message = f"{url} was replaced while it was being read" + (f": {change}" if change else "")
@@ -130,41 +125,80 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
     return error
 
 
-def raise_network_error(error: Exception, url: str) -> NoReturn:
-    """Raise rbdata's error for one of the network or of a malformed response; raise other errors unchanged."""
-    translated = network_error(error, url) or malformed(error, url)  # such as redirects to an invalid address
-    if translated is error:
-        raise error
-    raise translated from error
+def fetch_error(error: Exception, url: str) -> RbdataError:
+    """rbdata's error for one of the system, or of a library that reads ``url``. Raises others unchanged (MemoryError, those of
+    listeners)."""
+    if isinstance(error, RbdataError):
+        return error
+    library, name, cause = type(error).__module__.partition(".")[0], type(error).__name__, reason(error)
+    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    if isinstance(error, missing) or getattr(error, "errno", None) == errno.ENAMETOOLONG:
+        return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)
+    if isinstance(error, PermissionError) or name in NO_LOGIN:
+        return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
+    if isinstance(error, (ImportError, NotImplementedError)):  # fsspec's, for what a store needs or cannot do
+        return MissingExtraError(f"{url}: {cause}", hint="pip install 'rbdata[remote]'")
+    if isinstance(error, OSError) and error.filename is not None and error.errno not in _TEMPORARY:
+        return FetchError(f"{url}: {cause}", hint="check the disk or the mount")
 
-
-def network_error(error: BaseException, url: str) -> FetchError | UsageError | None:
-    """rbdata's error for an exception of requests, urllib3 or the socket; None for other exceptions."""
     from http.client import HTTPException
 
     from requests import exceptions as of_requests
     from urllib3 import exceptions as of_urllib3
 
-    if isinstance(error, (FetchError, UsageError)):
-        return error
     if isinstance(error, (of_requests.SSLError, of_urllib3.SSLError)):
-        message = f"{url}: TLS connection failed ({reason(error)})"
-        return FetchError(message, hint="check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)")
+        hint = "check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)"
+        return FetchError(f"{url}: TLS connection failed ({cause})", hint=hint)
     if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
-        # The user's address was checked, so this one came from the server; its query may be a signature.
-        message = f"{url}: redirected to an unusable address ({str(error).partition('?')[0]})"
-        return FetchError(message, hint="use another mirror (--mirror), and check the proxy settings of this machine")
+        # The user's address was checked, so this one came from the server.
+        hint = "use another mirror (--mirror), and check the proxy settings of this machine"
+        return FetchError(f"{url}: redirected to an unusable address ({str(error).partition('?')[0]})", hint=hint)
     if isinstance(error, of_requests.TooManyRedirects):
         return FetchError(f"{url}: too many redirects", hint="use another mirror (--mirror)")
-    timeouts = (of_requests.Timeout, of_urllib3.TimeoutError, TimeoutError)
-    if isinstance(error, timeouts) or "timed out" in str(error):
-        return transient(f"{url}: the server timed out ({reason(error)})")
-    if isinstance(error, (of_requests.RequestException, of_urllib3.HTTPError, HTTPException, OSError)):
+    response: Any = getattr(error, "response", None)
+    if isinstance(getattr(response, "status_code", None), int):
+        return status_error(response.status_code, url, response.headers, explanation=_explanation(response))
+    if isinstance(error, (of_requests.Timeout, of_urllib3.TimeoutError, TimeoutError)) or "timed out" in str(error):
+        return transient(f"{url}: the server timed out ({cause})")
+    if isinstance(error, (of_urllib3.HTTPError, HTTPException, OSError, EOFError)) or library in _CLIENTS:
         hint = "check the network and the host name, or use another mirror (--mirror)"
-        failure = transient(f"{url}: connection failed ({reason(error)})", hint=hint)
+        failure = transient(f"{url}: the server did not answer ({cause})", hint=hint)
         failure.unresolved = isinstance(_innermost(error), (socket.gaierror, of_urllib3.NameResolutionError))
         return failure
-    return None
+    if isinstance(error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
+        return transient(f"{url}: the server's response is malformed ({name}: {cause})")
+    if library in _STORES:
+        return FetchError(f"{url}: {cause}", hint="use another mirror (--mirror)")
+    raise error
+
+
+# Errors of a network file system whose server is unavailable for a while.
+_TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
+#: botocore's errors if there are no credentials.
+NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
+# Libraries of stores whose other errors are about the connection.
+_CLIENTS = ("botocore", "aiobotocore", "aiohttp", "asyncio", "httpx", "httpx2", "httpcore", "httpcore2")
+_STORES = ("fsspec", "s3fs", "adlfs", "azure", "paramiko")
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Raise `fetch_error` in place of what libraries raise inside the block."""
+    try:
+        yield
+    except RbdataError:
+        raise
+    except Exception as error:
+        raise fetch_error(error, url) from error
+
+
+def _explanation(response: Any) -> str:
+    """A server's explanation of an error: of JSON, or a line of text; '' for anything else."""
+    try:
+        return str(response.json()["error"]["message"])
+    except Exception:
+        text = str(getattr(response, "text", "")).strip()
+        return text if len(text) < 200 and "\n" not in text and "<" not in text else ""
 
 
 def reason(error: BaseException) -> str:

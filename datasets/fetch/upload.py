@@ -24,10 +24,10 @@ from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
 from . import open_location
 from .fsspec_store import FsspecLocation
-from .gcs import GcsLocation, make_client, may_have_credentials, translate_error
+from .gcs import GcsLocation, google_error, make_client, may_have_credentials
 from .location import DirectoryLocation, Location, RemoteObject, check_path, join_path
 from .reading import OnBytes, Verifier, discard_part, fetch_to_file, stream
-from .retries import FetchOptions, call_with_retries
+from .retries import FetchOptions
 
 #: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
 S3_PIECE = 64 << 20
@@ -208,7 +208,7 @@ class StoreUploader:
 
     def _with_retries(self, call: Callable[[], None], path: str) -> None:
         try:
-            call_with_retries(call, url=f"{self.location.url}/{path}", options=self.location.options)
+            self.location._with_retries(call, f"{self.location.url}/{path}")
         except ForbiddenError as error:
             error.hint = _NEEDS_ACCESS
             raise
@@ -254,10 +254,7 @@ class GcsUploader(StoreUploader):
                 self._client = make_client(login, "read_write")
             yield self._client.bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
         except Exception as error:
-            failure = translate_error(error, f"{self.location.url}/{path}", login=True)
-            if failure is None:
-                raise
-            raise failure from error
+            raise google_error(error, f"{self.location.url}/{path}", login=True) from error
 
 
 @dataclass
@@ -268,16 +265,15 @@ class FsspecUploader(StoreUploader):
         from fsspec.callbacks import Callback
 
         files = self.location.file_system()
-        is_s3 = files.protocol in ("s3", "s3a")
 
         class Counting(Callback):
             def relative_update(self, inc: int = 1) -> None:
                 count(inc)
 
         def put_file(fs: Any, target: str) -> None:
-            if not is_s3:
+            if not files.is_s3:
                 fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            fs.put_file(str(file.path), target, callback=Counting(), **({"chunksize": S3_PIECE} if is_s3 else {}))
+            fs.put_file(str(file.path), target, callback=Counting(), **({"chunksize": S3_PIECE} if files.is_s3 else {}))
 
         files.call(f"{self.location.url}/{path}", put_file)
 
