@@ -234,14 +234,26 @@ def test_numbered_leaves_stay_apart(to: Any, shape: tuple[int, ...], tmp_path: P
 
 
 #: Names to which the files of other libraries give a role.
-NAMES_OF_ROLES = (
-    "episode_id episode_index trajectory traj_id obs states rewards dones not_done is_first episode Episode episode_ends "
-    "data/action terminals next_obs time"
+NAMES = [
+    *(
+        "episode_id",
+        "episode_index",
+        "trajectory",
+        "traj_id",
+        "obs",
+        "states",
+        "rewards",
+        "dones",
+        "not_done",
+        "is_first",
+    ),
+    *("episode", "Episode", "episode_ends", "data/action", "terminals", "next_obs", "time"),
+]
+
+
+@pytest.mark.parametrize(
+    "to, key", [(to, key) for number, to in enumerate(("npz", "parquet", "torchrl")) for key in NAMES[number::2]]
 )
-
-
-@pytest.mark.parametrize("to", ["npz", "parquet", "torchrl"])
-@pytest.mark.parametrize("key", NAMES_OF_ROLES.split())
 def test_leaves_with_the_names_of_roles_stay_leaves(to: Any, key: str, make: Any, tmp_path: Path) -> None:
     """An export names its arrays by TED's keys alone; in other files these names say what an array means."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rbdata
-from folder_faults import change_manifest
 from paths import DATA
 from rbdata.datasets import acquire
 from rbdata.datasets.acquire import download
@@ -323,18 +321,6 @@ def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedDatasetError, match=r"action\.memmap: checksum mismatch"):
         push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
     assert not (tmp_path / "mirror").exists(), "a refused push leaves nothing"
-
-
-def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(root: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "root" / ID
-    shutil.copytree(root / ID, folder)
-    (folder / "nothing").touch()
-    change_manifest(folder, lambda record: record["files"].update(nothing=[[0, "00000000"]]))
-    (folder / "nothing").unlink()
-    os.mkfifo(folder / "nothing")
-    with pytest.raises(DamagedDatasetError, match="nothing: is not a file"):
-        push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
-    assert not (tmp_path / "mirror").exists()
 
 
 def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> None:

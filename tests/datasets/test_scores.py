@@ -263,8 +263,11 @@ def loop(env, name):
     return recorder.path
 
 
-@pytest.mark.parametrize("name", [*OF_OTHER_RETURNS, *OF_ITS_RETURNS])
-@pytest.mark.parametrize("how", ["policy", "policies", "loop", "vector"])
+@pytest.mark.parametrize(
+    "how, name",
+    [("policy", name) for name in (*OF_OTHER_RETURNS, *OF_ITS_RETURNS)]
+    + [(how, name) for how in ("policies", "loop", "vector") for name in ("Life", "limit")],
+)
 def test_wrappers_that_may_change_returns_leave_no_scores(name, how):
     wrap = {**OF_OTHER_RETURNS, **OF_ITS_RETURNS}[name]
     if how == "loop":

@@ -296,30 +296,6 @@ def test_truth_against_an_unrolled_ring(tmp_path_factory, capacity, lengths, fin
 # -- the player ----------------------------------------------------------------------------------------------------
 
 
-def test_area_filter_is_exact():
-    """Against the definition: every pixel as 2 x 21 equal ones and back, then plain means (84 divides 420 and 3360)."""
-    screen = np.random.default_rng(0).integers(0, 256, record_atari.SCREEN, np.uint8)
-    fine = screen.repeat(2, 0).repeat(21, 1).reshape(84, 5, 84, 40).astype(np.float64)
-    rows, columns = record_atari.area_weights(210, 84), record_atari.area_weights(160, 84)
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-6)
-    np.testing.assert_allclose(rows @ screen.astype(np.float32) @ columns.T, fine.mean((1, 3)), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "game, rom",
-    [
-        ("Pong", "pong"),
-        ("MsPacman", "ms_pacman"),
-        ("UpNDown", "up_n_down"),
-        ("Jamesbond", "jamesbond"),
-        ("Hero", "hero"),
-    ],
-)
-def test_rom_name(game, rom):
-    assert record_atari.rom_name(game) == rom
-
-
 def test_record(tmp_path, monkeypatch):
     pytest.importorskip("ale_py")
     monkeypatch.setattr(record_atari, "MAX_EPISODE_STEPS", 120)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.preprocess.chunks import CHUNKS, choose_sizes, chunk_size, cut, cut_sections, split, view_episodes
+from rbdata.preprocess.chunks import chunk_size, cut, cut_sections, split, view_episodes
 from storage_tools import make_episodes, table
 
 
@@ -55,21 +55,3 @@ class TestChunks:
             return [(one.start, one.stop) for piece in pieces for one in split(piece, episodes, unit, whole)]
 
         assert units(chunks) == units(sections)
-
-
-class TestSizes:
-    def test_a_small_dataset_has_a_chunk_or_more_for_every_process(self):
-        """885 episodes of 100 steps."""
-        for whole in (False, True):
-            steps = chunk_size(88_500, 1383, 1 << 16, whole)
-            assert CHUNKS - 1 < 88_500 / steps < 2 * CHUNKS + 1
-        assert chunk_size(40, 32, 1 << 16, False) == 32  # a batch at least
-
-    def test_a_large_one_has_whole_sections(self):
-        assert chunk_size(10**7, 1 << 14, 1 << 16, False) == 1 << 16
-
-    def test_small_datasets_have_more_than_one_batch(self):
-        assert choose_sizes(None, 100, 10**7) == (1 << 14, 1 << 16)
-        assert choose_sizes(None, 100, 88_500) == (1383, 1 << 16)
-        assert choose_sizes(None, 100, 40) == (32, 1 << 16)
-        assert choose_sizes(7, 100, 40) == (7, 112)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,36 +22,6 @@ def sampled(root, source, **options):
     size = len(Dataset(root / source))
     buffer = rbdata.load(source, root=root, replacement=False, shuffle=False, batch_size=size, **options)
     return next(iter(buffer))
-
-
-def mapped_bytes(folder):
-    """The bytes of a folder's leaves that count as memory of this process."""
-    mine, total = False, 0
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match("[0-9a-f]+-", line):
-            mine = str(folder) in line and "episodes" not in line
-        elif mine and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="smaps")
-@pytest.mark.parametrize("layout", ["flat", "zstd"])
-def test_read_pages_are_given_back(inputs, layout, monkeypatch):
-    from rbdata.preprocess import apply
-    from rbdata.preprocess.apply import InputView
-    from rbdata.preprocess.request import ReadOptions
-
-    path = inputs / "my" / layout
-    view = InputView(Dataset(path), None, ReadOptions())
-    first = view.read(0, 100)
-    assert mapped_bytes(path) > 0
-    view.release()
-    assert mapped_bytes(path) > 0  # a small dataset
-    monkeypatch.setattr(apply, "KEPT_BYTES", 0)
-    view.release()
-    assert mapped_bytes(path) == 0
-    assert bool((view.read(0, 100) == first).all())
 
 
 @pytest.mark.parametrize("procs", [0, 2])

@@ -498,27 +498,6 @@ def test_samples_in_a_chain_are_completed(shared):
     assert not dataset["root"].any()
 
 
-def test_successors_that_differ_in_the_sign_of_zero(tmp_path):
-    """They are stored as they were returned."""
-    path = make_input(tmp_path)
-    zeros = run(tmp_path, lambda td: td.set("observation", td["observation"] * 0).set(
-        ("next", "observation"), td["next", "observation"] * -0.0), dest="my/zeros")  # fmt: skip
-    assert (
-        path and not torch.signbit(zeros["observation"]).logical_xor(torch.signbit(Dataset(path)["observation"])).any()
-    )
-    back = zeros["next/observation"]
-    assert torch.signbit(back).logical_xor(torch.signbit(Dataset(path)["next/observation"])).all()
-
-
-def test_an_argument_named_statistics(shared):
-    def fn(td, statistics):
-        td["next", "reward"] = td["next", "reward"] * 0 + statistics
-        return td
-
-    out = run(shared, fn, dest="set/statistics", args={"statistics": 3.0})
-    assert (out.to_tensordict()["next", "reward"] == 3).all()
-
-
 def late_action(td, step):
     td["action"][step >= 100] = 7
     return td

@@ -13,13 +13,10 @@ import numpy as np
 import preprocess_tools as tools
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from preprocess_tools import make_input, plain, run
 from rbdata.errors import DamagedDatasetError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.request import ReadOptions
-from rbdata.preprocess.result import StepRun, split_runs
 from rbdata.storage.codecs import zstd as codecs
 from rbdata.storage.codecs.compressed import CompressedRows
 from rbdata.storage.dataset import Dataset
@@ -230,35 +227,3 @@ class TestTouched:
         assert (made.path / "observation" / "dictionary").read_bytes() != (
             source / "observation" / "dictionary"
         ).read_bytes()
-
-
-@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=8), st.integers(0, 5))
-@settings(max_examples=200, deadline=None)
-def test_runs(episodes, cut):
-    """Of episodes (length, kept): the states of the steps that are left, in order."""
-    place, done, states, at = [], [], [], 0
-    for length, kept in episodes:
-        if kept:
-            place += range(at, at + length)
-            done += [False] * (length - 1) + [True]
-            states += range(at, at + length + 1)
-        at += length + 1
-    cut = min(cut, len(place) - 1)
-    if cut > 0 and not done[-1 - cut]:
-        place, done = place[:-cut], done[:-cut]  # the batch ends within an episode
-        states = states[: states.index(place[-1]) + 1]
-    if not place or (cut > 0 and len(place) == len(states)):
-        return
-    found = split_runs(torch.tensor(place), torch.tensor(done))
-    assert found is not None
-    got = [row for run in found for row in range(run.first, run.first + run.stop - run.start + int(done[run.stop - 1]))]
-    assert got == states or got == states[: len(got)]
-    assert [step for run in found for step in range(run.start, run.stop)] == list(range(len(place)))
-
-
-def test_no_runs():
-    goes_on = torch.tensor([0, 1, 2])
-    assert split_runs(goes_on, torch.tensor([False, True, False])) is None  # an end where the input has none
-    assert split_runs(torch.tensor([0, 1, 3]), torch.tensor([False, False, True])) is None  # none where it has one
-    assert split_runs(torch.tensor([1, 0]), torch.tensor([False, True])) is None
-    assert split_runs(torch.tensor([5]), torch.tensor([True])) == [StepRun(0, 1, 5)]

@@ -9,10 +9,8 @@ import torch
 from preprocess_tools import fails, run
 from rbdata.errors import FunctionError, ResultError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.result import differing, identical
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
-from tensordict import TensorDict
 
 
 def raises(td):
@@ -170,14 +168,3 @@ class TestNotANuisance:
             dataset = run(shared, fn, dest=f"my/kind{number}", force=True)
             expected = wanted if number < 3 else wanted / 2
             assert torch.equal(dataset["next/reward"], expected)
-
-
-def test_tensordict_of_no_tensors(shared):
-    fails(shared, lambda td: TensorDict({}, [len(td) + 1]), ResultError, "instead of")
-
-
-def test_a_single_row_may_have_strides():
-    """``values[::2]`` of two rows is contiguous with stride 2."""
-    row, other = torch.tensor([1.0, 2.0])[::2], torch.tensor([-0.0, 2.0])[::2]
-    assert identical(row, row.clone()) and not identical(row, other)
-    assert differing(row, other).tolist() == [True] and differing(row, row.clone()).tolist() == [False]

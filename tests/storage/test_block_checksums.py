@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from folder_faults import change_manifest
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import checksums, integrity
-from rbdata.storage.checksums import crc32c, cut_ranges
+from rbdata.storage.checksums import crc32c
 from rbdata.storage.folder import JOURNAL
 from rbdata.storage.integrity import BlockChecksums, read_block_checksums, verify
 from rbdata.storage.journal import seal
@@ -79,30 +77,6 @@ def test_of_work_begun_without_one(tmp_path):
             leaf["ranges"] = {path: [one[:2] for one in ranges] for path, ranges in leaf["ranges"].items()}
     journal.write_bytes(seal(lines, checksums.Crc32c()))
     check_table(Recipe(EPISODES, "raw", parts=3).write(tmp_path))
-
-
-def test_blocks_that_hold_some_bytes(tmp_path):
-    table = check_table(write_dataset(tmp_path, EPISODES, "raw", parts=3))
-    for path in ("observation.memmap", "meta.json", "episodes/start.memmap"):
-        blocks, size = list(table.all(path)), list(table.all(path))[-1].end
-        for begin, end in np.random.default_rng(0).integers(0, size + 100, (50, 2)).tolist():
-            inside = [block for block in blocks if block.begin < min(end, size) and begin < block.end and begin < end]
-            assert list(table.covering(path, begin, end)) == inside
-
-
-def test_cut_ranges_across_blocks():
-    data = np.random.default_rng(1).integers(0, 256, 5 * SIZE + 17, np.uint8).tobytes()
-    cuts = [0, 0, 5, SIZE, SIZE, 3 * SIZE + 1, 3 * SIZE + 2, 5 * SIZE + 1, len(data)]
-    records = []
-    for low, high in pairwise(cuts):
-        checksum = checksums.Crc32c(low)
-        checksum.update(memoryview(data)[low : (low + high) // 2])
-        checksum.update(data[(low + high) // 2 : high])
-        records.append(checksum.record)
-    expected = [[len(data[at : at + SIZE]), crc32c(data[at : at + SIZE])] for at in range(0, len(data), SIZE)]
-    assert [len(record) for record in records] == [2, 2, 2, 2, 3, 2, 3, 2]
-    assert cut_ranges(records) == expected
-    assert cut_ranges([record[:2] for record in records]) is None
 
 
 def test_damaged_tables(tmp_path):

@@ -54,13 +54,6 @@ def test_ids_that_are_none(bad, tmp_path):
     assert caught.value.hint
 
 
-def test_paths_of_a_place(tmp_path):
-    place = DatasetPlace(tmp_path, "atari/Pong/5")
-    assert place.path == tmp_path / "atari" / "Pong" / "5"
-    assert {place.working.name, place.old.name, place.lock().path.name} == {".5.writing", ".5.old", ".5.lock"}
-    assert {place.working.parent, place.old.parent, place.lock().path.parent} == {place.path.parent}
-
-
 # -- the renames of a commit ----------------------------------------------------------------------------------------
 
 OLD, NEW = make_episodes([3, 4]), make_episodes([5, 6, 7], seed=1)
@@ -231,15 +224,6 @@ def test_half_removed_is_no_dataset(tmp_path, monkeypatch):
     assert not place.exists()
 
 
-def test_remove_tree(tmp_path):
-    remove_tree(tmp_path / "nothing")
-    precious = outside(tmp_path)
-    link = tmp_path / "link"
-    link.symlink_to(precious)
-    remove_tree(link)
-    assert (precious / "deep" / "file").exists() and not os.path.lexists(link)
-
-
 def test_another_process_removes_what_is_walked(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / "top" / name).mkdir(parents=True)
@@ -250,38 +234,6 @@ def test_another_process_removes_what_is_walked(tmp_path):
     assert list(found) == [] and first.name == "file"
     assert not is_empty_folder(tmp_path / "top") and disk_use(tmp_path / "top") == 0
     remove_tree(tmp_path / "top")
-
-
-def test_two_processes_remove_a_folder(tmp_path, monkeypatch):
-    top, real = tmp_path / "top", shutil.rmtree
-    top.mkdir()
-    (top / "file").touch()
-
-    def other_is_faster(path, *args, **options):
-        real(path)
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(folders.shutil, "rmtree", other_is_faster)
-    remove_tree(top)
-    assert not top.exists()
-
-
-def test_empty_folders_above_one_that_is_gone_already(tmp_path):
-    (tmp_path / "a/b").mkdir(parents=True)
-    folders.remove_empty(tmp_path / "a/b/c/d", tmp_path)
-    assert names(tmp_path) == []
-
-
-def test_prune_parents_stops_at_the_root_and_at_neighbours(tmp_path):
-    root = tmp_path / "root"
-    place = DatasetPlace(root, "a/b/c/d")
-    place.path.parent.mkdir(parents=True)
-    (root / "a" / "file").touch()
-    place.prune_parents()
-    assert names(root / "a") == ["file"]
-    (root / "a" / "file").unlink()
-    place.prune_parents()
-    assert names(tmp_path) == ["root"] and names(root) in ([], ["a"])
 
 
 # -- finding --------------------------------------------------------------------------------------------------------

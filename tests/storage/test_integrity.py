@@ -75,7 +75,7 @@ def test_nested_state_leaves_beside_nested_step_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_meta_is_what_tensordict_would_write(dtype, shape, tmp_path):
     episodes = make_episodes([3, 2], deep__er__x=(shape, dtype), y=((1,), "float32"))
     folder = write_dataset(tmp_path / "mine", episodes)

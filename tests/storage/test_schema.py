@@ -205,17 +205,6 @@ def test_schemas_with_keys_in_each_others_way(leaves):
         Schema(tuple(leaves))
 
 
-def test_schema_access():
-    schema = Schema((leaf("a", "state"), leaf("b"), *ted_flags()))
-    assert schema["b"].name == "b"
-    assert schema.get("c") is None and "c" not in schema
-    with pytest.raises(KeyError):
-        schema["c"]
-    assert [entry.name for entry in schema.states] == ["a"]
-    assert schema.names[0] == "a" and schema.names[-1] == "next/a"
-    assert schema["a"].codec == "raw"
-
-
 # -- manifest -------------------------------------------------------------------------------------------------------
 
 
@@ -371,16 +360,6 @@ def test_atomic_write_is_never_seen_half_done(tmp_path):
     stop.set()
     watcher.join()
     assert seen and all(seen)
-
-
-def test_a_schema_of_very_many_leaves():
-    """Which a manifest of a few MB may state: the checks go over the names once, not once for each name."""
-    leaves = tuple(Leaf(f"info/x{number}", "step", "float32", ()) for number in range(30_000))
-    assert len(Schema(leaves).names) == 30_000
-    with pytest.raises(SchemaError, match="key info/x7 is both a tensor and a folder"):
-        Schema((*leaves, Leaf("info/x7/a", "step", "float32", ())))
-    with pytest.raises(SchemaError, match="key info/x7 occurs twice"):
-        Schema((*leaves, leaves[7]))
 
 
 def test_a_path_that_is_no_unicode_is_written_so_that_it_can_be_read(tmp_path):

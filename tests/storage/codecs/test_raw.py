@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rbdata.errors import DamagedDatasetError
-from rbdata.storage.codecs import PLAIN, codec_of
+from rbdata.storage.codecs import codec_of
 from rbdata.storage.durable import preallocate
 from rbdata.storage.leaf import DTYPES, Leaf
 from rbdata.storage.parts import part_path
@@ -29,7 +29,7 @@ def starts(count: int, leaf: Leaf) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (7,), (84, 84), (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 5)], ids=str)
 def test_reading(dtype, shape, tmp_path):
     leaf = Leaf("x", "state", dtype, shape)
     rows = write(tmp_path, leaf)
@@ -95,11 +95,3 @@ def test_parts_appended(tmp_path):
     assert codec.has_appended(tmp_path, entries[-1])
     os.truncate(tmp_path / "x.memmap", 79)
     assert not codec.has_appended(tmp_path, entries[-1])
-
-
-def test_costs():
-    codec = codec_of(Leaf("x", "state", "uint8", (100,)))
-    rows = np.zeros((3, 100), np.uint8)
-    assert codec.name == PLAIN and codec.fixed_rows and not codec.uses_dictionary
-    assert codec.train(rows) == b""
-    assert codec.encoded_lengths(rows, b"").tolist() == [100] * 3

@@ -240,8 +240,3 @@ def test_no_file_of_the_cache_is_made_behind_a_link(files, tmp_path, name):
     with suppress(CacheError, OSError):
         opened(files, cache).read(torch.arange(143))
     assert not outside.exists()
-
-
-def test_a_long_url(files, tmp_path):
-    files.url = f"store://{'x' * 5000}/set"
-    assert opened(files, tmp_path / "cache").id == opened(files, tmp_path / "cache").id == "my/test"

@@ -212,10 +212,17 @@ def test_a_resumed_run_goes_on_with_the_next_iterator(folder, tmp_path, replacem
     assert following not in earlier
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("by", ["state", "folder"])
-@pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize("returned", [1, 4, None])
+@pytest.mark.parametrize(
+    "replacement, by, returned, persistent",
+    [
+        (True, "state", 1, False),
+        (True, "folder", None, True),
+        (True, "state", 4, True),
+        (False, "state", None, False),
+        (False, "folder", 4, True),
+        (False, "state", 1, True),
+    ],
+)
 def test_a_run_resumed_inside_the_loop_over_a_loader_goes_on_there(
     folder, tmp_path, replacement, by, returned, persistent
 ):

@@ -246,7 +246,7 @@ def nested(tmp_path_factory: pytest.TempPathFactory) -> rbdata.Dataset:
         ([], set()),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"slice_len": 5}, {"replacement": False}, {"alpha": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"slice_len": 5}])
 def test_keys(nested, keys, leaves, options):
     """These leaves and no others, beside what the sampler and n-step returns say."""
     whole, some = (rbdata.load(nested, batch_size=20, seed=3, keys=given, **options) for given in (None, keys))

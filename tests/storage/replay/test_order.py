@@ -81,8 +81,7 @@ def check(found: list[Any], wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prefetch", [1, 4])
-@pytest.mark.parametrize("share", [(0, 1), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("prefetch, share", [(1, (0, 1)), (4, (0, 1)), (4, (1, 2))], ids=str)
 def test_prefetching_and_checkpoints(tmp_path, kind, prefetch, share):
     """Every place to stop at, in turn with and without prefetching."""
     wanted = plain(kind, *share)

@@ -73,7 +73,7 @@ def saved_as(way, buffer, made, folder):
     return other
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize("way", ["state", "folder", "pickle", "deepcopy"])
 @pytest.mark.parametrize("sampler", [InTurn, RandomSampler])
 def test_batches_on_their_way_are_not_lost(sampler, way, prefetch, tmp_path):

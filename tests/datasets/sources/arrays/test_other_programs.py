@@ -127,10 +127,10 @@ def demonstration(flag: list[int], more_states: int = 1, first: int = 0) -> dict
     return {"obs": states, "actions": states[:n], "rewards": np.array(flag, np.float32), "dones": np.array(flag)}
 
 
-@pytest.mark.parametrize("flag", REPEATED)
-@pytest.mark.parametrize("more_states", [0, 1])
 @pytest.mark.parametrize(
-    "kind", ["groups", "groups in data", "one group", "files", "folders", "lengths", "ends", "numbers", "map"]
+    "kind, more_states, flag",
+    [(kind, 1, "and lost") for kind in ("groups", "groups in data", "one group", "files", "lengths", "numbers", "map")]
+    + [(kind, 0, flag) for kind in ("folders", "ends") for flag in REPEATED],
 )
 def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
     kind: str, more_states: int, flag: str, tmp_path: Path
@@ -188,8 +188,9 @@ def test_a_flag_inside_an_episode_of_a_generator_is_refused() -> None:
         rbdata.from_episodes([one], "my/x")
 
 
-@pytest.mark.parametrize("more_states", [0, 1])
-@pytest.mark.parametrize("kind", ["a group", "a file", "a folder", "a map", "states"])
+@pytest.mark.parametrize(
+    "kind, more_states", [("a group", 0), ("a file", 1), ("a folder", 0), ("a map", 1), ("states", 0), ("states", 1)]
+)
 def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: int, tmp_path: Path) -> None:
     one = {key: value for key, value in demonstration([0] * 6, more_states).items() if key != "dones"}
     options: dict[str, Any] = {}
@@ -211,8 +212,7 @@ def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: 
 
 
 @pytest.mark.parametrize("numbered", ["", "frame_index", "episode"])
-@pytest.mark.parametrize("edges", [[6], [1, 2, 3, 9], [4], [3, 5, 8, 11], [7, 11]])
-@pytest.mark.parametrize("with_next", [False, True])
+@pytest.mark.parametrize("edges, with_next", [([1, 2, 3, 9], False), ([4], False), ([3, 5, 8, 11], True)])
 def test_an_episode_goes_on_in_the_next_file(numbered: str, edges: list[int], with_next: bool, tmp_path: Path) -> None:
     """Files of equal sizes, whatever the episodes are; the names say so, or numbers."""
     step = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2])

@@ -14,7 +14,6 @@ import pytest
 import rbdata
 import torch
 from pyarrow import feather, ipc, parquet
-from rbdata.datasets.sources.arrays.files import natural
 from rbdata.datasets.sources.arrays.roles import find_roles
 from rbdata.datasets.sources.arrays.tables import join_columns, memory_table, open_tables
 from rbdata.errors import CorruptSourceError, UsageError
@@ -281,10 +280,6 @@ def test_memory_takes_mappings_tensors_and_fields() -> None:
     }
     with pytest.raises(UsageError, match="mapping"):
         memory_table([1, 2, 3])
-
-
-def test_numbers_sort_as_numbers() -> None:
-    assert sorted(["demo_10", "demo_9", "demo", "a2b"], key=natural) == ["a2b", "demo", "demo_9", "demo_10"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rbdata.datasets.sources.atari.ring import Lap, RingArrays, RingPlanner, find_lap
+from rbdata.datasets.sources.atari.ring import RingArrays, RingPlanner, find_lap
 from rbdata.errors import CorruptSourceError
-from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 
 CAPACITY = 9
 
@@ -27,7 +26,6 @@ def ring(number, action, *, terminal=(), add_count=None):
 
 
 FIRST = ring(0, [0, 0, 0, 1, 2, 3, 4, 5, 17])
-SECOND = ring(1, [7, 8, 0, 0, 0, 9, 10, 11, 6], terminal=[1])
 
 
 class Planned:
@@ -56,60 +54,6 @@ class Planned:
 
     def placed(self):
         return [(part.first, part.states, part.segments.tolist()) for part in self.parts]
-
-
-def test_the_drawing():
-    found = Planned([FIRST, SECOND])
-    assert found.actions == [*range(1, 9), 9, 10]  # b2 is given up: its successor is not in the data
-    assert found.flagged() == ([8], [10])
-    assert found.episodes.length.tolist() == [8, 2]
-    assert found.episodes.outcome.tolist() == [TERMINATED, CUT]
-    assert found.episodes.returns == pytest.approx([3.6, 1.9])
-    assert found.placed() == [
-        (0, 5, [[3, 5, 0, 0]]),
-        (5, 7, [[8, 1, 0, 0], [0, 2, 1, 1], [5, 3, 4, 0]]),  # a5, then a6 a7 and zeros, then b0 b1 b2
-    ]
-    assert (found.counts["rows_read"], found.counts["pad_rows"], found.counts["given_up_steps"]) == (17, 6, 1)
-
-
-def test_unknown_successors_as_zeros():
-    found = Planned([FIRST, SECOND], unknown_next="zero")
-    assert found.actions == list(range(1, 12))
-    assert found.flagged() == ([8], [11])
-    assert found.placed()[1] == (5, 8, [[8, 1, 0, 0], [0, 2, 1, 1], [5, 3, 4, 1]])
-    assert found.counts["given_up_steps"] == 0
-
-
-def test_time_limit():
-    """Eight rows are the limit here: a7 is flagged terminal by the clock, and its successor is not in the data."""
-    found = Planned([FIRST, SECOND], time_limit=8)
-    assert found.actions == [*range(1, 8), 9, 10]
-    assert found.flagged() == ([], [7, 10])
-    assert found.episodes.outcome.tolist() == [TRUNCATED, CUT]
-    assert found.placed()[1] == (5, 6, [[8, 1, 0, 0], [0, 2, 1, 0], [5, 3, 3, 0]])  # no zeros after a7
-    assert found.counts["time_limit_episodes"] == 1
-
-
-def test_the_second_file_alone_begins_midway():
-    found = Planned([SECOND])
-    assert found.actions == [6, 7, 8, 9, 10]
-    assert found.episodes.midway.tolist() == [True, False]
-    assert found.placed() == [(0, 7, [[8, 1, 0, 0], [0, 2, 1, 1], [5, 3, 4, 0]])]
-
-
-def test_a_missing_file_is_a_gap():
-    third = ring(2, [1, 2, 3, 4, 5, 6, 7, 8, 0], terminal=[7])
-    found = Planned([FIRST, third], blank=[8])
-    assert found.counts["gaps"] == [{"before_shard": 2, "laps_missing": 1}]
-    assert found.actions == [1, 2, 3, 4, *range(1, 9)]  # a4 is given up; row 8 is blank, thus padding
-    assert found.placed()[1] == (5, 9, [[0, 8, 0, 1]])
-
-
-def test_a_final_dump_has_new_rows_up_to_its_cursor():
-    final = ring(2, [12, 13, 0, 0, 0, 9, 10, 11, 0], add_count=2)
-    assert find_lap(final, (ring(1, [7, 8, 0, 0, 0, 9, 10, 11, 6]), 1)) == Lap(2, 2, seam=True)
-    # Rows from the cursor on that differ from the file before show that it does not continue that file.
-    assert find_lap(final, (ring(1, [7, 8, 0, 0, 0, 9, 10, 3, 6]), 1)) == Lap(None, 2, seam=True)
 
 
 def test_damaged_rings_are_refused():

@@ -114,15 +114,6 @@ def test_stored_indices_decide_whatever_the_files(tmp_path: Path, options: dict[
     }
 
 
-def test_one_file_a_checkpoint_is_moved_not_copied(tmp_path: Path) -> None:
-    episodes = make_episodes([[30, 3], [2, 60], [70]])
-    write_run(tmp_path, [[e for e in episodes if e.checkpoint == number] for number in (1, 2, 0)])
-    dataset = get(tmp_path, tmp_path / "root", procs=2)
-    assert_holds(dataset, episodes)
-    assert [part["name"] for part in dataset.manifest.parts] == ["file 2", "file 0", "file 1"]
-    assert [part["states"] for part in dataset.manifest.parts] == [35, 64, 71]
-
-
 def test_only_some_files(tmp_path: Path) -> None:
     episodes = make_episodes([[5], [6], [7]])
     write_run(tmp_path, [[episode] for episode in episodes])

@@ -7,17 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from contents import content
 from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import describe, known_ids, resolve
-from rbdata.datasets.fetch import FetchOptions, open_location
+from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.ingest.run import dry_run
 from rbdata.datasets.sources.d4rl import registry
 from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.errors import (
@@ -29,9 +26,7 @@ from rbdata.errors import (
     TransientFetchError,
 )
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.folder import DatasetPlace
 from servers import http_server
-from tensordict import TensorDict
 
 NAME, FILE = "hopper-medium-replay-v2", "hopper_medium_replay-v2.hdf5"
 QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)
@@ -307,30 +302,3 @@ def test_a_dry_run_says_what_would_be_fetched(mirror, tmp_path):
         outcome = download(Request(f"d4rl/{NAME}", root=tmp_path / "root", mirror=server.url, dry_run=True))
     assert outcome.estimate is not None
     assert outcome.estimate.fetch_bytes == (mirror / "gym_mujoco_v2" / FILE).stat().st_size
-
-
-def test_dry_run_leaves_the_job_as_it_is(mirror, tmp_path):
-    job = D4rlSource().open(NAME, open_location(mirror), ConvertOptions())
-    before = dict(vars(job))
-    place, request = DatasetPlace(tmp_path, f"d4rl/{NAME}"), Request(f"d4rl/{NAME}")
-    first, again = (dry_run(job, place, request, Listener()) for _ in range(2))
-    assert dict(vars(job)) == before and not job.schema.leaves
-    assert (first.steps, first.episodes, first.disk_bytes) == (again.steps, again.episodes, again.disk_bytes)
-
-
-def test_the_folder_in_tensordict_and_torchrl(mirror, tmp_path):
-    """With no rbdata: TED, and slices that never cross a trajectory."""
-    folder = get(mirror, tmp_path).path
-    truth = expected(mirror / "gym_mujoco_v2" / FILE, "both")
-    td = TensorDict.load_memmap(folder)
-    for key in ("observation", "action"):
-        np.testing.assert_array_equal(td[key].numpy(), truth[key])
-    np.testing.assert_array_equal(td["next", "observation"].numpy(), truth["next/observation"])
-    torchrl = pytest.importorskip("torchrl.data")
-    sampler = torchrl.SliceSampler(slice_len=8, end_key=("next", "done"))
-    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(td), sampler=sampler, batch_size=64)
-    batch = buffer.sample().reshape(8, 8)
-    first = torch.from_numpy(truth["observation"]).flatten(1)[:, 0].contiguous()
-    rows = torch.searchsorted(first, batch["observation"][..., 0].flatten().contiguous()).reshape(8, 8)
-    assert (rows.diff(dim=1) == 1).all()
-    assert (torch.from_numpy(truth["episode"])[rows].diff(dim=1) == 0).all()

@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import sys
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from rbdata.errors import RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
-from tensordict import TensorDict
 from text_rows import text_of
 
 gymnasium_envs.register()
@@ -271,28 +269,6 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
 # -- read by others ------------------------------------------------------------------------------------------------
 
 
-def test_plain_tensordict_and_torchrl_read_it(tmp_path):
-    torchrl = pytest.importorskip("torchrl.data")
-    dataset = record(tmp_path, "CartPole-v1", steps=400, num_envs=2)
-    plain = TensorDict.load_memmap(dataset.path)
-    assert plain.batch_size == (400,)
-    assert np.array_equal(plain["next", "observation"].numpy(), leaf(dataset, "next/observation"))
-    sampler = torchrl.SliceSampler(slice_len=4, end_key=("next", "done"), strict_length=True)
-    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(plain), sampler=sampler, batch_size=64)
-    for _ in range(5):
-        batch = buffer.sample().reshape(16, 4)
-        inside = ~batch["next", "done"][:, :-1].squeeze(-1)
-        assert inside.all()
-        assert (batch["next", "observation"][:, :-1] == batch["observation"][:, 1:]).all()
-
-
-def test_episodes_lie_one_after_the_other(tmp_path):
-    dataset = record(tmp_path, "tests/Counter-v0", steps=60, num_envs=4)
-    for start, after in pairwise([*dataset.episodes.start.tolist(), 60]):
-        rows = leaf(dataset, "observation")[start:after]
-        assert (rows[:, 0] == rows[0, 0]).all() and rows[:, 1].tolist() == list(range(after - start))
-
-
 FLAGS = {
     "one element": (np.array, 1.0, None),
     "an array": (lambda flag: np.array([flag]), np.array([1.0]), None),
@@ -349,32 +325,3 @@ def test_flags_and_rewards_in_arrays(tmp_path, kind, way):
     ends = (data["next", "done"].view(-1).nonzero().view(-1) + 1).tolist()
     assert ends == [3, 4, 11, 13] and bool((data["next", "reward"] == 1).all())
     assert data["next", "terminated"].view(-1)[[2, 3, 10]].tolist() == [True, True, False]
-
-
-class SharesAnArray(gymnasium.Env):
-    """Observes the number of the environment; all environments return one array."""
-
-    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(10)
-    shared = np.zeros(1, np.float32)
-
-    def __init__(self, numbers):
-        self.number = next(numbers)
-
-    def reset(self, **options):
-        self.shared[:] = self.number
-        return self.shared, {}
-
-    def step(self, action):
-        return *self.reset()[:1], 1.0, False, False, {}
-
-
-def test_environments_that_share_an_array(tmp_path):
-    """A policy gets the observation of each."""
-    numbers = itertools.count(1)
-    path = rbdata.record(
-        lambda: SharesAnArray(numbers), lambda seen: seen[:, 0].astype(int), steps=6, num_envs=2, name="shared"
-    )
-    data = rbdata.open_dataset(path)[:]
-    assert data["action"].flatten().tolist() == data["observation"].flatten().tolist()
-    assert len(data["action"].unique()) == 2

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
-from minari_tools import FIXTURES, compare, convert, truth, with_root, write
+from minari_tools import compare, convert, with_root, write
 from minari_tools import minari as require_minari
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import convert as convert_folder
@@ -519,22 +519,6 @@ def test_a_folder_anywhere(tmp_path, inside, data_format):
     assert verify(outcome.path).ok
     compare(Dataset(outcome.path), made)
     assert Dataset(outcome.path).manifest.source["dataset"] == "tests/plain-v0"
-
-
-def test_a_dry_run_of_what_is_here(tmp_path):
-    from rbdata.datasets.acquire import download
-
-    plain()
-    estimate = download(Request("minari/tests/plain-v0", root=tmp_path / "root", dry_run=True)).estimate
-    assert estimate is not None and (estimate.steps, estimate.episodes) == (12, 3)
-    assert "Minari's own root" in estimate.why
-    assert not (tmp_path / "root").exists()
-
-
-def test_the_fixture_is_as_minari_reads_it(tmp_path, monkeypatch):
-    """In place of a network: the whole path, from a root of Minari's to rows."""
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(FIXTURES))
-    compare(convert(tmp_path, "cartpole/random-v0"), truth("cartpole/random-v0"))
 
 
 def test_a_dtype_that_numpy_takes_for_a_program(tmp_path):

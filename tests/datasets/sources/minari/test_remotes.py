@@ -298,14 +298,6 @@ def test_a_folder_as_a_remote(tmp_path, monkeypatch):
     assert [dataset.name for dataset in again.datasets] == [dataset.name for dataset in listing.datasets]
 
 
-def test_names_never_ask(monkeypatch):
-    with closed_port() as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        assert "minari/D4RL/antmaze/large-play-v1" in catalogue.known_ids("minari")
-        monkeypatch.setenv("MINARI_REMOTE", "gcp://somewhere")
-        assert catalogue.known_ids("minari") == []
-
-
 def test_conversion_is_the_same_wherever_it_comes_from(tmp_path, server, minari_root):
     """But for what the places state of the objects."""
     name = "cartpole/random-v0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import shutil
 import struct
@@ -14,22 +13,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from hdf5_mutations import sealed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
 from minari_tools import minari as require_minari
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari import episodes
-from rbdata.datasets.sources.minari.episodes import part_bounds, split_episode
+from rbdata.datasets.sources.minari.episodes import part_bounds
 from rbdata.datasets.sources.minari.hdf5 import FILE, Hdf5Reader
 from rbdata.datasets.sources.minari.reader import DataFiles
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
-from tensordict import TensorDict
 
 minari = require_minari()
 
@@ -92,9 +88,10 @@ def test_recorded_by_the_collector(tmp_path, monkeypatch, name):
 # -- spaces --------------------------------------------------------------------------------------------------------
 
 
-@each_format
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("where", ["observation", "action"])
+@pytest.mark.parametrize(
+    "data_format, where", [("hdf5", "observation"), ("hdf5", "action"), ("arrow", "observation"), ("parquet", "action")]
+)
 def test_every_space(tmp_path, data_format, kind, where):
     observation, action = (KINDS[kind], spaces.Discrete(2)) if where == "observation" else (BOX, KINDS[kind])
     lengths = [3, 1, 5, 2, 4, 2, 6, 1, 3, 2, 4, 7]  # episode 10 must not come after episode 1
@@ -132,8 +129,7 @@ def test_text_left_out(tmp_path, data_format):
 # -- frames --------------------------------------------------------------------------------------------------------
 
 
-@each_format
-@pytest.mark.parametrize("shape", [(40, 48, 3), (36, 36)])
+@pytest.mark.parametrize("data_format, shape", [(kind, (40, 48, 3)) for kind in FORMATS] + [("hdf5", (36, 36))])
 def test_jpeg_frames(tmp_path, data_format, shape):
     image = spaces.Box(0, 255, shape, np.uint8)
     write("tests/jpeg-v0", image, spaces.Discrete(2), [4, 3, 5], data_format=data_format)
@@ -144,8 +140,10 @@ def test_jpeg_frames(tmp_path, data_format, shape):
     assert any("JPEG, which is lossy" in note for note in dataset.manifest.notes)
 
 
-@each_format
-@pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
+@pytest.mark.parametrize(
+    "data_format, options",
+    [("hdf5", {}), ("arrow", {}), ("parquet", {}), ("hdf5", {"codec": "raw"}), ("arrow", {"layout": "ted"})],
+)
 def test_raw_frames(tmp_path, data_format, options):
     """As before 0.5.3: no flag in the metadata, and no JPEG either; the current reader would take them for some."""
     image = spaces.Dict({"camera": spaces.Box(0, 255, (40, 32, 3), np.uint8), "pose": BOX})
@@ -176,17 +174,6 @@ def test_channel_first_frames(tmp_path):
     image = spaces.Box(0, 255, (3, 40, 40), np.uint8)
     made = write("tests/first-v0", image, spaces.Discrete(2), [4, 2])
     compare(convert(tmp_path / "root", "tests/first-v0"), made)
-
-
-def test_frames_in_several_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 5 * row)
-    )
-    image = spaces.Tuple((spaces.Box(0, 255, (40, 32, 3), np.uint8), spaces.Box(0, 1, (300,), np.float32)))
-    made = write("tests/parts-v0", image, BOX, [4, 3, 9, 1, 1, 2], jpeg_encoding=False)
-    dataset = convert(tmp_path / "root", "tests/parts-v0")
-    assert len(dataset.manifest.parts) > 3
-    compare(dataset, made)
 
 
 @pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
@@ -258,8 +245,10 @@ def test_gaps_in_the_numbers(tmp_path, data_format):
     assert any("12 episodes, the files hold 11" in note for note in dataset.manifest.notes)
 
 
-@each_format
-@pytest.mark.parametrize("flags", [(True, True), (False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "data_format, flags",
+    [("hdf5", (True, True)), ("arrow", (False, False)), ("parquet", (True, False)), ("hdf5", (False, True))],
+)
 def test_how_episodes_end(tmp_path, data_format, flags):
     made = write("tests/ends-v0", BOX, BOX, [3, 4], data_format=data_format, ends=lambda number: flags)
     dataset = convert(tmp_path / "root", "tests/ends-v0")
@@ -317,53 +306,7 @@ def test_data_in_another_dtype_than_the_space_says(tmp_path):
     assert any("float64, and kept as they are" in note for note in dataset.manifest.notes)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    flags=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12),
-    missing=st.booleans(),
-    unknown=st.sampled_from(["truncate", "zero"]),
-)
-def test_runs_of_an_episode(flags, missing, unknown):
-    terminated, truncated = (np.array(column) for column in zip(*flags))
-    steps = len(flags)
-    runs = list(split_episode(steps if missing else steps + 1, terminated, truncated, unknown))
-    covered = [step for run in runs for step in range(run.first, run.first + run.steps)]
-    gives_up = missing and unknown == "truncate" and not terminated[-1]
-    assert covered == list(range(steps - gives_up))
-    for run in runs:
-        last = run.first + run.steps - 1
-        assert run.terminated or run.truncated
-        inside = slice(run.first, last)
-        assert not (terminated[inside] | truncated[inside]).any()
-        assert (run.outcome == TERMINATED) == run.terminated
-        if not (gives_up and last == steps - 2):
-            assert run.terminated == terminated[last]
-
-
 # -- read by others ------------------------------------------------------------------------------------------------
-
-
-def test_plain_tensordict_and_torchrl_read_it(tmp_path):
-    torchrl = pytest.importorskip("torchrl.data")
-    write("tests/read-v0", KINDS["dict"], BOX, [9, 12, 7, 30])
-    dataset = convert(tmp_path / "root", "tests/read-v0")
-    plain = TensorDict.load_memmap(dataset.path)
-    assert np.array_equal(plain["observation", "a_b"].numpy(), dataset["observation/a_b"].numpy())
-    sampler = torchrl.SliceSampler(slice_len=5, end_key=("next", "done"), strict_length=True)
-    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(plain), sampler=sampler, batch_size=50)
-    for _ in range(5):
-        batch = buffer.sample().reshape(10, 5)
-        assert not batch["next", "done"][:, :-1].any()
-        assert (batch["next", "observation", "a_b"][:, :-1] == batch["observation", "a_b"][:, 1:]).all()
-
-
-def test_jpeg_is_what_is_thought(tmp_path):
-    """The first bytes that are looked for are those that Pillow writes."""
-    from PIL import Image
-
-    data = io.BytesIO()
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(data, format="JPEG")
-    assert data.getvalue()[:3] == b"\xff\xd8\xff"
 
 
 @each_format

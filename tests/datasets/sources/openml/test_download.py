@@ -33,7 +33,6 @@ from rbdata.errors import (
 )
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify
-from tensordict import TensorDict
 
 QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)
 
@@ -488,17 +487,6 @@ def test_against_scikit_learns_parser(number, recorded, tmp_path):
         for name, value in found.items():
             stated = row[names.index(name)]
             assert value == (np.float32(stated) if isinstance(value, float) else stated)
-
-
-def test_the_folder_in_tensordict_and_torchrl(recorded, tmp_path):
-    dataset = get(recorded.url, tmp_path, "61")
-    td = TensorDict.load_memmap(dataset.path)
-    assert torch.equal(td["observation"], dataset["observation"]) and td.batch_size == (150,)
-    torchrl = pytest.importorskip("torchrl.data")
-    sampler = torchrl.SliceSampler(slice_len=1, end_key=("next", "done"))
-    buffer = torchrl.ReplayBuffer(storage=torchrl.TensorStorage(td), sampler=sampler, batch_size=32)
-    batch = buffer.sample()
-    assert batch["next", "terminated"].all() and batch["action"].shape == (32,)
 
 
 def test_a_table_of_steps_is_sent_to_the_source_of_arrays(tmp_path):
