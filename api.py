@@ -18,7 +18,7 @@ from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
 from .datasets.sources.options import RawFileOptions, SourceOptions, given_options
-from .errors import NotADatasetError, UnknownDatasetError, UsageError
+from .errors import DatasetNotFoundError, NotADatasetError, UsageError
 from .preprocess.interface import preprocess as preprocess
 from .storage.integrity import Report
 from .storage.keywords import refuse_empty, with_options
@@ -165,7 +165,7 @@ def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
 def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Catalogue:
     """The datasets that can be downloaded or recorded, of all sources or of one, with all known facts about each.
 
-    Works offline; counts from the last `rbdata list --refresh` are included. Raises UnknownDatasetError for an unknown source.
+    Works offline; counts from the last `rbdata list --refresh` are included. Raises DatasetNotFoundError for an unknown source.
     """
     from .datasets.search import known
 
@@ -184,7 +184,7 @@ def search(
     """The datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
 
     ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets of unknown size are then left out. Raises UsageError
-    for an unknown kind or a malformed size, UnknownDatasetError for an unknown source.
+    for an unknown kind or a malformed size, DatasetNotFoundError for an unknown source.
     """
     from .datasets.search import find
 
@@ -195,7 +195,7 @@ def search(
 def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     """What is known about a dataset before it is downloaded, without the network.
 
-    Raises UnknownDatasetError, with the nearest ids, for an unknown dataset.
+    Raises DatasetNotFoundError, with the nearest ids, for an unknown dataset.
     """
     from .datasets.search import describe
 
@@ -395,7 +395,7 @@ def _downloaded(dataset_id: PathLike, root: PathLike | None, options: bool | Map
     if is_remote(dataset_id):
         raise UsageError("download is for ids", hint="a dataset at a URL is read in place, or pulled as a whole")
     if options is True:
-        with suppress(UnknownDatasetError, NotADatasetError):  # known only to its mirror
+        with suppress(DatasetNotFoundError, NotADatasetError):  # known only to its mirror
             if (place := find_place(dataset_id, root)).exists():
                 return place.path
     return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]
@@ -497,7 +497,7 @@ def export(
     ``"image"``; ``fps`` is the number of steps a second, by default what the dataset states, else 30.
 
     Raises UsageError for a dataset that the format cannot hold, DatasetExistsError for an existing target unless ``force``,
-    MissingExtraError, DiskSpaceError, and as `open_dataset`.
+    MissingExtraError, DiskError, and as `open_dataset`.
     """
     import warnings
 

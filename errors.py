@@ -115,21 +115,16 @@ def refusing_exits(what: str) -> Iterator[None]:
         raise RbdataError(message, hint="code that rbdata calls must raise an error, or return") from error
 
 
-class UsageError(RbdataError, ValueError):
-    """An argument is invalid, or arguments contradict each other."""
+class UsageError(RbdataError, ValueError, TypeError):
+    """An argument is invalid, arguments contradict each other, or what they name cannot be found."""
 
-    code = "usage"
-    exit_code = 2
-
-
-class ArgumentTypeError(UsageError, TypeError):
-    """An argument is of a type that is not supported."""
+    code, exit_code = "usage", 2
 
 
-class UnknownDatasetError(UsageError, FileNotFoundError):
-    """No source has this id, or a bare name is ambiguous."""
+class DatasetNotFoundError(UsageError, FileNotFoundError):
+    """No source has this id, it is ambiguous, or the dataset is not on this machine."""
 
-    code = "unknown_dataset"
+    code = "not_found"
 
 
 class UnknownKeyError(UsageError, KeyError):
@@ -139,19 +134,9 @@ class UnknownKeyError(UsageError, KeyError):
 
 
 class MissingExtraError(RbdataError, ImportError):
-    """An optional dependency is not installed; the hint names the extra."""
+    """An optional dependency is not installed, or a source of another package cannot be imported."""
 
     code = "missing_extra"
-
-
-class PluginError(RbdataError, ImportError):
-    """A source of another package cannot be imported, or is not a `Source`."""
-
-    code = "plugin"
-
-
-class PluginWarning(UserWarning):
-    """A source of another package is ignored, for the reason in the message."""
 
 
 # -- locations and objects ------------------------------------------------------------------------------------------
@@ -161,10 +146,8 @@ class FetchError(RbdataError, OSError):
     """An object could not be fetched."""
 
     code = "fetch"
-
     #: The HTTP status that caused the error, None if there was none.
     status: int | None = None
-
     #: Whether the server sends whole files only, and would send this one.
     whole_files_only: bool = False
 
@@ -179,7 +162,6 @@ class ObjectNotFoundError(FetchError, FileNotFoundError):
     """No such object, folder, bucket or mirror (404)."""
 
     code = "object_not_found"
-
     #: Whether the dataset is there, without a part of it that was asked for.
     partly_there: bool = False
 
@@ -188,10 +170,8 @@ class TransientFetchError(FetchError, ConnectionError):
     """The connection failed or timed out, or the server is temporarily unavailable; a retry may succeed."""
 
     code = "connection"
-
     #: Seconds that the server asked to wait before a retry, None if it did not.
     retry_after: float | None = None
-
     #: Whether the host name could not be resolved.
     unresolved: bool = False
 
@@ -214,14 +194,7 @@ class CorruptSourceError(RbdataError, ValueError):
     code = "corrupt_source"
 
 
-# -- dataset folders ---------------------------------------------------------------------------------------------
-
-
-class DatasetNotFoundError(RbdataError, FileNotFoundError):
-    """The dataset is not on this machine."""
-
-    code = "not_found"
-    exit_code = 2
+# -- datasets ----------------------------------------------------------------------------------------------------
 
 
 class NotADatasetError(RbdataError, ValueError):
@@ -256,39 +229,18 @@ class DatasetBusyError(RbdataError, BlockingIOError):
     """Another process is writing this dataset."""
 
     code = "busy"
-
     #: Whether the other process still holds the resource; None if waiting is useless.
     is_held: Callable[[], bool] | None = None
 
 
-class PassRestartedWarning(UserWarning):
-    """A write during an iteration without replacement has started the pass again."""
+class DiskError(RbdataError, OSError):
+    """The disk or the folder cannot hold the data: too little space, a limit that is too small, not writable."""
 
-
-class ExportWarning(UserWarning):
-    """The format of an export cannot hold all of a dataset; the message says what is left out."""
-
-
-class DiskSpaceError(RbdataError, OSError):
-    """Not enough free disk space."""
-
-    code = "disk_space"
-
-
-class CacheError(RbdataError, OSError):
-    """The cache of a remote dataset cannot be used: its folder, or a limit that is too small."""
-
-    code = "cache"
-
-
-class RootNotWritableError(RbdataError, PermissionError):
-    """The root folder cannot be written to."""
-
-    code = "root_not_writable"
+    code = "disk"
 
 
 class SchemaError(RbdataError, ValueError):
-    """Keys, dtypes or shapes that the dataset format does not allow, or that differ from the schema."""
+    """Keys, dtypes, shapes or values that the dataset format does not allow, or that differ from those before."""
 
     code = "schema"
 
@@ -297,22 +249,10 @@ class RowIndexError(UsageError, SchemaError, IndexError):
     """An index is invalid, or names steps, episodes or records that do not exist."""
 
 
-class UnsupportedError(UsageError, RuntimeError):
-    """The components of a replay buffer do not support the requested operation."""
+class SpecError(SchemaError, AssertionError):
+    """Values are outside their spec (an AssertionError, as TorchRL's ``assert_is_in`` raises).
 
-    code = "unsupported"
-
-
-class InvariantError(RbdataError, ValueError):
-    """The data violate an invariant of TED."""
-
-    code = "invariant"
-
-
-class SpecError(InvariantError, AssertionError):
-    """Values are outside their spec. ``leaf`` is the key of the first one, ``step`` its step in a dataset, if there is one.
-
-    Also an AssertionError, which TorchRL's ``assert_is_in`` raises.
+    ``leaf`` is the key of the first one, ``step`` its step in a dataset, if there is one.
     """
 
     code = "spec"
@@ -327,17 +267,16 @@ class SpecError(InvariantError, AssertionError):
 class SamplingError(RbdataError, ValueError, RuntimeError):
     """The requested batch cannot be drawn from this dataset."""
 
-    code = "sampling"
-    exit_code = 2
+    code, exit_code = "sampling", 2
 
 
-# -- preprocessing -----------------------------------------------------------------------------------------------
+class ReadOnlyError(RbdataError, RuntimeError):
+    """A write to a dataset, or to a buffer over one: both are read-only."""
+
+    code, exit_code = "read_only", 2
 
 
-class FunctionNotFoundError(UsageError, ImportError):
-    """A preprocessing function cannot be found or imported."""
-
-    code = "function_not_found"
+# -- users' functions --------------------------------------------------------------------------------------------
 
 
 class FunctionError(RbdataError, RuntimeError):
@@ -350,23 +289,22 @@ class FunctionError(RbdataError, RuntimeError):
         self.detail = detail
 
 
-class ResultError(RbdataError, ValueError):
-    """A user's function returned data that cannot be stored, or whose keys, dtypes or shapes differ from earlier ones."""
-
-    code = "result"
-
-
 class WorkerLostError(RbdataError, RuntimeError):
     """A worker process was killed, perhaps by the system because of low memory."""
 
     code = "worker_lost"
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# -- warnings ----------------------------------------------------------------------------------------------------
 
 
-class ReadOnlyError(RbdataError, RuntimeError):
-    """A write to a dataset, or to a buffer over one: both are read-only."""
+class PluginWarning(UserWarning):
+    """A source of another package is ignored, for the reason in the message."""
 
-    code = "read_only"
-    exit_code = 2
+
+class PassRestartedWarning(UserWarning):
+    """A write during an iteration without replacement has started the pass again."""
+
+
+class ExportWarning(UserWarning):
+    """The format of an export cannot hold all of a dataset; the message says what is left out."""

@@ -62,7 +62,7 @@ def run(
     from ..datasets import catalogue
     from ..datasets.local import list_local
     from ..datasets.search import summarise
-    from ..errors import UnknownDatasetError, UsageError
+    from ..errors import DatasetNotFoundError, UsageError
 
     if name and source and name != source:
         raise UsageError(f"two sources are given, {name} and {source}", hint=f"rbdata list {name}")
@@ -70,7 +70,7 @@ def run(
     if source is not None and source not in (*catalogue.source_names(), catalogue.MINE):
         names = ", ".join(catalogue.source_names())
         hint = f"sources: {names}; `{settings.command('search', source)}` finds datasets"
-        raise UnknownDatasetError(f"there is no source {source!r}", hint=hint)
+        raise DatasetNotFoundError(f"there is no source {source!r}", hint=hint)
     if refresh:
         _refresh(source, root)
 

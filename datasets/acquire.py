@@ -17,10 +17,10 @@ from .. import settings
 from ..errors import (
     CorruptSourceError,
     DatasetExistsError,
+    DatasetNotFoundError,
     NotADatasetError,
     ObjectNotFoundError,
     TransientFetchError,
-    UnknownDatasetError,
     UsageError,
     refusing_exits,
 )
@@ -49,7 +49,7 @@ from .sources.source import Source
 def download(request: Request, listener: Listener | None = None) -> Outcome:
     """Get one dataset from its source.
 
-    Raises UnknownDatasetError, the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError,
+    Raises DatasetNotFoundError, the fetch errors of `errors`, CorruptSourceError, DiskError,
     DatasetBusyError, DatasetExistsError. Work finished before an error or Ctrl-C is kept for the next run.
     """
     listener = listener or Listener()
@@ -84,7 +84,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
         return copied
     if source is None:
         message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
-        raise UnknownDatasetError(message, hint=catalogue.suggestion(dataset_id))
+        raise DatasetNotFoundError(message, hint=catalogue.suggestion(dataset_id))
     if copied is None:
         source.check_new(dataset_id.partition("/")[2], request.options, request.mirror)
     try:

@@ -4,7 +4,7 @@ A full id is ``source/name`` (``atari/Pong/5``). A bare name (``Pong/5``) is res
 ``my/...`` is for datasets that users make. Nothing here uses the network.
 
 A source of another package that cannot be loaded, or raises an unexpected error, is left out with a PluginWarning; requesting
-its datasets raises PluginError.
+its datasets raises MissingExtraError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import settings
-from ..errors import PluginError, PluginWarning, UnknownDatasetError, UsageError, is_interrupt
+from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, UsageError, is_interrupt
 from ..storage import plugins
 from ..storage.folder import check_id, check_is_text
 from .sources.catalogue_entry import CatalogueEntry, RemoteListing
@@ -44,11 +44,13 @@ def check_own(dataset_id: str) -> None:
 
 
 def load_source(name: str) -> Source:
-    """A source by its name. Raises UnknownDatasetError naming the known sources, PluginError if it cannot be loaded."""
+    """A source by its name. Raises DatasetNotFoundError naming the known sources, MissingExtraError if it cannot be loaded."""
     source = plugins.load(name)
     if not isinstance(source, Source) or source.name != name:
         message = f"the source {name} is registered as {type(source).__name__}, which is not a source of that name"
-        raise PluginError(message, hint="its entry point must name a class derived from Source, with the same name")
+        raise MissingExtraError(
+            message, hint="its entry point must name a class derived from Source, with the same name"
+        )
     return source
 
 
@@ -147,7 +149,7 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
     """Resolve a user's text to a full id and its source.
 
     ``local`` are ids of datasets on this machine, which are always known; their source is None if no source has the name.
-    Raises UnknownDatasetError with the nearest names if nothing, or more than one dataset, matches.
+    Raises DatasetNotFoundError with the nearest names if nothing, or more than one dataset, matches.
     """
     local = list(local)
     address = split_address(text)
@@ -166,13 +168,13 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
         if len(candidates) == 1:
             return candidates[0], _source_of(candidates[0])
         if candidates:
-            raise UnknownDatasetError(f"{text!r} could be {' or '.join(candidates)}", hint="write the full id")
+            raise DatasetNotFoundError(f"{text!r} could be {' or '.join(candidates)}", hint="write the full id")
     hint = suggestion(text, local)
     if head == MINE and rest:
         check_id(text)
         if "did you mean" not in hint:
             hint = f"`{settings.command('list', '--local')}` shows the datasets that are there"
-    raise UnknownDatasetError(f"unknown dataset {text!r}", hint=hint)
+    raise DatasetNotFoundError(f"unknown dataset {text!r}", hint=hint)
 
 
 def split_address(text: str) -> tuple[str, str] | None:
@@ -239,7 +241,7 @@ def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> d
         except BaseException as error:
             if name in plugins.BUILT_IN or is_interrupt(error):
                 raise
-            message = error.message if isinstance(error, PluginError) else f"the source {name} fails: {error!r}"
+            message = error.message if isinstance(error, MissingExtraError) else f"the source {name} fails: {error!r}"
             warnings.warn(message, PluginWarning, stacklevel=3)
     return answers
 
@@ -252,5 +254,5 @@ def _source_of(dataset_id: str) -> Source | None:
     try:
         source = load_source(name)
         return source if source.knows(rest) else None
-    except PluginError:
+    except MissingExtraError:
         return None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
-from ..errors import DatasetExistsError, DiskSpaceError, MissingExtraError, RbdataError, UsageError
+from ..errors import DatasetExistsError, DiskError, MissingExtraError, RbdataError, UsageError
 from ..storage import plugins
 from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
@@ -159,7 +159,7 @@ def write_export(
     ``fps`` is the number of steps per second, if the dataset does not state it.
 
     Raises UsageError if the format cannot hold the dataset at all, DatasetExistsError if ``dest`` exists (``force`` replaces
-    a file, an empty folder or an earlier export), MissingExtraError, DiskSpaceError.
+    a file, an empty folder or an earlier export), MissingExtraError, DiskError.
     """
     if to not in _WRITERS:
         raise UsageError(f"there is no format {to!r}", hint=f"the formats are {', '.join(_WRITERS)}")
@@ -190,7 +190,7 @@ def write_export(
         if not is_full(error):
             raise
         message = f"the disk is full: {target} does not fit"
-        raise DiskSpaceError(message, hint="make room, or choose another disk") from error
+        raise DiskError(message, hint="make room, or choose another disk") from error
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Exported(dataset.id, target, to, len(dataset), len(dataset.episodes), size, tuple(work.notes))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import settings
-from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UnknownDatasetError, UsageError
+from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UsageError
 from ..storage.amounts import listed
 from ..storage.durable import is_dangling
 from ..storage.folder import (
@@ -82,7 +82,7 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a dataset, by id (full or bare) or by path.
 
-    Raises DatasetNotFoundError if the id is known but not on this machine, UnknownDatasetError for an unknown name,
+    Raises DatasetNotFoundError for an unknown name, and if the id is known but not on this machine,
     NotADatasetError for a path that holds no dataset.
     """
     folder = _folder_of(id_or_path, root)
@@ -137,7 +137,7 @@ def _folder_of(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
 def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
     """The place and the source of a dataset by its id, full or bare.
 
-    Raises UnknownDatasetError for an unknown name, NotADatasetError if the text is probably a path.
+    Raises DatasetNotFoundError for an unknown name, NotADatasetError if the text is probably a path.
     """
     top = settings.root(root)
     with contextlib.suppress(UsageError):  # not a full id
@@ -145,7 +145,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
             return direct, None
     try:
         dataset_id, source = catalogue.resolve(text, known_here(root))
-    except UnknownDatasetError as error:
+    except DatasetNotFoundError as error:
         if _is_meant_as_folder(text, str(error.hint)):
             raise _no_dataset(Path(text), text, root) from error
         if text.startswith(f"{catalogue.MINE}/") and "did you mean" not in str(error.hint):
@@ -201,7 +201,7 @@ def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
 def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:
     """The ids, with patterns (``my/*``) replaced by matching ids of datasets, complete or not.
 
-    Raises UnknownDatasetError for a pattern without a match.
+    Raises DatasetNotFoundError for a pattern without a match.
     """
     found: list[str] = []
     there = known_here(root)
@@ -212,7 +212,7 @@ def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> li
             continue
         matches = [one for one in there if fnmatchcase(one, text) or fnmatchcase(one.partition("/")[2], text)]
         if not matches:
-            raise UnknownDatasetError(f"no dataset under {settings.root(root)} matches {text!r}", hint=see_local(root))
+            raise DatasetNotFoundError(f"no dataset under {settings.root(root)} matches {text!r}", hint=see_local(root))
         found += matches
     return list(dict.fromkeys(found))
 
@@ -222,13 +222,13 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     check_is_text(text)
     where = settings.root(root)
     if catalogue.is_path(text):
-        raise UnknownDatasetError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
+        raise DatasetNotFoundError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
     there = set(known_here(where))
     with contextlib.suppress(UsageError):  # remains of a killed deletion
         there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
     try:
         dataset_id, _ = catalogue.resolve(text, there)
-    except UnknownDatasetError:
+    except DatasetNotFoundError:
         if text not in there:
             raise
         dataset_id = text

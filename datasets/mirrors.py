@@ -34,7 +34,6 @@ from ..errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     TransientFetchError,
-    UnknownDatasetError,
     UsageError,
 )
 from ..storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, holds_files, remove_tree
@@ -71,11 +70,11 @@ def resolve(
     ids without a source. ``here`` returns the ids on this machine; it is called for names that no source knows."""
     try:
         return catalogue.resolve(text)
-    except UnknownDatasetError:
+    except DatasetNotFoundError:
         known = list(here())
     try:
         return catalogue.resolve(text, known)
-    except UnknownDatasetError:
+    except DatasetNotFoundError:
         found = _find_bare(text, mirror, fetch) if mirror else None
         if found:
             return found
@@ -539,7 +538,7 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     """
     location = open_mirror(destination, options=fetch)
     named, full = text.strip("/"), ""
-    with suppress(UnknownDatasetError, UsageError):
+    with suppress(DatasetNotFoundError, UsageError):
         full = catalogue.resolve(text)[0]
     # A bare name of a dataset that its source does not list is looked for below every source.
     for name in dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names()))):

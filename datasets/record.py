@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
-from ..errors import ArgumentTypeError, DatasetExistsError, UsageError
+from ..errors import DatasetExistsError, UsageError
 from ..storage.folder import DatasetPlace
 from ..storage.lock import when_free
 from . import acquire, catalogue
@@ -135,9 +135,9 @@ def _environment(env: Any, arguments: dict[str, Any], num_envs: int) -> tuple[st
     if callable(env):
         made = env()
         if not isinstance(made, gymnasium.Env):
-            raise ArgumentTypeError(f"the function that makes the environment returned {type(made).__name__}")
+            raise UsageError(f"the function that makes the environment returned {type(made).__name__}")
         found = made.spec.id if made.spec else None
         made.close()
         return found, Made("", {}, make=env)
     hint = "give an id, an EnvSpec, a factory or a gymnasium.Env"
-    raise ArgumentTypeError(f"{type(env).__name__} is not an environment", hint=hint)
+    raise UsageError(f"{type(env).__name__} is not an environment", hint=hint)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import settings
-from ..errors import RbdataError, UnknownDatasetError, UsageError
+from ..errors import DatasetNotFoundError, RbdataError, UsageError
 from ..storage import amounts
 from ..storage.manifest import read_manifest
 from . import catalogue
@@ -167,7 +167,7 @@ def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
 def known(source: str | None = None, root: str | os.PathLike[str] | None = None) -> Catalogue:
     """All datasets that sources describe, or those of one source, without the network.
 
-    Raises UnknownDatasetError for an unknown source.
+    Raises DatasetNotFoundError for an unknown source.
     """
     return Catalogue(catalogue.entries(source, settings.root(root)).values())
 
@@ -184,7 +184,7 @@ def find(
     """The datasets that match all words (see `rank`) and are of these kinds, including those that users made under the root.
 
     ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for an unknown kind or an invalid size,
-    UnknownDatasetError for an unknown source.
+    DatasetNotFoundError for an unknown source.
     """
     words = list(words)
     max_bytes = None if max_size is None else amounts.parse_size(max_size)
@@ -201,11 +201,11 @@ def find(
 def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[CatalogueEntry, LocalDataset | None]:
     """The catalogue entry of a dataset by id or bare name, without the network, and the local dataset if there is one.
 
-    Raises UnknownDatasetError with the nearest ids.
+    Raises DatasetNotFoundError with the nearest ids.
     """
     if catalogue.is_path(text):
         hint = f"`{settings.command('inspect', text)}` shows the contents of a folder"
-        raise UnknownDatasetError(f"{text} is a path: datasets are described by their id", hint=hint)
+        raise DatasetNotFoundError(f"{text} is a path: datasets are described by their id", hint=hint)
     here = {one.id: one for one in list_local(root)}
     dataset_id, source = catalogue.resolve(text, here)
     local = here.get(dataset_id)

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import FunctionError, FunctionNotFoundError, UsageError
+from ..errors import FunctionError, UsageError
 
 _FORMS = "write package.module:name or path/file.py:name"
 _PACKAGE = __package__.partition(".")[0]
@@ -48,7 +48,7 @@ def find(reference: str, folder: Path | None = None) -> Any:
     Local files are loaded as they are now, also where an earlier `find` has loaded them and they were edited since. What the
     program itself has imported stays as it is.
 
-    Raises UsageError for text of another form, FunctionNotFoundError for a file, module or name that does not exist,
+    Raises UsageError for text of another form, and for a file, module or name that does not exist,
     FunctionError (``detail`` is the traceback) where the import fails.
     """
     where, name = _split(reference)
@@ -68,7 +68,7 @@ def find(reference: str, folder: Path | None = None) -> Any:
         found = getattr(owner, part, None)
         if found is None:
             message = f"there is no {part!r} in {getattr(owner, '__file__', None) or where}"
-            raise FunctionNotFoundError(message, hint=_suggestion(part, owner))
+            raise UsageError(message, hint=_suggestion(part, owner))
     return found
 
 
@@ -76,7 +76,7 @@ def identity(reference: str, folder: Path | None = None) -> dict[str, str]:
     """The sha256 of the file that a reference names, and of the local files that it imports: ``{"pkg/helpers.py": sha256}``,
     its own file first. Nothing is imported.
 
-    Raises UsageError and FunctionNotFoundError as `find`, and FunctionError for a file that is not Python.
+    Raises UsageError as `find`, and FunctionError for a file that is not Python.
     """
     where, _ = _split(reference)
     folder = folder or Path.cwd()
@@ -176,7 +176,7 @@ def _reached(where: str, folder: Path, reference: str) -> dict[str, Path]:
         if not path.is_file():
             near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
             hint = f"there are {', '.join(near[:6])}" if near else _FORMS
-            raise FunctionNotFoundError(f"{reference}: there is no file {path}", hint=hint)
+            raise UsageError(f"{reference}: there is no file {path}", hint=hint)
         found = {_name_of_file(path): path}
     else:
         spec = _spec(where)
@@ -194,11 +194,11 @@ def _reached(where: str, folder: Path, reference: str) -> dict[str, Path]:
     return found
 
 
-def _no_module(where: str, folder: Path, reference: str) -> FunctionNotFoundError:
+def _no_module(where: str, folder: Path, reference: str) -> UsageError:
     message = f"{reference}: there is no module {where!r} in the installed packages and in {folder}"
     name = reference.rpartition(":")[2]
     near = difflib.get_close_matches(where, sorted(other.stem for other in folder.glob("*.py")), n=1)
-    return FunctionNotFoundError(message, hint=f"did you mean {near[0]}:{name}?" if near else _FORMS)
+    return UsageError(message, hint=f"did you mean {near[0]}:{name}?" if near else _FORMS)
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..errors import FunctionError, RbdataError, ResultError, is_interrupt, reason
+from ..errors import FunctionError, RbdataError, SchemaError, is_interrupt, reason
 from ..storage.codecs import codec_of
 from ..storage.dataset import Dataset
 from ..storage.memory_map import release_pages
@@ -398,7 +398,7 @@ class Applier:
             if not isinstance(out, TensorDictBase) or out.batch_size:
                 what = f"batch size {list(out.batch_size)}" if isinstance(out, TensorDictBase) else repr(type(out))
                 message = f"{fn.name} returned {what} instead of one step, for {where}"
-                raise ResultError(message, hint="with --per sample a function gets one step and returns one")
+                raise SchemaError(message, hint="with --per sample a function gets one step and returns one")
             leaves = leaves_of(out)
             found: dict[str, Any] = {
                 path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()

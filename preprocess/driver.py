@@ -64,9 +64,9 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
 
     ``engine`` is an open engine, for several runs in a row; it stays open, except after an error.
 
-    Raises FunctionNotFoundError and UsageError for invalid requests, FunctionError for what a function raises and for one that
-    returns something else when it is called again, ResultError for results that cannot be stored, WorkerLostError,
-    DiskSpaceError, RootNotWritableError, DatasetBusyError, DatasetExistsError, and what `datasets.local.find` raises for the
+    Raises UsageError for invalid requests, FunctionError for what a function raises and for one that
+    returns something else when it is called again, SchemaError for results that cannot be stored, WorkerLostError,
+    DiskError, DatasetBusyError, DatasetExistsError, and what `datasets.local.find` raises for the
     input.
     """
     listener = listener or Listener()
@@ -249,7 +249,7 @@ def _unchained_of(
     run: Run, names: Sequence[str], layout: Layout, records: Mapping[int, Record], number: int
 ) -> set[str]:
     """The observations whose successors differ from the observation of the following step, in the part of chunk ``number``
-    and at its edges. Raises ResultError if a state leaf has other successors."""
+    and at its edges. Raises SchemaError if a state leaf has other successors."""
     unchained = set(records[number]["unchained"])
     for before in (number - 1, number):
         left, right = records.get(before), records.get(before + 1)

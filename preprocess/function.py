@@ -47,7 +47,7 @@ def describe(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> t
     """Records of the functions and of those that arguments name, ``{function, files}``; and whether they and the arguments
     identify the work: everything is given as text, with arguments in JSON. Nothing is imported.
 
-    Raises UsageError and FunctionNotFoundError for text that names nothing.
+    Raises UsageError for text that names nothing.
     """
     records = [_describe(one, folder) for one in given]
     if any(record["function"] == f"{_BUILTIN}relabel_rewards" for record in records):

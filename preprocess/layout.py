@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ResultError
+from ..errors import SchemaError
 from ..storage.codecs import PLAIN, codec_of, load_codec, resolve_choice
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
@@ -103,20 +103,20 @@ def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: S
     return large or (old is not None and old.kind == "state")
 
 
-def unchained_error(functions: Sequence[str], name: str, where: str) -> ResultError:
+def unchained_error(functions: Sequence[str], name: str, where: str) -> SchemaError:
     """The error for a state leaf whose successor is not the observation of the following step; any of the functions may have
     made it so."""
     message = (
         f"{', '.join(functions)} made 'next/{name}' other than {name!r} of the step that follows, {where}; "
         "in the first result they were equal, so that each is stored once"
     )
-    return ResultError(message, hint="if that is intended, store both: --layout ted --force")
+    return SchemaError(message, hint="if that is intended, store both: --layout ted --force")
 
 
-def nothing_left_error(functions: Sequence[str], dataset_id: str) -> ResultError:
+def nothing_left_error(functions: Sequence[str], dataset_id: str) -> SchemaError:
     """The error if no episode is left; any function of the chain may have dropped them."""
     message = f"{', '.join(functions)} dropped every episode of {dataset_id}: nothing is left"
-    return ResultError(message, hint="a dataset has at least one step")
+    return SchemaError(message, hint="a dataset has at least one step")
 
 
 # -- codecs -------------------------------------------------------------------------------------------------------------

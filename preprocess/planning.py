@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..datasets.workers.task import Engine, OnBlock, Report
-from ..errors import ResultError
+from ..errors import SchemaError
 from ..storage.codecs import PLAIN, codec_of
 from ..storage.durable import write_atomically
 from ..storage.parts import PARTS
@@ -129,7 +129,7 @@ def _collect_one(config: RunConfig, number: int, fn: Any, pieces: Sequence[Chunk
     partials = [found[index] for index in sorted(found) if found[index]]
     if not partials:
         name = config.chain.names[number]
-        raise ResultError(f"there is nothing left for {name}: the functions before it dropped every episode")
+        raise SchemaError(f"there is nothing left for {name}: the functions before it dropped every episode")
     finished: dict[str, Any] = fit.finish(reduce(fit.merge, partials), **config.chain.args[number])
     return finished
 
@@ -143,7 +143,7 @@ _SAMPLED_SECTIONS = 16
 def try_functions(run: Run, config: RunConfig, workers: Workers) -> Probe:
     """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`).
 
-    Raises ResultError where every episode is dropped.
+    Raises SchemaError where every episode is dropped.
     """
     workers.listener.on_stage("trying the functions on the first steps")
     for section in run.sections:

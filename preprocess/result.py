@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
-from ..errors import ResultError, SchemaError
+from ..errors import SchemaError
 from ..storage.codecs.codec import Rows
 from ..storage.leaf import DTYPES, check_key
 from ..storage.memory_map import flattened, widest_word
@@ -76,28 +76,28 @@ def count_nans(leaves: Mapping[str, torch.Tensor]) -> Counter[str]:
 def check_batch(returned: Any, name: str, where: str, steps: int | None) -> TensorDictBase:
     """Check that a function returned a TensorDict with a batch of ``steps`` (None: any number, at least one).
 
-    Raises ResultError.
+    Raises SchemaError.
     """
     if returned is None:
         message = f"{name} returned None for {where}"
-        raise ResultError(message, hint="it must return the TensorDict; only with --per episode None drops the episode")
+        raise SchemaError(message, hint="it must return the TensorDict; only with --per episode None drops the episode")
     if not isinstance(returned, TensorDictBase):
         wanted = "" if steps is None else f" with batch size [{steps}]"
         message = f"{name} returned a {type(returned).__name__} instead of a TensorDict{wanted}, for {where}"
-        raise ResultError(message, hint="change the TensorDict that it gets, and return it")
+        raise SchemaError(message, hint="change the TensorDict that it gets, and return it")
     size = tuple(returned.batch_size)
     if size[:1] == (steps,) or (steps is None and size and size[0] >= 1):
         return returned
     wanted = "at least one step" if steps is None else f"[{steps}]"
     message = f"{name} returned batch size {list(size)} instead of {wanted} for {where}"
     longer = "--per episode may return any number of steps, or None to drop the episode"
-    raise ResultError(message, hint=longer if steps is not None else "return None to drop the episode")
+    raise SchemaError(message, hint=longer if steps is not None else "return None to drop the episode")
 
 
 def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
     """The tensors of a result by path, checked one by one: ``[steps, ...]``, dense, on the CPU.
 
-    Raises ResultError naming the key.
+    Raises SchemaError naming the key.
     """
     steps = returned.batch_size[0]
     columns: Columns = {}
@@ -106,7 +106,7 @@ def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
         path = "/".join(parts)
         problem = _problem(parts, value, steps)
         if problem is not None:
-            raise ResultError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
+            raise SchemaError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
         columns[path] = value.detach().resolve_neg()  # torch defers negations until the tensor is read
     return columns
 
@@ -144,7 +144,7 @@ def complete(
     """The columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
     ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be
-    done. Raises ResultError.
+    done. Raises SchemaError.
     """
     given = len(before[REWARD])
     steps = len(next(iter(columns.values()))) if columns else given
@@ -152,20 +152,20 @@ def complete(
         if path not in columns:
             if steps != given:
                 message = f"{name} returned {steps} of {given} steps without {path!r}, for {where}"
-                raise ResultError(message, hint="return reward and flags for the same steps")
+                raise SchemaError(message, hint="return reward and flags for the same steps")
             columns[path] = before[path]
     _check_types(columns, name, where)
     reward = columns[REWARD]
     if not bool(torch.isfinite(reward).all()):
         row = int((~torch.isfinite(reward)).nonzero()[0, 0])
         message = f"{name} returned a reward that is {reward[row].item()}, at row {row} of {where}"
-        raise ResultError(message, hint="rewards must be finite numbers")
+        raise SchemaError(message, hint="rewards must be finite numbers")
     for flag in FLAGS:
         root = columns.pop(flag, None)
         if root is not None and bool(root.any()):
             row = int(root.reshape(len(root), -1).any(1).nonzero()[0])
             message = f"{name} set {flag!r} at the root, at row {row} of {where}"
-            raise ResultError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
+            raise SchemaError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
     _complete_flags(columns, before, name, where, ends, counts)
     return columns
 
@@ -177,10 +177,10 @@ def _check_types(columns: Columns, name: str, where: str) -> None:
         if dtype_name(tensor.dtype) != dtype or tensor.shape[1:] != (1,):
             what = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
             message = f"{name} returned {path!r} as {what} instead of {dtype} [n, 1], for {where}"
-            raise ResultError(message, hint="rewards and flags must keep their types")
+            raise SchemaError(message, hint="rewards and flags must keep their types")
     if "reward" in columns:
         message = f"{name} returned a reward at the root, for {where}"
-        raise ResultError(message, hint="rewards belong under next: ('next', 'reward')")
+        raise SchemaError(message, hint="rewards belong under next: ('next', 'reward')")
 
 
 def _complete_flags(
@@ -193,7 +193,7 @@ def _complete_flags(
     if not torch.equal(done, either) and not torch.equal(done, before["next/done"]):
         row = int((done != either).nonzero()[0, 0])
         message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
-        raise ResultError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
+        raise SchemaError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
     open_ = ends[~either.view(-1)[ends]]
     if len(open_):
         counts.ended += len(open_)
@@ -211,7 +211,7 @@ def shapes_of(columns: Columns) -> Shapes:
 
 
 def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: str) -> None:
-    """Check that a result has the keys, dtypes and shapes of the first one. Raises ResultError naming the key."""
+    """Check that a result has the keys, dtypes and shapes of the first one. Raises SchemaError naming the key."""
     hint = "every result must have the keys, dtypes and shapes of the first one"
     missing = [path for path in expected if path not in columns]
     extra = [path for path in columns if path not in expected]
@@ -219,12 +219,12 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
         what = f"without {missing[0]!r}" if missing else f"with a new key {extra[0]!r}"
         wanted, found = (", ".join(sorted(paths)) for paths in (expected, columns))
         message = f"{name} returned a TensorDict {what}, for {where}: expected {wanted}; it has {found}"
-        raise ResultError(message, hint=hint)
+        raise SchemaError(message, hint=hint)
     for path, (dtype, shape) in shapes_of(columns).items():
         before, shape_before = expected[path]
         if (dtype, shape) != (before, tuple(shape_before)):
             now, then = f"{dtype} {list(shape)}", f"{before} {list(shape_before)}"
-            raise ResultError(f"{name} returned {path!r} as {now}, and before as {then}, for {where}", hint=hint)
+            raise SchemaError(f"{name} returned {path!r} as {now}, and before as {then}, for {where}", hint=hint)
 
 
 # -- results that are kept while functions are called ---------------------------------------------------------------------

@@ -76,7 +76,7 @@ class PartWriter:
     def add(self, columns: Columns, where: str, source: SourceStates | None) -> set[str]:
         """Append rows. ``where`` describes them in messages; ``source``: the states of the input that the rows may equal.
 
-        Leaves that were not decoded have no columns, and are copied. Returns the leaves that are copied. Raises ResultError
+        Leaves that were not decoded have no columns, and are copied. Returns the leaves that are copied. Raises SchemaError
         for successors of a state leaf that are not the observation of the following step.
         """
         done = columns["next/done"].view(-1)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ..errors import DamagedDatasetError, InvariantError, MissingExtraError, UsageError
+from ..errors import DamagedDatasetError, MissingExtraError, SchemaError, UsageError
 from .amounts import count, html_table, real
 from .checksums import record_of
 from .durable import open_replacement
@@ -191,21 +191,21 @@ class EpisodeTable(Sequence[EpisodeRow]):
         return (self.outcome != CUT) & ~self.midway
 
     def check(self) -> None:
-        """Raise InvariantError unless the episodes are contiguous, in order and not empty, and have known outcomes."""
+        """Raise SchemaError unless the episodes are contiguous, in order and not empty, and have known outcomes."""
         expected = 0
         for low in range(0, len(self), _CHECKED):  # in blocks: tables of bandits have a row for every step
             start, length = self.start[low : low + _CHECKED], self.length[low : low + _CHECKED]
             if int(length.min()) < 1 or int(start[0]) != expected or (start[1:] - start[:-1] != length[:-1]).any():
-                raise InvariantError("the episode table leaves gaps, overlaps, or has empty episodes")
+                raise SchemaError("the episode table leaves gaps, overlaps, or has empty episodes")
             if not np.isin(self.outcome[low : low + _CHECKED], tuple(OUTCOMES)).all():
-                raise InvariantError("the episode table has an unknown outcome")
+                raise SchemaError("the episode table has an unknown outcome")
             expected = int(start[-1]) + int(length[-1])
 
     def checked(self, folder: Path, steps: int) -> EpisodeTable:
         """This table. Raises DamagedDatasetError unless it is valid for a dataset with ``steps`` steps."""
         try:
             self.check()
-        except InvariantError as error:
+        except SchemaError as error:
             raise DamagedDatasetError(f"{folder}: {error.message}", hint=verify_hint(folder)) from error
         if self.steps != steps:
             message = f"{folder}: the episode table covers {self.steps} steps, the dataset has {steps}"

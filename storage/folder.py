@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import DatasetExistsError, DiskSpaceError, RbdataError, RootNotWritableError, UsageError
+from ..errors import DatasetExistsError, DiskError, RbdataError, UsageError
 from .amounts import size
 from .durable import is_dangling, sync_folder
 from .lock import WriterLock
@@ -197,7 +197,7 @@ def check_id(dataset_id: str) -> None:
 
 
 def make_writable(root: Path) -> None:
-    """Create the root if needed. Raises RootNotWritableError with the ways to choose another one."""
+    """Create the root if needed. Raises DiskError with the ways to choose another one."""
     hint = "choose another one with --root or RBDATA_ROOT"
     step = "created"
     try:
@@ -205,9 +205,9 @@ def make_writable(root: Path) -> None:
         step = "written to"
         tempfile.TemporaryFile(dir=root).close()
     except (FileExistsError, NotADirectoryError) as error:
-        raise RootNotWritableError(f"the root {root} is not a folder", hint=hint) from error
+        raise DiskError(f"the root {root} is not a folder", hint=hint) from error
     except OSError as error:
-        raise RootNotWritableError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
+        raise DiskError(f"the root {root} cannot be {step}: {error.strerror}", hint=hint) from error
 
 
 def is_empty_folder(path: Path) -> bool:
@@ -257,7 +257,7 @@ def disk_use(path: Path) -> int:
 
 
 def check_space(path: Path, needed: int, what: str) -> None:
-    """Raise DiskSpaceError when ``needed`` bytes and a reserve of 2 % or 64 MiB do not fit."""
+    """Raise DiskError when ``needed`` bytes and a reserve of 2 % or 64 MiB do not fit."""
     free = free_bytes(path)
     reserve = max(needed // 50, 64 << 20)
     if needed + reserve > free:
@@ -265,7 +265,7 @@ def check_space(path: Path, needed: int, what: str) -> None:
             f"{what} needs about {size(needed)} on {path}, where {size(free)} are free "
             f"({size(reserve)} are kept in reserve)"
         )
-        raise DiskSpaceError(message, hint="free some space, or choose another disk with --root or RBDATA_ROOT")
+        raise DiskError(message, hint="free some space, or choose another disk with --root or RBDATA_ROOT")
 
 
 def remove_tree(path: Path) -> None:

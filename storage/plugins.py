@@ -20,7 +20,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PluginError, PluginWarning, UnknownDatasetError, is_interrupt, reason
+from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, is_interrupt, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -80,18 +80,18 @@ def registered() -> Mapping[str, EntryPoint]:
 def load(name: str) -> Any:
     """A new object of the source with this name.
 
-    Raises UnknownDatasetError, naming the known sources, and PluginError for a plug-in that cannot be imported.
+    Raises DatasetNotFoundError, naming the known sources, and MissingExtraError for a plug-in that cannot be imported.
     """
     entry = registered().get(name)
     if entry is None:
-        raise UnknownDatasetError(f"there is no source {name!r}", hint=f"sources: {', '.join(registered())}")
+        raise DatasetNotFoundError(f"there is no source {name!r}", hint=f"sources: {', '.join(registered())}")
     try:
         return entry.load()()
     except BaseException as error:
         if name in BUILT_IN or is_interrupt(error):
             raise
         message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {reason(error)}"
-        raise PluginError(message, hint="update or uninstall the package that registers it") from error
+        raise MissingExtraError(message, hint="update or uninstall the package that registers it") from error
 
 
 def preprocess() -> Any:
@@ -105,7 +105,7 @@ def options_from_settings() -> Iterator[Any]:
     for name in registered():
         try:
             source = load(name)
-        except PluginError:
+        except MissingExtraError:
             continue  # reported where the source itself is asked for
         yield from (option for option in source.options if option.setting)
 

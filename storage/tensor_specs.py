@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from ..errors import ArgumentTypeError, MissingExtraError, SpecError, UnknownKeyError, UsageError
+from ..errors import MissingExtraError, SpecError, UnknownKeyError, UsageError
 
 __all__ = ["Binary", "Bounded", "Categorical", "Composite", "MultiCategorical", "MultiOneHot", "OneHot", "TensorSpec"]
 __all__ += ["Unbounded"]
@@ -124,7 +124,7 @@ class TensorSpec:
     def is_in(self, value: Any) -> bool:
         """Whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
 
-        A Composite takes TensorDicts and dicts, and ignores further keys. Raises ArgumentTypeError for other types.
+        A Composite takes TensorDicts and dicts, and ignores further keys. Raises UsageError for other types.
         """
         return self._fault(value) is None
 
@@ -274,7 +274,7 @@ class _LeafSpec(TensorSpec):
 
     def __init__(self, shape: Shape, device: Device, dtype: torch.dtype | None) -> None:
         if not isinstance(dtype, torch.dtype | None):
-            raise ArgumentTypeError(f"dtype={dtype!r} is not a torch.dtype")
+            raise UsageError(f"dtype={dtype!r} is not a torch.dtype")
         self._shape, self._device = _size(shape), _device(device)
         self._dtype = torch.get_default_dtype() if dtype is None else dtype
         if self._dtype not in _DTYPES:
@@ -306,9 +306,7 @@ class _LeafSpec(TensorSpec):
 
     def _fault(self, value: Any) -> str | None:
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(
-                f"{type(value).__name__} is not a tensor", hint="spec.encode(value) makes one of it"
-            )
+            raise UsageError(f"{type(value).__name__} is not a tensor", hint="spec.encode(value) makes one of it")
         if value.dtype != self._dtype:
             return f"its dtype is {value.dtype}, not {self._dtype}"
         if not self._fits(value.shape):
@@ -640,7 +638,7 @@ class Composite(TensorSpec):
         self._device = None if device is None else _device(device)
         self._specs: dict[str, Any] = {}
         if specs is not None and not isinstance(specs, (Mapping, Composite)):
-            raise ArgumentTypeError(f"{type(specs).__name__} is not a mapping from keys to specs")
+            raise UsageError(f"{type(specs).__name__} is not a mapping from keys to specs")
         for key, spec in [*(specs.items() if specs is not None else ()), *keys.items()]:
             self[key] = spec
 
@@ -667,7 +665,7 @@ class Composite(TensorSpec):
     def __setitem__(self, key: Any, spec: TensorSpec | Mapping[Any, Any] | None) -> None:
         path = _path(key)
         if path is None:
-            raise ArgumentTypeError(f"{key!r} is not a key: a string, or a tuple of strings")
+            raise UsageError(f"{key!r} is not a key: a string, or a tuple of strings")
         first, rest = path[0], path[1:]
         if rest:
             inner = self._specs.get(first, Composite(shape=self._shape, device=self._device))
@@ -683,7 +681,7 @@ class Composite(TensorSpec):
         """A spec as this Composite holds it: of its shape and device."""
         if not isinstance(spec, TensorSpec):
             hint = "TensorSpec.from_torchrl(spec)" if hasattr(spec, "is_in") else None
-            raise ArgumentTypeError(f"{key}: {type(spec).__name__} is not a spec", hint=hint)
+            raise UsageError(f"{key}: {type(spec).__name__} is not a spec", hint=hint)
         if isinstance(spec, Composite) and spec.ndim < self.ndim and self._shape[: spec.ndim] == spec.shape:
             spec = Composite(spec, shape=self._shape, device=spec.device)
         if spec.shape[: self.ndim] != self._shape or spec.ndim - spec._kept < self.ndim:
@@ -859,7 +857,7 @@ def _size(shape: Shape) -> torch.Size:
     try:
         sizes = [operator.index(one) for one in (listed if isinstance(listed, Sequence) else [listed])]
     except TypeError as error:
-        raise ArgumentTypeError(f"{shape!r} is not a shape: a whole number, or a sequence of them") from error
+        raise UsageError(f"{shape!r} is not a shape: a whole number, or a sequence of them") from error
     if any(size < 0 for size in sizes):
         raise UsageError(f"shape {sizes}: sizes cannot be negative")
     return torch.Size(sizes)
@@ -876,7 +874,7 @@ def _counts(counts: Sequence[Any]) -> tuple[int, ...]:
     try:
         found = tuple(map(operator.index, counts))
     except TypeError as error:
-        raise ArgumentTypeError(f"numbers of choices are whole numbers, not {str(counts)[:80]}") from error
+        raise UsageError(f"numbers of choices are whole numbers, not {str(counts)[:80]}") from error
     if not all(1 <= count < 2**63 for count in found):
         raise UsageError(f"{str(found)[:80]} choices: there must be at least 1, and fewer than 2**63")
     return found
@@ -898,7 +896,7 @@ def _path(key: Any) -> tuple[str, ...] | None:
 
 def _with_keys(value: Any) -> Any:
     if not isinstance(value, (Mapping, TensorDictBase)):
-        raise ArgumentTypeError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
+        raise UsageError(f"{type(value).__name__} has no keys: a TensorDict or a dict is expected")
     return value
 
 
@@ -909,14 +907,14 @@ def _tensor(value: Numbers) -> Tensor:
     """A tensor as it is, everything else copied into one: an environment may reuse its arrays."""
     if isinstance(value, Tensor):
         if value.dtype not in _DTYPES:
-            raise ArgumentTypeError(f"specs have no values of {value.dtype}")
+            raise UsageError(f"specs have no values of {value.dtype}")
         return value
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
         array = np.empty((), object)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise ArgumentTypeError(f"{str(value)[:80]} is not an array of numbers")
+        raise UsageError(f"{str(value)[:80]} is not an array of numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # of these PyTorch calculates with uint8 only
         array = array.astype(np.int64)
         if (array < 0).any():
@@ -972,7 +970,7 @@ def _shown(value: Any) -> str:
 def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     specs = list(tensors)
     if not all(isinstance(spec, TensorSpec) for spec in specs):
-        raise ArgumentTypeError("specs are stacked with specs alone")
+        raise UsageError("specs are stacked with specs alone")
     first = specs[0]
     place = dim + first.ndim + 1 if dim < 0 else dim
     if not 0 <= place <= first.ndim - first._kept:

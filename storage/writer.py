@@ -74,7 +74,7 @@ class ColumnWriter:
                 self._files[leaf.name] = open_replacement(path)
 
     def reserve(self, rows: int) -> None:
-        """Raise DiskSpaceError if this many rows in total do not fit on the disk."""
+        """Raise DiskError if this many rows in total do not fit on the disk."""
         if self._folder is not None:
             size = rows * sum(leaf.row_bytes for leaf in self._leaves)
             check_space(self._folder, size, "the dataset")

@@ -268,6 +268,6 @@ def test_bars_in_a_notebook_are_html(tmp_path, monkeypatch):
     assert kernel.sent[0] == f"<div><progress></progress> {ID}</div>"
     assert kernel.sent[-1] == f"<div><progress value=1.000></progress> {ID} 100%</div>"
     assert not any("100%" in one for one in kernel.sent[:-1]), "not before all is done"
-    with pytest.raises(rbdata.errors.UnknownDatasetError):
+    with pytest.raises(rbdata.errors.DatasetNotFoundError):
         rbdata.download("gymnasium/Nothing-v9", root=tmp_path, progress=True)
     assert kernel.sent[-1] == "<div>gymnasium/Nothing-v9: stopped</div>"

@@ -27,7 +27,7 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import IO, Any, Generic, TypeVar
 
-from ...errors import ChecksumError, DatasetBusyError, DiskSpaceError, FetchError, TransientFetchError, UsageError
+from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError, UsageError
 from ...storage.checksums import Crc32c
 from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
@@ -263,7 +263,7 @@ def fetch_to_file(
     """Fetch the object to `path`, continuing an earlier process's part; returns it with its size and checksum.
 
     `on_resume` is called with the number of bytes of that part; `on_bytes` is `stream`'s. The folder must
-    exist; a file at `path` is replaced. Raises as `stream` does, DiskSpaceError if the disk is full, DatasetBusyError if
+    exist; a file at `path` is replaced. Raises as `stream` does, DiskError if the disk is full, DatasetBusyError if
     another process is fetching to the same path.
     """
     path = Path(path)
@@ -289,7 +289,7 @@ def fetch_to_file(
                 if not is_full(error):
                     raise
                 hint = "free some space and run the same command again: it continues"
-                raise DiskSpaceError(f"{path}: the disk is full; no space for {obj.url}", hint=hint) from error
+                raise DiskError(f"{path}: the disk is full; no space for {obj.url}", hint=hint) from error
         _part(path).replace(path)
         _record(path).unlink(missing_ok=True)
         sync_folder(path.parent)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, RootNotWritableError, UsageError
+from ...errors import ChecksumError, DiskError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.checksums import hash_file
 from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
@@ -146,7 +146,7 @@ class DirectoryUploader:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"{target.parent} cannot be created: {error.strerror}"
-            raise RootNotWritableError(message, hint="choose another mirror to push to") from error
+            raise DiskError(message, hint="choose another mirror to push to") from error
         source = open_location(file.path.parent)
         fetch_to_file(source, source.stat(file.path.name), target, on_bytes=on_bytes, on_resume=on_bytes)
 
@@ -160,7 +160,7 @@ class DirectoryUploader:
             target.unlink(missing_ok=True)
         except OSError as error:
             message = f"{target} cannot be removed: {error.strerror}"
-            raise RootNotWritableError(message, hint="check the owner and permissions of the mirror") from error
+            raise DiskError(message, hint="check the owner and permissions of the mirror") from error
         remove_empty(target.parent, top)
 
     def prune(self, folder: str) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DiskSpaceError
+from ...errors import DiskError
 from ...storage.checksums import Crc32c, crc32c, join_ranges, sum_range
 from ...storage.codecs import PLAIN, load_codec
 from ...storage.codecs.compressed import compressed_codec
@@ -194,7 +194,7 @@ class RecordingWriter:
             if not is_full(error):
                 raise
             message = f"the disk is full: the recording in {self._folder} does not fit"
-            raise DiskSpaceError(message, hint="make room, record fewer --steps, or choose another --root") from error
+            raise DiskError(message, hint="make room, record fewer --steps, or choose another --root") from error
 
 
 def _read_resume_file(folder: Path) -> dict[str, Any] | None:

@@ -108,7 +108,7 @@ def run(
 ) -> Outcome:
     """Make the dataset of a job at a place; ``url`` is recorded as where it comes from. For ``check`` see `write_dataset`.
 
-    Raises the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError, DatasetBusyError,
+    Raises the fetch errors of `errors`, CorruptSourceError, DiskError, DatasetBusyError,
     DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
     """
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from ... import settings
-from ...errors import UnknownDatasetError, UsageError
+from ...errors import DatasetNotFoundError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import ComputedRows, Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
 from ...storage.folder import DatasetPlace, remove_tree
@@ -774,16 +774,16 @@ def load_dataset(dataset_id: str, **options: Any) -> Any:
     """The buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
 
     Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``gen_dgrl``, ``lerobot``, ``minari``, ``openml``, ``openx``,
-    ``roboset`` and ``vd4rl``; `register_dataset` adds others. ``options`` are those of the class. Raises UnknownDatasetError
+    ``roboset`` and ``vd4rl``; `register_dataset` adds others. ``options`` are those of the class. Raises DatasetNotFoundError
     for an unknown prefix, or none.
     """
     prefix, colon, name = dataset_id.partition(":")
     prefixes = f"prefixes: {', '.join(sorted(_REGISTRY))}"
     if not colon:
-        raise UnknownDatasetError(f"{dataset_id!r} has no prefix, such as minari:{dataset_id}", hint=prefixes)
+        raise DatasetNotFoundError(f"{dataset_id!r} has no prefix, such as minari:{dataset_id}", hint=prefixes)
     factory = _REGISTRY.get(_checked(prefix))
     if factory is None:
-        raise UnknownDatasetError(f"no datasets are registered for the prefix {prefix!r}", hint=prefixes)
+        raise DatasetNotFoundError(f"no datasets are registered for the prefix {prefix!r}", hint=prefixes)
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
         factory = getattr(import_module(module), attribute)

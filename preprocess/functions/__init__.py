@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ...errors import FunctionNotFoundError
+from ...errors import UsageError
 
 #: Name -> module of this package that holds the function.
 BUILTIN = {
@@ -41,11 +41,11 @@ BUILTIN = {
 
 
 def find_builtin(name: str) -> Callable[..., Any]:
-    """The built-in function ``name``. Raises FunctionNotFoundError."""
+    """The built-in function ``name``. Raises UsageError."""
     if name not in BUILTIN:
         near = difflib.get_close_matches(name, BUILTIN, n=3)
         hint = (f"did you mean {', '.join(near)}? " if near else "") + f"built-in functions: {', '.join(BUILTIN)}"
-        raise FunctionNotFoundError(f"rbdata has no built-in function {name!r}", hint=hint)
+        raise UsageError(f"rbdata has no built-in function {name!r}", hint=hint)
     function: Callable[..., Any] = getattr(import_module("." + BUILTIN[name], __name__), name)
     return function
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import ResultError, SchemaError, UsageError
+from ...errors import SchemaError, UsageError
 from ...storage.schema import FLAGS
 from .checks import key_list
 
@@ -81,11 +81,11 @@ def episode_return(td: TensorDictBase) -> torch.Tensor:
 
 
 def check_finite(rows: torch.Tensor, converted: torch.Tensor, name: str) -> torch.Tensor:
-    """``converted``, the same numbers in a narrower dtype. Raises ResultError for one that is infinite only there."""
+    """``converted``, the same numbers in a narrower dtype. Raises SchemaError for one that is infinite only there."""
     lost = converted.isinf()
     if lost.any() and bool((lost := lost & rows.isfinite()).any()):
         message = f"{name} holds {rows[lost][0].item():g}, which {str(converted.dtype).removeprefix('torch.')} does not"
-        raise ResultError(message, hint="choose a wider dtype, or scale the values")
+        raise SchemaError(message, hint="choose a wider dtype, or scale the values")
     return converted
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import ResultError, UsageError
+from ...errors import SchemaError, UsageError
 from ...storage.amounts import MOST_RECORDS
 from ...storage.leaf import check_key
 from ...storage.replay.windows import NStep
@@ -114,7 +114,7 @@ def _evaluate(fn: Rewards, td: TensorDictBase, what: str) -> torch.Tensor:
     values = fn(td.clone())  # which it may change
     if not isinstance(values, torch.Tensor) or values.shape not in ((len(td),), (len(td), 1)):
         actual = f"{list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-        raise ResultError(
+        raise SchemaError(
             f"{what} must return a tensor [{len(td)}] or [{len(td)}, 1] for {len(td)} steps, not {actual}"
         )
     return values.reshape(-1).double()
@@ -167,7 +167,7 @@ def relabel_rewards(
       time with the next observations in place of the observations; ``gamma`` is the discount of the training.
     - ``keep=True`` adds ``next/original_reward``.
 
-    Raises UsageError for arguments that exclude each other and for a kept reward that exists, ResultError where ``fn`` returns
+    Raises UsageError for arguments that exclude each other and for a kept reward that exists, SchemaError where ``fn`` returns
     another shape.
     """
     if keep:

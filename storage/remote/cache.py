@@ -40,7 +40,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ...errors import CacheError, DamagedDatasetError, DiskSpaceError, RbdataError
+from ...errors import DamagedDatasetError, DiskError, RbdataError
 from ..amounts import size as amount
 from ..checksums import crc32c
 from ..codecs import codec_of
@@ -135,7 +135,7 @@ class BlockLayout:
 class BlockCache:
     """The blocks of a dataset in ``folder``, fetched from ``files``; ``limit`` bounds the bytes of all files.
 
-    Raises CacheError for a folder that cannot be the cache and for a limit that is too small for any read, DiskSpaceError if
+    Raises DiskError for a folder that cannot be the cache, for a limit that is too small for any read, and if
     the disk is full.
     """
 
@@ -154,7 +154,7 @@ class BlockCache:
         least = layout.whole_bytes + layout.block_bytes * bool(layout.in_blocks)
         if limit is not None and limit < least:
             message = f"{files.url}: a cache_limit of {amount(limit)} is too small, reads need at least {amount(least)}"
-            raise CacheError(message, hint="give a larger cache_limit")
+            raise DiskError(message, hint="give a larger cache_limit")
         #: How many blocks may be stored at a time, besides the files that are whole.
         self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
         self._planned = np.empty(0, np.int64)
@@ -171,7 +171,7 @@ class BlockCache:
             there = max(self.resident_bytes, sum((folder / path).stat().st_blocks * 512 for path in layout.sizes))
             if needed - there > (free := free_bytes(folder)):
                 message = f"the cache needs {amount(needed - there)} more on {folder}, where {amount(free)} are free"
-                raise DiskSpaceError(message, hint="give a cache_limit, or a cache_dir on another disk")
+                raise DiskError(message, hint="give a cache_limit, or a cache_dir on another disk")
 
     def _begin(self) -> None:
         """The state of this process; a forked one starts again, without its parent's threads, locks and claims."""
@@ -229,7 +229,7 @@ class BlockCache:
     def read(self, extents: Callable[[], Iterable[tuple[str, np.ndarray, np.ndarray]]], read: Callable[[], T]) -> T:
         """What ``read()`` returns, with the bytes of ``extents()`` resident: ``(path, starts, stops)`` a file.
 
-        Both may be called again: other processes evict blocks at any time. Raises CacheError if the limit has no room for the
+        Both may be called again: other processes evict blocks at any time. Raises DiskError if the limit has no room for the
         blocks, DamagedDatasetError for one that arrives damaged twice, and the fetch errors.
         """
         for _ in range(ATTEMPTS):
@@ -256,7 +256,7 @@ class BlockCache:
             if self._unchanged(before):
                 return value
         message = f"{self.folder}: blocks of a batch are evicted before all of them are fetched"
-        raise CacheError(message, hint=self._hint)
+        raise DiskError(message, hint=self._hint)
 
     def _unchanged(self, before: list[tuple[np.ndarray, np.ndarray]]) -> bool:
         return all((states & 1).all() and (self.states[blocks] == states).all() for blocks, states in before)
@@ -276,7 +276,7 @@ class BlockCache:
             needed = self.layout.whole_bytes + len(blocks) * self.layout.block_bytes
             limit = self.layout.whole_bytes + self._most * self.layout.block_bytes
             message = f"{self.files.url}: a read needs {amount(needed)} at once, cache_limit is {amount(limit)}"
-            raise CacheError(message, hint=self._hint)
+            raise DiskError(message, hint=self._hint)
         self._fetch(missing.tolist())
 
     def fetch_files(self, paths: Iterable[str]) -> None:
@@ -286,7 +286,7 @@ class BlockCache:
         self._fetch([int(group[0]) for group in blocks if len(group) and not self.are_resident(group)])
 
     def fetch_all(self) -> None:
-        """Fetch everything and make the folder the dataset. Raises as `read`, and CacheError if the limit is too small."""
+        """Fetch everything and make the folder the dataset. Raises as `read`, and DiskError if the limit is too small."""
         if not self.finished:
             self.fetch_files(self.layout.sizes)
             self.ensure(np.flatnonzero(self.layout.evictable))
@@ -437,14 +437,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _punch(path: Path, start: int, length: int) -> None:
-    """Free the disk space of a range of a file. Raises CacheError if the file system does not support that."""
+    """Free the disk space of a range of a file. Raises DiskError if the file system does not support that."""
     keep_size_punch_hole = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
     with open_plain(path, "r+b") as file, contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.fallocate(file.fileno(), keep_size_punch_hole, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
             return
     message = f"the file system of {path} cannot free parts of files, which a cache_limit needs"
-    raise CacheError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")
+    raise DiskError(message, hint="choose a cache_dir on another disk (ext4, xfs, btrfs, tmpfs), or no cache_limit")
 
 
 # -- the folder ----------------------------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def _punch(path: Path, start: int, length: int) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Raise DiskSpaceError if the disk or the quota is full, CacheError if the folder cannot be written for other reasons."""
+    """Raise DiskError if the disk or the quota is full, or the folder cannot be written for other reasons."""
     try:
         yield
     except RbdataError:
@@ -461,8 +461,8 @@ def _writing(folder: Path) -> Iterator[None]:
         message = f"the cache folder {folder} cannot be written: {error.strerror}"
         if is_full(error):
             hint = "free some space, give a cache_limit, or choose another cache_dir"
-            raise DiskSpaceError(message, hint=hint) from error
-        raise CacheError(message, hint=_ANOTHER) from error
+            raise DiskError(message, hint=hint) from error
+        raise DiskError(message, hint=_ANOTHER) from error
 
 
 def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
@@ -488,7 +488,7 @@ def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> i
                 _check_same(folder, facts, wanted, url)
                 if facts["boot"] != _boot():
                     hint = "choose a cache_dir on a disk of this machine"
-                    raise CacheError(f"{folder} is used by another machine", hint=hint)
+                    raise DiskError(f"{folder} is used by another machine", hint=hint)
                 return session
         except BaseException:
             os.close(session)
@@ -521,7 +521,7 @@ def _read_header(folder: Path, layout: BlockLayout) -> dict[str, Any] | None:
                 return None
             if facts.get("version") != VERSION:
                 message = f"{folder} is a cache of version {facts.get('version')}, this rbdata reads {VERSION}"
-                raise CacheError(message, hint=_ANOTHER)
+                raise DiskError(message, hint=_ANOTHER)
             return facts if os.fstat(file.fileno()).st_size == _HEADER + int(facts["blocks"]) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -532,7 +532,7 @@ def _check_same(folder: Path, facts: dict[str, Any], wanted: dict[str, Any], url
         what = (
             f"an earlier version of {url}" if facts.get("url") == url[:300] else f"another dataset, {facts.get('url')}"
         )
-        raise CacheError(f"{folder} is the cache of {what}", hint=_ANOTHER)
+        raise DiskError(f"{folder} is the cache of {what}", hint=_ANOTHER)
 
 
 def _make_files(folder: Path, layout: BlockLayout, *, keep: bool) -> None:
@@ -540,11 +540,11 @@ def _make_files(folder: Path, layout: BlockLayout, *, keep: bool) -> None:
     ours = {folder / path for path in layout.sizes}
     for inner in sorted({parent for path in ours for parent in path.parents if folder in parent.parents}):
         if inner.is_symlink():
-            raise CacheError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
+            raise DiskError(f"{inner} is a link: nothing is written through it", hint=_ANOTHER)
     foreign = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".rbdata-")]
     if foreign and not ours.issuperset(foreign):
         message = f"{folder} holds other files, such as {min(foreign).relative_to(folder)}"
-        raise CacheError(message, hint="choose another cache_dir")
+        raise DiskError(message, hint="choose another cache_dir")
     for path, size in layout.sizes.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

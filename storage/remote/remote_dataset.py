@@ -121,7 +121,7 @@ class RemoteDataset(Dataset):
     def fetch(self) -> Path:
         """Fetch and check everything that is missing; returns the folder, which is then a complete dataset.
 
-        Raises CacheError if the limit has no room for it, DamagedDatasetError, and the fetch errors.
+        Raises DiskError if the limit has no room for it, DamagedDatasetError, and the fetch errors.
         """
         self.cache.fetch_all()
         return self.path

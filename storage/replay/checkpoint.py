@@ -27,7 +27,7 @@ from tensordict import TensorDict, is_non_tensor, is_tensor_collection, is_tenso
 from ...errors import (
     DamagedDatasetError,
     DatasetExistsError,
-    DiskSpaceError,
+    DiskError,
     NotADatasetError,
     RbdataError,
     UsageError,
@@ -76,7 +76,7 @@ class Saved:
 def write_state(folder: Path, state: dict[str, Any], rows: Any = None) -> None:
     """Write a state in place of the folder; ``rows(path)`` writes further files.
 
-    Raises UsageError for other types, DatasetExistsError for a folder with other files, DiskSpaceError.
+    Raises UsageError for other types, DatasetExistsError for a folder with other files, DiskError.
     """
     folder = folder.absolute()
     tensors = _Tensors()
@@ -90,7 +90,7 @@ def write_state(folder: Path, state: dict[str, Any], rows: Any = None) -> None:
     except OSError as error:
         if is_full(error):
             message = f"the checkpoint {folder} was not written: the disk is full"
-            raise DiskSpaceError(message, hint="make room, or name a folder on another disk") from error
+            raise DiskError(message, hint="make room, or name a folder on another disk") from error
         raise
 
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ...errors import ReadOnlyError, SchemaError, UnsupportedError, UsageError
+from ...errors import ReadOnlyError, SchemaError, UsageError
 from .checkpoint import Saved
 from .storages.storage import Storage
 from .storages.tensor_storage import tree_copied
@@ -276,7 +276,7 @@ class TensorDictMaxValueWriter(Writer):
     def extend(self, data: Any) -> torch.Tensor:
         if not is_tensor_collection(data):
             message = f"{type(self).__name__} expects data to be a tensor collection, not a {type(data).__name__}"
-            raise UnsupportedError(message, hint="a RoundRobinWriter takes anything")
+            raise UsageError(message, hint="a RoundRobinWriter takes anything")
         ranks = data.get(entry_key(self.rank_key), None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")

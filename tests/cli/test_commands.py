@@ -443,7 +443,7 @@ class TestDownload:
         assert "next: rbdata inspect atari/Pong/5 --root" in notes
         code, document = ask(*words)
         assert code == 1
-        assert document["datasets"][0]["error"]["code"] == "unknown_dataset"
+        assert document["datasets"][0]["error"]["code"] == "not_found"
         _, document = ask("download", "Pong/4", "Pong/5", "--root", own, "--mirror", MIRROR)
         assert [(one["id"], one["action"]) for one in document["datasets"]] == [
             ("atari/Pong/4", "failed"),

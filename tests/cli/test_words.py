@@ -12,7 +12,7 @@ from rbdata.datasets.ingest.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry
 from rbdata.datasets.workers.task import TaskProgress
-from rbdata.errors import DiskSpaceError, UnknownDatasetError
+from rbdata.errors import DatasetNotFoundError, DiskError
 from rbdata.storage import amounts
 
 
@@ -85,10 +85,10 @@ def test_names_that_differ_in_their_number_share_a_line():
 
 class TestErrors:
     def test_ours_carry_code_hint_and_exit_code(self):
-        failure = explain(UnknownDatasetError("no x", hint="try y"))
-        assert failure.to_json() == {"code": "unknown_dataset", "message": "no x", "hint": "try y"}
+        failure = explain(DatasetNotFoundError("no x", hint="try y"))
+        assert failure.to_json() == {"code": "not_found", "message": "no x", "hint": "try y"}
         assert failure.exit_code == 2
-        assert explain(DiskSpaceError("full")).exit_code == 1
+        assert explain(DiskError("full")).exit_code == 1
 
     def test_a_full_disk_is_no_bug(self):
         failure = explain(OSError(errno.ENOSPC, "No space left on device", "/data/x"))

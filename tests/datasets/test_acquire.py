@@ -34,14 +34,13 @@ from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
     DatasetExistsError,
-    DiskSpaceError,
+    DatasetNotFoundError,
+    DiskError,
     ForbiddenError,
     FormatVersionError,
     ObjectNotFoundError,
     RbdataError,
-    RootNotWritableError,
     TransientFetchError,
-    UnknownDatasetError,
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
@@ -104,7 +103,7 @@ def refused(kind: type[RbdataError], words: str, *arguments, **fields) -> Rbdata
     ],
 )
 def test_unknown_id(name, near, mirror, tmp_path):
-    error = refused(UnknownDatasetError, re.escape(repr(name)), mirror, tmp_path / "root", name)
+    error = refused(DatasetNotFoundError, re.escape(repr(name)), mirror, tmp_path / "root", name)
     assert near in error.hint
 
 
@@ -128,7 +127,7 @@ def test_load_downloads_ids_only(tmp_path):
         rbdata.load("s3://bucket/x", download=True)
     with pytest.raises(UsageError, match="download is for a single id"):
         rbdata.load(["Qbert/2", "Qbert/3"], download=True)
-    with pytest.raises(UnknownDatasetError, match="Nonsense"):
+    with pytest.raises(DatasetNotFoundError, match="Nonsense"):
         rbdata.load("Nonsense/2", root=tmp_path, download=True)
 
 
@@ -553,17 +552,15 @@ def test_worker_is_killed(original, tmp_path):
 def test_disk_is_too_small(mirror, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, (1 << 30) - (1 << 20), 1 << 20))
-    error = refused(
-        DiskSpaceError, r"atari/Qbert/2 needs about .* kB on .* 1\.05 MB are free", mirror, tmp_path / "root"
-    )
+    error = refused(DiskError, r"atari/Qbert/2 needs about .* kB on .* 1\.05 MB are free", mirror, tmp_path / "root")
     assert "--root" in error.hint
 
 
 def test_root_is_a_file(mirror, tmp_path):
     (tmp_path / "root").write_text("mine")
-    error = refused(RootNotWritableError, f"{tmp_path}/root is not a folder", mirror, tmp_path / "root")
+    error = refused(DiskError, f"{tmp_path}/root is not a folder", mirror, tmp_path / "root")
     assert "RBDATA_ROOT" in error.hint
-    refused(RootNotWritableError, f"{tmp_path}/root/deeper", mirror, tmp_path / "root" / "deeper")
+    refused(DiskError, f"{tmp_path}/root/deeper", mirror, tmp_path / "root" / "deeper")
     assert (tmp_path / "root").read_text() == "mine"
 
 
@@ -591,7 +588,7 @@ def _refuses_unwritable(root: str) -> bool:
 
     try:
         make_writable(Path(root))
-    except RootNotWritableError as error:
+    except DiskError as error:
         return root in str(error) and "--root" in (error.hint or "")
     return False
 
@@ -678,7 +675,7 @@ def test_convert_of_what_is_no_run(tmp_path):
     with pytest.raises(ObjectNotFoundError, match="holds no DQN Replay shards") as caught:
         convert(tmp_path / "empty", "atari", request)
     assert "observation_ckpt.0.gz" in caught.value.hint
-    with pytest.raises(UnknownDatasetError, match="no source 'atary'") as caught:
+    with pytest.raises(DatasetNotFoundError, match="no source 'atary'") as caught:
         convert(tmp_path / "empty", "atary", request)
     assert "atari" in caught.value.hint
 

@@ -20,7 +20,7 @@ from PIL import Image
 from processes import run_forked
 from rbdata import cli
 from rbdata.datasets.export import write_export
-from rbdata.errors import DatasetExistsError, DiskSpaceError, ExportWarning, MissingExtraError, UsageError
+from rbdata.errors import DatasetExistsError, DiskError, ExportWarning, MissingExtraError, UsageError
 from video_tools import decoded, moving_frames
 
 LENGTHS = [5, 1, 9, 30]
@@ -375,7 +375,7 @@ def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             begin(file, Path("/dev/full") if path.suffix == suffix else path)
 
         patch.setattr(OutputFile, "__init__", on_full_disk)
-        with pytest.raises(DiskSpaceError, match="the disk is full"):
+        with pytest.raises(DiskError, match="the disk is full"):
             export(dataset, tmp_path / "out", force=True)
     assert json.loads((kept / "meta" / "info.json").read_text())["fps"] == 5
     assert [one.name for one in tmp_path.glob("*out*")] == ["out"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import rbdata
 from rbdata.cli import run as command_line
-from rbdata.errors import DatasetExistsError, DatasetNotFoundError, UnknownDatasetError
+from rbdata.errors import DatasetExistsError, DatasetNotFoundError
 
 POLICY = "def lean(observation):\n    return int(observation[2] > 0)\n"
 
@@ -33,10 +33,10 @@ def test_the_name_of_a_recording_never_stands_for_another_one(here, capsys):
     words = ["download", name]
     for more in ([], ["--seed", "3"], ["--dry-run"], ["--mirror", str(here / "empty")]):
         (here / "empty").mkdir(exist_ok=True)
-        assert command_line([*words, *more, "-q"]) == UnknownDatasetError.exit_code
+        assert command_line([*words, *more, "-q"]) == DatasetNotFoundError.exit_code
         assert "--mirror" in (said := capsys.readouterr().err) and "--policy" in said
-    assert command_line(["download", "gymnasium/CartPole-v1", "--name", "lost", "-q"]) == UnknownDatasetError.exit_code
-    with pytest.raises(UnknownDatasetError, match="only whoever recorded it"):
+    assert command_line(["download", "gymnasium/CartPole-v1", "--name", "lost", "-q"]) == DatasetNotFoundError.exit_code
+    with pytest.raises(DatasetNotFoundError, match="only whoever recorded it"):
         rbdata.load(name, download=True)
     with pytest.raises(DatasetNotFoundError, match="--mirror PLACE"):
         rbdata.load(name)
@@ -44,7 +44,7 @@ def test_the_name_of_a_recording_never_stands_for_another_one(here, capsys):
     assert command_line([*words, "--mirror", str(here / "empty"), "--steps", "40", "-q"]) == 0  # asked for in words
     assert (
         command_line(["download", "gymnasium/CartPole-v1", "--mirror", str(here / "empty"), "-q"])
-        == UnknownDatasetError.exit_code
+        == DatasetNotFoundError.exit_code
     )
 
 

@@ -30,7 +30,6 @@ from rbdata.errors import (
     FormatVersionError,
     ObjectNotFoundError,
     RbdataError,
-    UnknownDatasetError,
     UsageError,
 )
 from rbdata.storage.integrity import verify
@@ -167,9 +166,9 @@ def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     push("my/team/breakout", "s3://lab/mine", root=root, fetch=QUICK)
     outcome = get(tmp_path, "s3://lab/mine", "my/team/breakout")
     assert hashes(outcome.path) == hashes(root / ID)
-    with pytest.raises(UnknownDatasetError, match="s3://lab/mine holds none"):
+    with pytest.raises(DatasetNotFoundError, match="s3://lab/mine holds none"):
         get(tmp_path, "s3://lab/mine", "my/team/other")
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         download(Request("my/team/other", root=tmp_path))
     monkeypatch.setenv("RBDATA_MIRROR", "s3://lab/mine")
     assert download(Request("my/team/breakout", root=tmp_path / "2")).action == "written"
@@ -486,7 +485,7 @@ def test_a_mirror_is_a_path_or_text(tmp_path):
     """Also for names that only a mirror can know."""
     for name in ("Pong/5", "mujoco/hopper/none-v0"):
         for mirror in (tmp_path, str(tmp_path)):
-            with pytest.raises((ObjectNotFoundError, UnknownDatasetError)):
+            with pytest.raises((ObjectNotFoundError, DatasetNotFoundError)):
                 rbdata.download(name, root=tmp_path / "root", mirror=mirror)
         with pytest.raises(UsageError, match="mirror is a path or URL, not 5"):
             rbdata.download(name, root=tmp_path / "root", mirror=5)

@@ -11,7 +11,7 @@ import pytest
 import rbdata
 from rbdata.cli import run as command_line
 from rbdata.datasets import catalogue
-from rbdata.errors import DatasetExistsError, FunctionError, UnknownDatasetError, UsageError
+from rbdata.errors import DatasetExistsError, DatasetNotFoundError, FunctionError, UsageError
 
 gymnasium_envs.register()
 
@@ -78,7 +78,7 @@ def test_names_that_cannot_be():
     for name in ("a/b", "", "../x", "a b", "@"):
         with pytest.raises(UsageError, match="cannot be the name"):
             rbdata.record("CartPole-v1", name=name)
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         catalogue.resolve("gymnasium/CartPole-v1@a/b")
     assert catalogue.resolve("gymnasium/ALE/Pong-v5@x.1")[0] == "gymnasium/ALE/Pong-v5@x.1"
 

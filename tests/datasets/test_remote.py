@@ -18,7 +18,7 @@ import torch
 from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.remote import open_remote, verify_remote
-from rbdata.errors import CacheError, DamagedDatasetError, NotADatasetError, ObjectChangedError
+from rbdata.errors import DamagedDatasetError, DiskError, NotADatasetError, ObjectChangedError
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -147,7 +147,7 @@ def test_a_limit_is_kept(mirror, tmp_path, layout):
         assert (remote.read(steps) == here.read(steps)).all()
         assert remote.cache.resident_bytes <= limit
         assert sum((remote.path / path).stat().st_blocks * 512 for path in remote.cache.layout.in_blocks) <= limit
-    with pytest.raises(CacheError, match="at once"):
+    with pytest.raises(DiskError, match="at once"):
         remote.to_tensordict()
 
 
@@ -156,7 +156,7 @@ def test_a_limit_that_is_too_small_for_a_batch_says_what_helps(mirror, tmp_path,
     here = Dataset(mirror / "my/raw")
     options = {"cache_dir": tmp_path, "cache_limit": here.manifest.bytes // 2, "shuffle": shuffle}
     buffer = rbdata.load((mirror / "my/raw").as_uri(), batch_size=len(here) * 7 // 10, **options)
-    with buffer, pytest.raises(CacheError, match="at once") as failure:
+    with buffer, pytest.raises(DiskError, match="at once") as failure:
         buffer.sample()
     assert "larger cache_limit" in str(failure.value.hint)
     assert ("shuffle='blocks'" in str(failure.value.hint)) == (shuffle == "global")
@@ -164,7 +164,7 @@ def test_a_limit_that_is_too_small_for_a_batch_says_what_helps(mirror, tmp_path,
 
 class TestBadInput:
     def test_a_limit_below_what_every_read_needs(self, mirror, tmp_path):
-        with pytest.raises(CacheError, match="too small"):
+        with pytest.raises(DiskError, match="too small"):
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path, cache_limit="5kB")
 
     def test_a_url_that_holds_something_else(self, mirror, tmp_path):
@@ -176,25 +176,25 @@ class TestBadInput:
         other = tmp_path / "other"
         write_dataset(other, make_episodes([3], shape=(2048,), dtype="uint8"), "raw", id="my/raw")
         rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
-        with pytest.raises(CacheError, match="another dataset"):
+        with pytest.raises(DiskError, match="another dataset"):
             rbdata.open_dataset((other / "my/raw").as_uri(), cache_dir=tmp_path)
 
     def test_a_folder_with_other_files(self, mirror, tmp_path):
         (tmp_path / "my/raw").mkdir(parents=True)
         (tmp_path / "my/raw/thesis.tex").write_text("years of work")
-        with pytest.raises(CacheError, match=r"other files, such as thesis\.tex"):
+        with pytest.raises(DiskError, match=r"other files, such as thesis\.tex"):
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
 
     def test_a_folder_that_cannot_be_written(self, mirror, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(CacheError, match="cannot be written"):
+        with pytest.raises(DiskError, match="cannot be written"):
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path / "file")
 
     def test_a_cache_of_another_version(self, mirror, tmp_path):
         rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
         states = tmp_path / "my/raw/.rbdata-blocks"
         states.write_bytes(states.read_bytes().replace(b'"version": 2', b'"version": 9'))
-        with pytest.raises(CacheError, match="version 9"):
+        with pytest.raises(DiskError, match="version 9"):
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path)
 
     def test_a_replaced_dataset_is_never_mixed(self, store_copy, tmp_path):

@@ -15,7 +15,7 @@ from paths import DATA
 from rbdata.datasets.scores import normalized_score, reference_scores
 from rbdata.datasets.sources.atari.source import games
 from rbdata.datasets.sources.human_scores import HUMAN_SCORES, game_of
-from rbdata.errors import DatasetNotFoundError, UnknownDatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, UsageError
 
 gymnasium_envs.register()
 
@@ -34,7 +34,7 @@ def test_d4rl_by_id():
     assert normalized_score("kitchen-mixed-v0", torch.ones(2, 3)).shape == (2, 3)
     scores = reference_scores("antmaze-large-play-v2")
     assert (scores.low, scores.high, scores.high_policy) == (0.0, 1.0, "expert")
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         normalized_score("hopper-medium", 1)
     with pytest.raises(UsageError, match="no reference scores"):
         normalized_score("carla-town-render-v0", 1)

@@ -10,7 +10,7 @@ import rbdata
 from paths import DATA
 from rbdata.datasets.catalogue import known_ids
 from rbdata.datasets.sources.catalogue_entry import RemoteDataset, cache_listing
-from rbdata.errors import UnknownDatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, UsageError
 
 
 def test_every_id_is_there_and_short_in_a_terminal():
@@ -22,7 +22,7 @@ def test_every_id_is_there_and_short_in_a_terminal():
     )
     assert repr(rbdata.catalogue("d4rl")[50]).startswith("<CatalogueEntry d4rl/")
     assert rbdata.search("nothing like it").ids == [] and repr(rbdata.search("zzz")) == "<Catalogue of 0 datasets>"
-    with pytest.raises(UnknownDatasetError, match="no source 'd5rl'"):
+    with pytest.raises(DatasetNotFoundError, match="no source 'd5rl'"):
         rbdata.catalogue("d5rl")
 
 
@@ -40,7 +40,7 @@ def test_info():
     assert rbdata.search("hopper medium", max_size="200MB", source="d4rl")[0] == entry
     assert json.loads(json.dumps(entry.to_json()))["command"] == entry.command
     assert rbdata.info("CartPole-v1").command == "rbdata download gymnasium/CartPole-v1"
-    with pytest.raises(UnknownDatasetError) as raised:
+    with pytest.raises(DatasetNotFoundError) as raised:
         rbdata.info("hoper-medium-v2")
     assert "d4rl/hopper-medium-v2" in raised.value.hint
     with pytest.raises(UsageError, match="kind of actions"):

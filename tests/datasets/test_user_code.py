@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 from rbdata.datasets.user_code import find, identity
-from rbdata.errors import FunctionError, FunctionNotFoundError, UsageError
+from rbdata.errors import FunctionError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +113,12 @@ def test_files_of_two_folders_have_their_own_helpers(project, tmp_path_factory):
         ("fn", UsageError, "file.py:name"),
         ("mine.py:", UsageError, "file.py:name"),
         ("mine.py:f n", UsageError, "file.py:name"),
-        ("mime.py:fn", FunctionNotFoundError, "mine.py"),
-        ("mine.py:fm", FunctionNotFoundError, "fn"),
-        ("mine:fm", FunctionNotFoundError, "fn"),
-        ("helpers:late", FunctionNotFoundError, "helper:late"),
-        ("own.deep.tool:x", FunctionNotFoundError, "no module"),
-        ("mine.x:fn", FunctionNotFoundError, "no module"),
+        ("mime.py:fn", UsageError, "mine.py"),
+        ("mine.py:fm", UsageError, "fn"),
+        ("mine:fm", UsageError, "fn"),
+        ("helpers:late", UsageError, "helper:late"),
+        ("own.deep.tool:x", UsageError, "no module"),
+        ("mine.x:fn", UsageError, "no module"),
     ],
 )
 def test_what_is_not_there(project, reference, error, said):

@@ -164,7 +164,7 @@ def test_command_line(tmp_path, monkeypatch, capfd):
 
 
 def test_numbers_that_the_asked_dtype_does_not_hold():
-    from rbdata.errors import ResultError
+    from rbdata.errors import SchemaError
     from tensordict import TensorDict
 
     flags = {flag: torch.zeros(3, 1, dtype=torch.bool) for flag in ("done", "terminated", "truncated")}
@@ -173,8 +173,8 @@ def test_numbers_that_the_asked_dtype_does_not_hold():
     assert find_builtin("to_float")(td, dtype="float16")["observation"].tolist() == [0, torch.inf, 1]
     for value, dtype, scale in ((70000.0, "float16", None), (7000.0, "float16", 10), (1e39, "float32", 0.1)):
         td["observation"] = torch.tensor([0.0, torch.inf, value], dtype=torch.float64)
-        with pytest.raises(ResultError, match=rf"observation holds .*, which {dtype} does not"):
+        with pytest.raises(SchemaError, match=rf"observation holds .*, which {dtype} does not"):
             find_builtin("to_float")(td, dtype=dtype, scale=scale)
     td["next", "done"][-1] = True
-    with pytest.raises(ResultError, match=r"return_to_go holds 9e\+38, which float32 does not"):
+    with pytest.raises(SchemaError, match=r"return_to_go holds 9e\+38, which float32 does not"):
         find_builtin("returns_to_go")(td)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from preprocess_tools import fails, run
-from rbdata.errors import FunctionError, FunctionNotFoundError, UsageError
+from rbdata.errors import FunctionError, UsageError
 
 
 class TestFindingFunctions:
@@ -22,21 +22,21 @@ class TestFindingFunctions:
         sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
 
     def test_no_such_module(self, shared, tmp_path):
-        error = fails(shared, "mime:relabel", FunctionNotFoundError, "no module 'mime'")
+        error = fails(shared, "mime:relabel", UsageError, "no module 'mime'")
         assert str(tmp_path) in str(error)
         assert "mine:relabel" in error.hint
 
     def test_no_such_file(self, shared, tmp_path):
-        error = fails(shared, "mime.py:relabel", FunctionNotFoundError, str(tmp_path / "mime.py"))
+        error = fails(shared, "mime.py:relabel", UsageError, str(tmp_path / "mime.py"))
         assert "mine.py" in error.hint
 
     @pytest.mark.parametrize("where", ["mine", "mine.py", "./mine.py"])
     def test_no_such_function(self, shared, where):
-        error = fails(shared, f"{where}:relable", FunctionNotFoundError, "there is no 'relable' in .*mine.py")
+        error = fails(shared, f"{where}:relable", UsageError, "there is no 'relable' in .*mine.py")
         assert error.hint == "there are relabel"
 
     def test_no_such_builtin_function(self, shared):
-        error = fails(shared, "rbdata:to_flaot", FunctionNotFoundError, "to_flaot")
+        error = fails(shared, "rbdata:to_flaot", UsageError, "to_flaot")
         assert "to_float" in error.hint
 
     def test_not_callable(self, shared):

@@ -14,7 +14,7 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import fails, make_input, run
-from rbdata.errors import FunctionError, ResultError, UsageError
+from rbdata.errors import FunctionError, SchemaError, UsageError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
 from tensordict import LazyStackedTensorDict
@@ -290,7 +290,7 @@ class TestEnds:
         def fn(td):
             return td.set("x", torch.tensor(1.5) if td["next", "done"] else torch.tensor(1))
 
-        fails(shared, fn, ResultError, r"'x' as float32 \[\], and before as int64", per="sample")
+        fails(shared, fn, SchemaError, r"'x' as float32 \[\], and before as int64", per="sample")
 
 
 # -- partials and wrappers of built-in functions ------------------------------------------------------------------------------
@@ -603,4 +603,4 @@ def test_a_successor_that_any_function_of_a_chain_may_have_changed(tmp_path):
     def same(td):
         return td
 
-    fails(tmp_path, [late, same], ResultError, r"late, .*same made 'next/observation' other than", batch_size=16)
+    fails(tmp_path, [late, same], SchemaError, r"late, .*same made 'next/observation' other than", batch_size=16)

@@ -7,8 +7,7 @@ from preprocess_tools import double_rewards, fails, run
 from rbdata.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
-    DiskSpaceError,
-    UnknownDatasetError,
+    DiskError,
     UsageError,
 )
 from storage_tools import contents
@@ -16,7 +15,7 @@ from storage_tools import contents
 
 class TestPlaces:
     def test_input_is_missing(self, shared):
-        fails(shared, double_rewards, UnknownDatasetError, source="my/nothing")
+        fails(shared, double_rewards, DatasetNotFoundError, source="my/nothing")
         fails(shared, double_rewards, DatasetNotFoundError, source="gymnasium/CartPole-v1")
 
     def test_dest_is_the_input(self, shared, tmp_path):
@@ -62,7 +61,7 @@ class TestPlaces:
         import rbdata.storage.folder as folder
 
         monkeypatch.setattr(folder, "free_bytes", lambda path: 1000)
-        fails(shared, double_rewards, DiskSpaceError, "my/bad needs about")
+        fails(shared, double_rewards, DiskError, "my/bad needs about")
 
 
 class TestOptions:

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 from preprocess_tools import fails, run
-from rbdata.errors import FunctionError, ResultError
+from rbdata.errors import FunctionError, SchemaError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
@@ -55,7 +55,7 @@ class TestResults:
         ],
     )
     def test_cannot_be_stored(self, shared, fn, match):
-        error = fails(shared, fn, ResultError, match)
+        error = fails(shared, fn, SchemaError, match)
         assert "steps 0.." in str(error)
         assert "my/input" in str(error)
 
@@ -76,23 +76,23 @@ class TestResults:
             calls.append(1)
             return change(td) if len(calls) > 3 else td
 
-        error = fails(shared, fn, ResultError, match, batch_size=50, procs=0)
+        error = fails(shared, fn, SchemaError, match, batch_size=50, procs=0)
         assert "steps" in str(error)
 
     def test_samples_must_be_alike(self, shared):
         def fn(td):
             return td.set("x", torch.zeros(2 if td["next", "done"] else 1))
 
-        fails(shared, fn, ResultError, r"'x' as float32 \[2\], and before as float32 \[1\]", per="sample")
-        fails(shared, lambda td: td.unsqueeze(0), ResultError, "instead of one step", per="sample")
+        fails(shared, fn, SchemaError, r"'x' as float32 \[2\], and before as float32 \[1\]", per="sample")
+        fails(shared, lambda td: td.unsqueeze(0), SchemaError, "instead of one step", per="sample")
 
     def test_episodes_without_steps(self, shared):
-        fails(shared, lambda td: td[:0], ResultError, "at least one step", per="episode")
-        fails(shared, lambda td: None, ResultError, "dropped every episode", per="episode")
+        fails(shared, lambda td: td[:0], SchemaError, "at least one step", per="episode")
+        fails(shared, lambda td: None, SchemaError, "dropped every episode", per="episode")
         chain = [lambda td: None, find_builtin("returns_to_go")]
-        fails(shared, chain, ResultError, "<lambda>, .*returns_to_go dropped every episode", per="episode")
+        fails(shared, chain, SchemaError, "<lambda>, .*returns_to_go dropped every episode", per="episode")
         shorter = lambda td: td[:1].exclude(("next", "reward"))  # noqa: E731
-        fails(shared, shorter, ResultError, r"without 'next/reward'", per="episode")
+        fails(shared, shorter, SchemaError, r"without 'next/reward'", per="episode")
 
     def test_a_successor_that_breaks_later(self, shared):
         """Stored once for each state, as the first result allows; then it turns out that this is not the whole truth."""
@@ -102,7 +102,7 @@ class TestResults:
                 td["next", "observation"] = td["next", "observation"] + 1
             return td
 
-        error = fails(shared, fn, ResultError, "'next/observation' other than", source="my/frames", batch_size=100)
+        error = fails(shared, fn, SchemaError, "'next/observation' other than", source="my/frames", batch_size=100)
         assert "--layout ted" in error.hint
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import DatasetExistsError, InvariantError, RbdataError, SchemaError
+from rbdata.errors import DatasetExistsError, RbdataError, SchemaError
 from rbdata.storage.checksums import Crc32c
 from rbdata.storage.codecs import load_codec
 from rbdata.storage.dataset import Dataset
@@ -500,7 +500,7 @@ def test_empty_episode_table(tmp_path):
 )
 def test_bad_episode_tables(tmp_path, start, length):
     episodes = EpisodeTable(np.array(start), np.array(length), np.zeros(2), np.ones(2, "uint8"), np.zeros(2, bool))
-    with pytest.raises(InvariantError):
+    with pytest.raises(SchemaError):
         episodes.write(tmp_path)
 
 

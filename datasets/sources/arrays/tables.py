@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ....errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundError, UsageError, reason
+from ....errors import CorruptSourceError, DiskError, ObjectNotFoundError, UsageError, reason
 from ....storage.durable import is_about_reader, is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
@@ -501,7 +501,7 @@ def _check_member(path: Path, member: str) -> None:
 def _refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
     if isinstance(error, OSError) and is_full(error):
         message = f"the disk is full: {path.name} does not fit into {scratch} when it is unpacked"
-        raise DiskSpaceError(message, hint="make room, or choose another root") from error
+        raise DiskError(message, hint="make room, or choose another root") from error
 
 
 # -- HDF5 ----------------------------------------------------------------------------------------------------------------

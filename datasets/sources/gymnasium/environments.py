@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium
 
-from ....errors import UnknownDatasetError, UsageError
+from ....errors import DatasetNotFoundError, UsageError
 from ..known_environment import making, register
 
 _ALL = "`python -c 'import gymnasium; gymnasium.pprint_registry()'` shows them all"
@@ -59,7 +59,7 @@ class Made:
     def open(self) -> Any:
         """One environment, a `gymnasium.Env`.
 
-        Raises UnknownDatasetError for an id that is not registered, MissingExtraError for a missing package, UsageError for
+        Raises DatasetNotFoundError for an id that is not registered, MissingExtraError for a missing package, UsageError for
         arguments that it does not take, RbdataError when it cannot be made.
         """
         if self.own is not None:
@@ -74,7 +74,7 @@ class Made:
                 return gymnasium.make(self.id, **self.arguments)
             except gymnasium.error.UnregisteredEnv as problem:
                 message = f"Gymnasium has no environment {self.id}: {problem}"
-                raise UnknownDatasetError(message, hint=_nearest(self.id)) from problem
+                raise DatasetNotFoundError(message, hint=_nearest(self.id)) from problem
             except TypeError as problem:
                 if not self.arguments:
                     raise

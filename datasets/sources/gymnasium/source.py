@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....errors import DatasetExistsError, UnknownDatasetError, UsageError
+from ....errors import DatasetExistsError, DatasetNotFoundError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores, stated_wrappers
 from ...fetch import Location
@@ -120,7 +120,7 @@ class GymnasiumSource(Source):
             where = "on this machine" if mirror is None else f"at {mirror}"
             message = f"{self.name}/{name} is not {where}, and only whoever recorded it has it"
             hint = "name the mirror that has it with --mirror; or record one yourself: say --policy or --steps"
-            raise UnknownDatasetError(message, hint=hint)
+            raise DatasetNotFoundError(message, hint=hint)
 
     def words_to_get(self, manifest: Manifest) -> list[str] | None:
         """A recording of random actions in an environment by id is the same for all who ask for it with its options."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ....errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, SchemaError, UsageError, reason
+from ....errors import DamagedDatasetError, DatasetExistsError, DiskError, SchemaError, UsageError, reason
 from ...durable import allocate, is_full, write_atomically
 from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
@@ -40,7 +40,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     With ``existsok``, a folder that already holds a storage is opened with its contents (``max_size`` must be unchanged);
     without it, the first write to such a folder raises DatasetExistsError. Without ``scratch_dir`` the files are temporary,
     and removed with the storage; ``auto_cleanup`` overrides whether files are removed. Disk space is reserved before rows are
-    written: DiskSpaceError if there is not enough. Pickles contain no rows: the unpickled storage has the same files.
+    written: DiskError if there is not enough. Pickles contain no rows: the unpickled storage has the same files.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ class LazyMemmapStorage(LazyTensorStorage):
                 failure = error
         raise self._too_large(rows) from failure
 
-    def _too_large(self, rows: int) -> DiskSpaceError:
+    def _too_large(self, rows: int) -> DiskError:
         message = f"the disk of {self.scratch_dir} is full: there is no room for {rows} records"
-        return DiskSpaceError(message, hint="make room, or name a scratch_dir on another disk")
+        return DiskError(message, hint="make room, or name a scratch_dir on another disk")
 
     def cleanup(self) -> bool:
         """Remove the files, after which the storage cannot be used. Returns whether there were any files."""

@@ -211,7 +211,7 @@ class TensorStorage(Storage):
         return given
 
     def _reserve(self, rows: int) -> None:
-        """Reserve space for the first ``rows`` rows, which are about to be written. Raises DiskSpaceError."""
+        """Reserve space for the first ``rows`` rows, which are about to be written. Raises DiskError."""
 
     def _allocate(self, example: Any) -> None:
         raise AssertionError("a TensorStorage is allocated from the start")

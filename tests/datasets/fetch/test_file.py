@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, fetch_to_file, open_location, reading
 from rbdata.datasets.fetch.reading import resumable_bytes
-from rbdata.errors import ChecksumError, DatasetBusyError, DiskSpaceError, ObjectChangedError, TransientFetchError
+from rbdata.errors import ChecksumError, DatasetBusyError, DiskError, ObjectChangedError, TransientFetchError
 from servers import FaultyGcs, HttpServer, crc32c_hex, faulty_gcs, http_server
 
 DATA = random.Random(3).randbytes(5 * 1024 * 1024 + 99)
@@ -215,7 +215,7 @@ def test_a_full_disk(web: HttpServer, tmp_path: Path, monkeypatch: pytest.Monkey
     location, target = open_location(web.url, options=QUICK), tmp_path / "x"
     obj = location.stat(NAME)
     monkeypatch.setattr(reading, "_open_part", lambda part: full.open("r+b", buffering=0))
-    with pytest.raises(DiskSpaceError, match="disk is full") as caught:
+    with pytest.raises(DiskError, match="disk is full") as caught:
         fetch_to_file(location, obj, target)
     assert caught.value.hint
 

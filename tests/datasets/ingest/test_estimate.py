@@ -11,7 +11,7 @@ from paths import DATA
 from rbdata.cli.report import announcement
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Estimate, Listener, Request
-from rbdata.errors import DiskSpaceError
+from rbdata.errors import DiskError
 from rbdata.storage import folder
 from rbdata.storage.codecs.zstd import ZstdCodec
 from rbdata.storage.manifest import read_manifest
@@ -85,5 +85,5 @@ def test_a_guess_refuses_nothing_that_may_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "free_bytes", lambda path: reserve + plans[0].disk_bytes * 7 // 10)
     rbdata.download("gymnasium/ALE/Pong-v5", force=True, **options)
     monkeypatch.setattr(folder, "free_bytes", lambda path: reserve + plans[0].disk_bytes // 20)
-    with pytest.raises(DiskSpaceError):
+    with pytest.raises(DiskError):
         rbdata.download("gymnasium/ALE/Pong-v5", force=True, **options)

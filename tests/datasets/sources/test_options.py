@@ -13,7 +13,7 @@ from rbdata.datasets import catalogue
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.options import SourceOption
 from rbdata.datasets.sources.source import Source
-from rbdata.errors import PluginError, PluginWarning, UsageError
+from rbdata.errors import MissingExtraError, PluginWarning, UsageError
 from rbdata.storage import plugins
 
 DOCS = DATA.parents[1] / "docs" / "sources"
@@ -198,7 +198,7 @@ def test_a_source_that_does_not_work_disturbs_no_other(entries, words, register,
 @pytest.mark.filterwarnings("ignore::rbdata.errors.PluginWarning")
 def test_asking_for_a_source_that_does_not_work(register, tmp_path, capsys):
     register(listed="nowhere:X", other="nowhere:X")
-    with pytest.raises(PluginError, match="listed cannot be loaded") as refused:
+    with pytest.raises(MissingExtraError, match="listed cannot be loaded") as refused:
         catalogue.load_source("listed")
     assert refused.value.hint
     assert run(["download", "listed/one", "--root", str(tmp_path)]) == 1

@@ -27,7 +27,7 @@ from rbdata.datasets import (
     OpenXExperienceReplay,
     load_dataset,
 )
-from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UnknownDatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UsageError
 from servers import http_server
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
@@ -155,7 +155,7 @@ def test_what_is_not_there(tmp_path, door):
         assert name in cls.available_datasets
         with pytest.raises(DatasetNotFoundError, match="is not under"):
             cls(name, batch_size=2, root=tmp_path, download=False)
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         AtariDQNExperienceReplay("Pong/6", root=tmp_path)
     with pytest.raises(UsageError, match="download is"):
         AtariDQNExperienceReplay("Pong/5", root=tmp_path, download="yes")

@@ -6,7 +6,7 @@ import pytest
 import rbdata
 from rbdata.datasets import load_dataset, register_dataset
 from rbdata.datasets.torchrl_classes import dataset_classes
-from rbdata.errors import UnknownDatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_refused_registrations(prefix, dataset):
 
 @pytest.mark.parametrize("name", ["hopper-medium-v2", "nobody:hopper-medium-v2"])
 def test_unknown_prefixes(name):
-    with pytest.raises(UnknownDatasetError) as caught:
+    with pytest.raises(DatasetNotFoundError) as caught:
         load_dataset(name)
     assert (
         caught.value.hint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from function_tools import check_refused, fit, traits_of
-from rbdata.errors import ResultError, UsageError
+from rbdata.errors import SchemaError, UsageError
 from rbdata.preprocess.functions import relabel_rewards
 from ted_tools import episode
 
@@ -53,7 +53,7 @@ def test_relabel_by_a_function(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     named = relabel_rewards(td, fn="mine_for_relabelling.py:reward")
     assert torch.equal(named["next", "reward"], td["observation"][:, :1] * 2)
-    with pytest.raises(ResultError, match=r"tensor \[6\] or \[6, 1\] for 6 steps, not \[6, 3\]"):
+    with pytest.raises(SchemaError, match=r"tensor \[6\] or \[6, 1\] for 6 steps, not \[6, 3\]"):
         relabel_rewards(td, fn=wrong)
     with pytest.raises(UsageError):
         traits_of(relabel_rewards).check(fn="no_such_module_at_all:fn")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rbdata.errors import CacheError, DamagedDatasetError, DiskSpaceError, ObjectChangedError
+from rbdata.errors import DamagedDatasetError, DiskError, ObjectChangedError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
 from rbdata.storage.remote import cache as block_cache
@@ -164,7 +164,7 @@ def test_what_is_planned_arrives_and_completes_the_dataset(files, tmp_path):
 
 def test_a_full_disk(files, tmp_path, monkeypatch):
     monkeypatch.setattr(block_cache, "free_bytes", lambda path: 1000)
-    with pytest.raises(DiskSpaceError, match="more on") as failure:
+    with pytest.raises(DiskError, match="more on") as failure:
         opened(files, tmp_path / "cache")
     assert "cache_limit" in str(failure.value.hint)
 
@@ -175,7 +175,7 @@ def test_a_disk_that_is_full_meanwhile(files, tmp_path, monkeypatch):
 
     dataset = opened(files, tmp_path / "cache")
     monkeypatch.setattr(block_cache, "write_at", write)
-    with pytest.raises(DiskSpaceError, match="No space left"):
+    with pytest.raises(DiskError, match="No space left"):
         dataset.read(torch.tensor([0]))
 
 
@@ -184,7 +184,7 @@ def test_a_disk_that_is_full_before(files, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(block_cache, "write_atomically", write)
-    with pytest.raises(DiskSpaceError, match="No space left") as failure:
+    with pytest.raises(DiskError, match="No space left") as failure:
         opened(files, tmp_path / "cache")
     assert "free some space" in str(failure.value.hint)
 
@@ -199,7 +199,7 @@ def test_the_states_of_blocks_have_no_holes(files, tmp_path):
 def test_a_cache_that_another_machine_uses(files, tmp_path, monkeypatch):
     dataset = opened(files, tmp_path / "cache")
     monkeypatch.setattr(block_cache, "_boot", lambda: "another start of another machine")
-    with pytest.raises(CacheError, match="another machine"):
+    with pytest.raises(DiskError, match="another machine"):
         opened(files, tmp_path / "cache")
     assert len(dataset) == 143
 
@@ -225,7 +225,7 @@ def test_nothing_is_written_through_a_linked_folder(files, tmp_path, planted):
     for name in ("reward.memmap", "length.memmap"):
         (outside / name).write_bytes(b"precious")
     (cache / planted).symlink_to(outside)
-    with pytest.raises(CacheError, match=f"{planted} is a link"):
+    with pytest.raises(DiskError, match=f"{planted} is a link"):
         opened(files, cache).read(torch.arange(143))
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == dict.fromkeys(
         ("reward.memmap", "length.memmap"), b"precious"
@@ -237,6 +237,6 @@ def test_no_file_of_the_cache_is_made_behind_a_link(files, tmp_path, name):
     cache, outside = tmp_path / "cache", tmp_path / "outside"
     cache.mkdir()
     (cache / f".rbdata-{name}").symlink_to(outside)
-    with suppress(CacheError, OSError):
+    with suppress(DiskError, OSError):
         opened(files, cache).read(torch.arange(143))
     assert not outside.exists()

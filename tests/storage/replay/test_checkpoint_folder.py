@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from checkpoint_tools import filled, make
-from rbdata.errors import DatasetExistsError, DiskSpaceError, NotADatasetError, RbdataError
+from rbdata.errors import DatasetExistsError, DiskError, NotADatasetError, RbdataError
 from replay_tools import equal, rollout
 from storage_tools import contents
 
@@ -23,7 +23,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    with pytest.raises(DiskSpaceError, match=r"the checkpoint .* was not written"):
+    with pytest.raises(DiskError, match=r"the checkpoint .* was not written"):
         buffer.dumps(tmp_path / "checkpoint")
     assert contents(tmp_path / "checkpoint") == before and len(list(tmp_path.iterdir())) == 1
 

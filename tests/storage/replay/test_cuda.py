@@ -12,7 +12,7 @@ import threading
 import pytest
 import rbdata
 import torch
-from rbdata.errors import ResultError, UsageError
+from rbdata.errors import SchemaError, UsageError
 from storage_tools import make_episodes, write_dataset
 from tensordict import TensorDict
 from torch.testing import assert_close
@@ -500,7 +500,7 @@ def left_on_the_device(batch):
 @pytest.mark.parametrize("procs", [1, 2])
 def test_preprocess(folder, tmp_path, procs):
     torch.zeros(1, device=DEVICE)  # CUDA is in use here before workers start
-    with pytest.raises(ResultError, match="on the device cuda"):
+    with pytest.raises(SchemaError, match="on the device cuda"):
         rbdata.preprocess(folder, left_on_the_device, dest="my/left", root=tmp_path, procs=procs)
     made = rbdata.open_dataset(rbdata.preprocess(folder, on_the_device, dest="my/made", root=tmp_path, procs=procs))
     source = rbdata.open_dataset(folder)

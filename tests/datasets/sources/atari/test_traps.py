@@ -23,7 +23,7 @@ from paths import DATA
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.errors import CorruptSourceError, DiskSpaceError, ObjectNotFoundError, RbdataError, UsageError
+from rbdata.errors import CorruptSourceError, DiskError, ObjectNotFoundError, RbdataError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify
 from ted_tools import load_plainly
@@ -515,7 +515,7 @@ def test_trap_64_refusal_when_the_disk_is_short(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**8, 10**8))
     request = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=ConvertOptions(codec="raw"))
-    with pytest.raises(DiskSpaceError, match=r"atari/Pong/5 needs about [89][0-9]\.\d MB .* 100 MB are free") as caught:
+    with pytest.raises(DiskError, match=r"atari/Pong/5 needs about [89][0-9]\.\d MB .* 100 MB are free") as caught:
         download(request)
     assert "--root" in caught.value.hint
     assert not list((tmp_path / "atari").rglob("*.memmap"))

@@ -17,10 +17,10 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.errors import (
     DatasetExistsError,
+    DatasetNotFoundError,
     FunctionError,
     MissingExtraError,
     RbdataError,
-    UnknownDatasetError,
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
@@ -220,17 +220,17 @@ def test_names_and_ids():
     assert catalogue.resolve("CartPole-v1")[0] == "gymnasium/CartPole-v1"
     assert catalogue.resolve("gymnasium/my_package:Thing-v3")[0] == "gymnasium/my_package:Thing-v3"
     assert catalogue.resolve("hopper-medium-v2")[0] == "d4rl/hopper-medium-v2"  # any name could be an environment's
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         catalogue.resolve("gymnasium/no such thing")
 
 
 def test_an_unknown_environment_offers_the_nearest(tmp_path):
-    with pytest.raises(UnknownDatasetError, match="CartPool-v1") as caught:
+    with pytest.raises(DatasetNotFoundError, match="CartPool-v1") as caught:
         record(tmp_path, "CartPool-v1")
     assert "CartPole-v1" in (caught.value.hint or "")
-    with pytest.raises(UnknownDatasetError, match="v99"):
+    with pytest.raises(DatasetNotFoundError, match="v99"):
         record(tmp_path, "CartPole-v99")
-    with pytest.raises(UnknownDatasetError, match="Nowhere"):
+    with pytest.raises(DatasetNotFoundError, match="Nowhere"):
         record(tmp_path, "Nowhere/Thing-v0")
     assert_clean(tmp_path)
 

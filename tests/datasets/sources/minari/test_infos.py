@@ -20,9 +20,9 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.errors import (
     CorruptSourceError,
     DatasetExistsError,
+    DatasetNotFoundError,
     ObjectNotFoundError,
     RbdataError,
-    UnknownDatasetError,
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
@@ -496,7 +496,7 @@ def test_ids(minari_root):
             catalogue.resolve(wrong)
     with pytest.raises(UsageError, match="not the address of a Minari dataset"):
         catalogue.resolve("hf://somebody/D4RL")
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         catalogue.resolve("any/thing-v7")  # without its source, only what is known
 
 

@@ -18,7 +18,7 @@ from paths import DATA
 from rbdata.datasets.fetch import open_location
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.sources.ogbench.source import COPY, HOME, OgbenchSource, SetName, parse, parse_file, sets
-from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from rbdata.errors import CorruptSourceError, DatasetNotFoundError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset
 from servers import http_server
 
@@ -143,7 +143,7 @@ def test_the_names_are_those_of_ogbench():
         "antmaze-large-navigate-v1",
         "visual-pointmaze-medium-navigate-v0",
     ):
-        with pytest.raises(UnknownDatasetError):
+        with pytest.raises(DatasetNotFoundError):
             rbdata.download(f"ogbench/{text}", mirror=str(OGBENCH))
 
 

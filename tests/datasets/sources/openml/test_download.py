@@ -24,11 +24,11 @@ from rbdata.datasets.sources.openml.source import OpenmlSource
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
+    DatasetNotFoundError,
     FetchError,
     ForbiddenError,
     ObjectNotFoundError,
     TransientFetchError,
-    UnknownDatasetError,
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
@@ -343,7 +343,7 @@ def test_names():
     assert not any(map(source.knows, ("", "0", "a/b", "a b", "x@", "@2", "../x", "x@0")))
     assert {"adult_num", "magic", "iris"} <= set(source.names())
     assert resolve("iris")[0] == "openml/iris" and resolve("openml/anything@3")[0] == "openml/anything@3"
-    with pytest.raises(UnknownDatasetError):
+    with pytest.raises(DatasetNotFoundError):
         resolve("anything-at-all")  # a bare name is not taken for one of a provider that may have it
 
 

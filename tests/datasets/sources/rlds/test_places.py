@@ -13,7 +13,7 @@ from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.rlds.source import OpenxSource, RldsSource
-from rbdata.errors import ForbiddenError, ObjectNotFoundError, UnknownDatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, ForbiddenError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rlds_tools import FIXTURES, compare, fixture, rows_of, several, steps, tensor, write_folder
@@ -162,7 +162,7 @@ def test_the_lists():
     entry = catalogue.describe("openx/fractal20220817_data")
     assert entry.places[0].url == "gs://gresearch/robotics" and entry.places[0].date and entry.citation
     assert [one.id for one in api.search("franka kitchen openx")]
-    with pytest.raises(UnknownDatasetError, match="fractal"):
+    with pytest.raises(DatasetNotFoundError, match="fractal"):
         catalogue.resolve("openx/fractal")
 
 

@@ -56,7 +56,7 @@ def test_paths_are_recognised_and_places_named(tmp_path):
     assert catalogue.recognise(DATA / "roboset" / "real" / "set_0_trace.h5") == "roboset"
     with pytest.raises(ObjectNotFoundError, match="no logs of"):
         rbdata.download("roboset/real/set_9", root=tmp_path, mirror=str(DATA / "roboset"))
-    with pytest.raises(rbdata.errors.UnknownDatasetError):
+    with pytest.raises(rbdata.errors.DatasetNotFoundError):
         rbdata.download("roboset/DAPG", root=tmp_path, mirror=str(DATA / "roboset"))
 
 

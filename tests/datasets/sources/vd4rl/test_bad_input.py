@@ -66,7 +66,7 @@ def test_names():
     assert catalogue.resolve("vd4rl/walker_walk-random")[0] == "vd4rl/walker_walk-random"
     assert catalogue.resolve("vd4rl/distracting/walker_walk/random/64px")[1] is not None
     for name in ("walker_walk-best", "walker_walk-random-32px", "main/../x/64px"):
-        with pytest.raises(rbdata.errors.UnknownDatasetError):
+        with pytest.raises(rbdata.errors.DatasetNotFoundError):
             catalogue.resolve(f"vd4rl/{name}")
     assert catalogue.recognise(folder_of(NAME)) == catalogue.recognise(folder_of(SHARDS)) == "vd4rl"
 

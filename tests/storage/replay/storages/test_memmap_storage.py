@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 import torch
-from rbdata.errors import DamagedDatasetError, DatasetExistsError, DiskSpaceError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetExistsError, DiskError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
     ReplayBuffer,
@@ -43,7 +43,7 @@ def test_a_disk_that_fills_up(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     storage = LazyMemmapStorage(1 << 16, scratch_dir=tmp_path / "ring")
     records = TensorDict({"a": torch.arange(2048.0).reshape(256, 8)}, [256])
-    with pytest.raises(DiskSpaceError, match="is full: there is no room for 33024 records") as failure:
+    with pytest.raises(DiskError, match="is full: there is no room for 33024 records") as failure:
         for start in range(0, 1 << 16, 256):
             storage.set(range(start, start + 256), records)
     assert "scratch_dir" in str(failure.value.hint)
@@ -63,7 +63,7 @@ def test_a_storage_that_does_not_fit_on_the_disk_is_not_loaded(tmp_path, monkeyp
 
     again = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=4)
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    with pytest.raises(DiskSpaceError, match="there is no room for 7 records"):
+    with pytest.raises(DiskError, match="there is no room for 7 records"):
         again.loads(tmp_path / "saved")
     assert len(again) == 0
 
