@@ -276,11 +276,12 @@ def _parse(name: str, value: str) -> Any:
 
 
 def _replace(file: Path, content: str) -> None:
-    from .storage.scratch import ScratchFolder
+    import tempfile
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with ScratchFolder(file.parent, f".{file.name}-") as folder, (folder / file.name).open("xb") as stream:
+        made = tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent)
+        with made as folder, Path(folder, file.name).open("xb") as stream:
             os.fchmod(stream.fileno(), file.stat().st_mode & 0o777 if file.exists() else 0o600)
             stream.write(content.encode())
             stream.flush()

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
@@ -35,7 +36,6 @@ from ..storage.folder import remove_tree
 from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME
 from ..storage.reference_scores import original_source
-from ..storage.scratch import ScratchFolder
 from ..storage.tensordict_folder import write_meta
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column, require_pyarrow
 from .ingest.trajectories import compare_successors
@@ -178,8 +178,8 @@ def write_export(
     work = _Export(dataset, report, frames, fps)
     work.total = work.row_bytes(work.ted_keys()) * len(dataset)
     try:
-        with ScratchFolder(target.parent, f".{target.name}.") as scratch:
-            part = scratch / target.name
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+            part = Path(scratch, target.name)
             write(work, part, target)
             if midway := int(dataset.episodes.midway.sum()):
                 some = "1 episode" if midway == 1 else f"{midway} episodes"

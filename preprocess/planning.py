@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,6 @@ from ..storage.codecs import PLAIN, codec_of
 from ..storage.durable import write_atomically
 from ..storage.parts import PARTS
 from ..storage.schema import FLAGS
-from ..storage.scratch import ScratchFolder
 from ..storage.writer import DatasetWriter
 from .chunks import Chunk, cut_sections, split
 from .function import Chain, examine, pickled, unpickled
@@ -228,7 +229,8 @@ TRIED_CHUNKS = 4
 
 def dry_run(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
     """Make a few chunks in a temporary folder; the leaves before and after, and time and disk space for all chunks."""
-    with ScratchFolder() as scratch:
+    with TemporaryDirectory(prefix="rbdata-") as made:
+        scratch = Path(made)
         config = replace(config, folder=scratch)
         # The statistics of the first batch, or of as many episodes, are good enough for an estimate.
         first = split(run.sections[0], run.episodes, run.batch, run.whole_episodes)[:1]

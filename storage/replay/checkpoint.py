@@ -18,6 +18,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from ...errors import (
 )
 from ..durable import allocate, is_full
 from ..memory_map import element_bytes
-from ..scratch import ScratchFolder
 from ..tensordict_folder import check_plain, read_json, read_memmap
 
 FORMAT_VERSION = 3
@@ -132,12 +132,12 @@ def _replaced(folder: Path) -> Iterator[Path]:
     check_plain(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / STATE).exists():
         raise DatasetExistsError(f"{folder} is not empty, and not a checkpoint", hint="name another folder")
-    with ScratchFolder(folder.parent, f".{folder.name}-") as scratch:  # which the next one removes after a kill
-        new = scratch / "new"
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new = Path(scratch, "new")
         new.mkdir()
         yield new
         if folder.exists():
-            folder.rename(scratch / "old")
+            folder.rename(Path(scratch, "old"))
         new.rename(folder)
 
 

@@ -16,13 +16,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ....errors import SchemaError, UsageError
 from ....storage.manifest import Manifest
-from ....storage.scratch import ScratchFolder
 from ...fetch.location import DirectoryLocation
 from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
 from ...ingest.recording import RECORDING, RESUME_FILE, RecordedJob, Recording, RecordingWriter
@@ -311,7 +311,7 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
     files = ExitStack()
-    scratch = files.enter_context(ScratchFolder(options.scratch, ".unpacked-"))
+    scratch = Path(files.enter_context(TemporaryDirectory(prefix=".unpacked-", dir=options.scratch)))
     split: str | None = options.extra["split"]
     episodes: str | None = options.extra["episodes"]
     tables = files.enter_context(open_tables(path, scratch, split))

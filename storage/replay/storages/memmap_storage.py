@@ -24,7 +24,6 @@ from tensordict import TensorDict, is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskError, SchemaError, UsageError, reason
 from ...durable import allocate, is_full, write_atomically
-from ...scratch import ScratchFolder
 from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
 from .tensor_storage import LazyTensorStorage
 
@@ -62,11 +61,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__init__(max_size, ndim=ndim, compilable=compilable)
         self._reserved = 0
         temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        #: Removes a temporary folder with the storage, also one of a process that was killed.
-        self._scratch = ScratchFolder() if scratch_dir is None and temporary else None
-        made = tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None and not temporary else scratch_dir
-        self.scratch_dir = Path(made if self._scratch is None else self._scratch.path).absolute()
-        if temporary and self._scratch is None:
+        made = tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None else scratch_dir
+        self.scratch_dir = Path(made).absolute()
+        if temporary:
             weakref.finalize(self, _remove, self.scratch_dir, os.getpid())
         self._occupied = self.scratch_dir.is_dir() and any(self.scratch_dir.iterdir()) and not existsok
         if (self.scratch_dir / DESCRIPTION).exists() and not self._occupied:
@@ -181,8 +178,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         return there
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_storage": None, "_counts": np.array(self._counts), "_scratch": None}
-        return {**state, "_mapped": self.initialized}
+        state = super().__getstate__()
+        return {**state, "_storage": None, "_counts": np.array(self._counts), "_mapped": self.initialized}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         mapped = state.pop("_mapped")

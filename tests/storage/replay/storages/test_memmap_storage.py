@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-import tempfile
 
 import pytest
 import torch
@@ -111,17 +110,6 @@ def test_temporary_files_go_with_the_storage(tmp_path):
         del storage
         assert folder.exists() is not wanted
     shutil.rmtree(folder)
-
-
-def test_temporary_files_of_a_killed_process_go_with_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    process = multiprocessing.get_context("fork").Process(target=write_and_die, args=(None,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 9
-    (left,) = tmp_path.glob("rbdata-*")
-    storage = LazyMemmapStorage(10)
-    assert list(tmp_path.glob("rbdata-*")) == [storage.scratch_dir] != [left]
 
 
 def test_files_of_another_size_are_refused(tmp_path):
