@@ -78,77 +78,35 @@ def damage_reported(name: str) -> Iterator[None]:
         # h5py raises many kinds of errors for data that it cannot read: types without an equivalent, dimensions, names.
         if isinstance(error, OSError) and error.errno:
             raise
-        check_not_open(name, error)
+        if "locking flag values" in str(error):
+            hint = "close it first: a program can open an HDF5 file again only with the same locking="
+            raise UsageError(f"{name} is open in this program", hint=hint) from error
         reason = str(error).partition("(")[2].rstrip(")") or str(error)
         message = f"{name} is not a whole HDF5 file: {reason or 'it cannot be read'}"
         raise CorruptSourceError(message, hint=REFETCH) from error
 
 
-def check_not_open(name: str, error: BaseException) -> None:
-    """Raise UsageError where HDF5 refuses a file because this program has it open (and reads it here)."""
-    if "locking flag values" in str(error):
-        hint = "close it first: a program can open an HDF5 file again only with the same locking="
-        raise UsageError(f"{name} is open in this program", hint=hint) from error
+def unread_part(group: Any, name: str) -> str:
+    """Why a member of a group (``h5py.Group``) is not read; "" where it is.
 
-
-def missing_part(group: Any, name: str) -> str:
-    """Why a member of a group (``h5py.Group``) has no values, or not its own; "" where it has.
-
-    Where a link leads nowhere HDF5 has an error that calls the file damaged; where the file or array of a virtual dataset is
-    missing, it reads zeros. What a link or a virtual dataset names must be in the folder of its file.
+    HDF5 reads zeros where the file or array of a virtual one is missing, and calls a file damaged whose links lead nowhere.
     """
     import h5py
 
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
-        target, problem = linked_file(group, link.filename)
-        if target is None:
-            return f"it is a link to {link.filename}, {problem}"
-    elif isinstance(link, h5py.SoftLink) and group.get(name) is None:
+        return f"it is a link to {link.filename}, and links to other files are not followed"
+    if isinstance(link, h5py.SoftLink) and group.get(name) is None:
         return "its link leads nowhere"
-    try:
-        item = group[name]
-    except KeyError:
-        return f"it is a link to {link.path} of {link.filename}, and leads nowhere"
+    item = group[name]
     if not isinstance(item, h5py.Dataset):
         return ""
     if problem := unknown_filter(item.id):
         return f"it is {problem}: h5repack -f GZIP=4 IN OUT repacks it"
-    if item.external:
-        return f"its values are in {item.external[0][0]}, which is not read: h5repack IN OUT puts them into the file"
-    for source in item.virtual_sources() if item.is_virtual else ():
-        target, problem = linked_file(item, source.file_name)
-        if target is None:
-            return f"its values are in {source.file_name}, {problem}"
-        with h5py.File(target, "r", locking=False) as file:
-            if source.dset_name.lstrip("/") not in file:
-                return f"its values are in {source.dset_name} of {source.file_name}, which is missing"
-            array, chosen = file[source.dset_name], source.src_space
-            if chosen.get_select_type() == h5py.h5s.SEL_ALL:
-                is_whole = array.size == source.vspace.get_select_npoints()
-            else:
-                ends = chosen.get_select_bounds()[1]
-                is_whole = len(ends) == len(array.shape) and all(end < size for end, size in zip(ends, array.shape))
-            if not is_whole:
-                return f"its values are in {source.dset_name} of {source.file_name}, whose shape is {array.shape}"
-            folder, _, last = source.dset_name.strip("/").rpartition("/")
-            if problem := missing_part(file[folder or "/"], last):
-                return problem
+    if item.external or item.is_virtual:
+        other = item.external[0][0] if item.external else item.virtual_sources()[0].file_name
+        return f"its values are in another file, {other}, which is not read: write them into this one"
     return ""
-
-
-def linked_file(item: Any, name: str) -> tuple[Path | None, str]:
-    """The file that a link or a virtual dataset names, as HDF5 looks for it; None and what is wrong with it."""
-    here = Path(item.file.filename)
-    if name == ".":
-        return here, ""
-    tries = [Path(name), here.parent / Path(name).name] if Path(name).is_absolute() else [here.parent / name]
-    found = next((one for one in tries if one.is_file()), None)
-    if found is None:
-        return None, "which is missing"
-    if not found.resolve().is_relative_to(here.parent.resolve()):
-        return None, "which is in another folder, and is not read: copy it to this one"
-    return found, ""
 
 
 def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str, h5py.Dataset]]:

@@ -127,8 +127,5 @@ def _why_not_a_frame(view: memoryview) -> str:
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", view[16:29])
     if (width, height, depth, colour, interlaced) == (SIDE, SIDE, 8, 0, 0):
         return "the header of the PNG is damaged"
-    kind = _COLOURS.get(colour, f"colour type {colour}")
-    return (
-        f"the PNG is {width}x{height}, {depth}-bit {kind}{', interlaced' if interlaced else ''}; "
-        f"frames are {SIDE}x{SIDE}, 8-bit grey"
-    )
+    about = f"the PNG is {width}x{height}, {depth}-bit {_COLOURS.get(colour, f'colour type {colour}')}"
+    return f"{about}; frames are {SIDE}x{SIDE}, 8-bit grey, not interlaced"

@@ -20,8 +20,9 @@ The payload is an Example in protocol buffer wire format: named lists of bytes, 
     Int64List        1: int64, repeated, packed or not
 
 Formats: https://protobuf.dev/programming-guides/encoding and tensorflow/core/example/{example,feature}.proto. As the format
-asks: unknown fields are skipped, the last of several values of one key counts, the parts of a repeated field may come in
-several pieces, packed and unpacked mixed. Byte strings come out as views of the record, so frames are not copied.
+asks, unknown fields are skipped (groups, which are obsolete, are refused), the last of several values of one key counts, and
+the parts of a repeated field may come in several pieces, packed and unpacked mixed. Byte strings come out as views of the
+record, so frames are not copied.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -46,11 +47,13 @@ _LONGEST_RECORD = 1 << 27
 _MASK = 0xA282EAD8
 #: A list of byte strings, or an array: float32 or int64 ``[n]``.
 Value: TypeAlias = "list[memoryview] | np.ndarray"
+Item = TypeVar("Item")
 
-_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
+#: Wire types, and the kinds of lists.
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_STRINGS, _FLOATS, _INTEGERS = 1, 2, 3
 _LONGEST_VARINT = 10
-_DEEPEST = 64
-#: Values of all features, and features, of one example. An episode of 27,000 rows has 135,000 values.
+#: Values of a feature, and features, of one example.
 MOST_VALUES, _MOST_FEATURES = 1 << 19, 1 << 10
 #: Bytes of a packed field that are decoded at a time: a number of one byte takes fifty meanwhile.
 _VARINT_BYTES = 1 << 20
@@ -98,6 +101,7 @@ def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
         source = _Source(iter(lambda: file.read(_PIECE), b""))
         for number, offset, length, where in _heads(source, name, ""):
             if length > size - offset:
@@ -105,15 +109,8 @@ def read_mapped_records(path: Path, name: str) -> Iterator[Record]:
                     f"{where} is cut short: {size - offset - 12} of {length + 4} bytes are there", hint=_DAMAGED
                 )
             _check_content(source, length, where, lambda piece: None)
-            yield Record(number, offset, _mapped(file, offset + 12, length))
-
-
-def _mapped(file: BinaryIO, offset: int, length: int) -> memoryview:
-    before = offset % mmap.ALLOCATIONGRANULARITY
-    # Including the checksum after it: a record may be empty, a map may not.
-    size = before + length + 4
-    content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=offset - before)
-    return memoryview(content)[before : before + length]
+            yield Record(number, offset, content[offset + 12 : offset + 12 + length])
+            drop_pages(content)
 
 
 def drop_pages(view: memoryview) -> None:
@@ -198,8 +195,8 @@ def parse_example(payload: bytes | bytearray | memoryview) -> dict[str, Value]:
     Integers are int64; those written as unsigned with the highest bit set come out as the negative number of the same
     bits (``array.view("uint64")`` undoes it).
     """
-    lists, budget = Lists(payload), _Budget(MOST_VALUES)
-    return {name: _feature(data, budget, budget) for name, data in lists.encoded.items()}
+    lists = Lists(payload)
+    return {name: lists.value(name) for name in lists.encoded}
 
 
 class Lists:
@@ -213,105 +210,74 @@ class Lists:
     def __init__(self, payload: bytes | bytearray | memoryview) -> None:
         #: The encoded lists by name.
         self.encoded: dict[str, memoryview] = {}
-        budget = _Budget(MOST_VALUES)
-        for features in _ones(memoryview(payload), budget):
-            for entry in _ones(features, budget):
-                name = value = memoryview(b"")
-                for number, part in _messages(entry, budget):
-                    if number == 1:
-                        name = part
-                    elif number == 2:
-                        value = part
+        for features in _ones(memoryview(payload)):
+            for entry in _ones(features):
+                parts = dict(_messages(entry))
                 try:
-                    self.encoded[str(name, "utf-8")] = value
+                    self.encoded[str(parts.get(1, b""), "utf-8")] = parts.get(2, memoryview(b""))
                 except UnicodeDecodeError as error:
                     raise WireError("a feature name is not text") from error
                 if len(self.encoded) > _MOST_FEATURES:
                     raise WireError(f"it has more than {_MOST_FEATURES} features")
 
+    def value(self, name: str) -> Value:
+        """The byte strings of a feature, or its numbers, here at most `MOST_VALUES` too."""
+        kind, _ = self._list(name)
+        if kind in (0, _STRINGS):
+            return self.strings(name)
+        pieces, found = [np.empty(0, np.float32 if kind == _FLOATS else np.int64)], 0
+        for piece in self.numbers(name):
+            pieces.append(piece)
+            found += len(piece)
+            if found > MOST_VALUES:
+                raise WireError(f"it has more than {MOST_VALUES} values")
+        return np.concatenate(pieces)
+
     def strings(self, name: str) -> list[memoryview]:
         """The byte strings of a feature, none for an empty one. Raises KeyError, WireError."""
-        kind, lists = _lists(self.encoded[name], budget := _Budget(MOST_VALUES))
-        if kind not in (0, 1):
+        kind, parts = self._list(name)
+        if kind not in (0, _STRINGS):
             raise WireError("it is a list of numbers")
-        return list(_strings(lists, budget))
+        return list(_limited(item for part in parts for item in _ones(part)))
 
     def numbers(self, name: str) -> Iterator[np.ndarray]:
         """The numbers of a feature in pieces, int64 or float32 ``[n]``; none for an empty one. Raises KeyError, WireError."""
-        data = self.encoded[name]
-        kind, lists = _lists(data, budget := _Budget(MOST_VALUES))
-        if kind == 1 and any(True for _ in _strings(lists, budget)):
+        kind, parts = self._list(name)
+        if kind == _STRINGS and any(True for part in parts for _ in _ones(part)):
             raise WireError("it is a list of byte strings")
-        decode = {2: _floats, 3: _integers}.get(kind)
-        return (piece for part in lists for piece in decode(part, budget, _Budget(len(data)))) if decode else iter(())
+        decode = {_FLOATS: _floats, _INTEGERS: _integers}.get(kind)
+        return _limited(piece for part in parts for piece in decode(part)) if decode else iter(())
+
+    def _list(self, name: str) -> tuple[int, list[memoryview]]:
+        """The kind of a feature's list (0: none), and the parts of the list; of several kinds the last one counts."""
+        kind, parts = 0, list[memoryview]()
+        for number, part in _messages(self.encoded[name]):
+            if number in (_STRINGS, _FLOATS, _INTEGERS):
+                kind, parts = number, [*(parts if number == kind else []), part]
+        return kind, parts
 
 
-class _Budget:
-    """Values and fields that one example may still have: each takes a hundred bytes, and two in the record."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    def spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
+def _limited(values: Iterator[Item]) -> Iterator[Item]:
+    for number, value in enumerate(values, 1):
+        if number > MOST_VALUES:
             raise WireError(f"it has more than {MOST_VALUES} values")
+        yield value
 
 
-def _feature(data: memoryview, budget: _Budget, numbers: _Budget) -> Value:
-    """The list of a feature; ``numbers`` is the budget of those that are packed."""
-    kind, lists = _lists(data, budget)
-    if kind == 2:
-        return _joined([piece for part in lists for piece in _floats(part, budget, numbers)], np.float32)
-    if kind == 3:
-        return _joined([piece for part in lists for piece in _integers(part, budget, numbers)], np.int64)
-    return list(_strings(lists, budget))
-
-
-def _lists(data: memoryview, budget: _Budget) -> tuple[int, list[memoryview]]:
-    """The kind of a feature's list (byte strings 1, floats 2, integers 3, none 0), and the parts of the list."""
-    kind, lists = 0, list[memoryview]()
-    for number, part in _messages(data, budget):
-        if number not in (1, 2, 3):
-            continue
-        if number != kind:
-            kind, lists = number, []  # of a "one of", the last one counts
-        lists.append(part)
-    return kind, lists
-
-
-def _strings(lists: Iterable[memoryview], budget: _Budget) -> Iterator[memoryview]:
-    return (item for part in lists for item in _ones(part, budget))
-
-
-def _joined(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
-    if len(pieces) == 1:
-        return pieces[0].astype(dtype)
-    return np.concatenate(pieces).astype(dtype) if pieces else np.empty(0, dtype)
-
-
-def _floats(data: memoryview, budget: _Budget, numbers: _Budget) -> Iterator[np.ndarray]:
-    for number, wire, value in _fields(data, budget):
-        if number != 1:
-            continue
-        if (wire == _BYTES and len(value) % 4 == 0) or wire == _FIXED32:
-            numbers.spend(len(value) // 4)
+def _floats(data: memoryview) -> Iterator[np.ndarray]:
+    for number, wire, value in _fields(data):
+        if number == 1:
+            if wire not in (_BYTES, _FIXED32) or len(value) % 4:
+                raise WireError("a list of floats holds something else")
             yield np.frombuffer(value, "<f4")
-        else:
-            raise WireError("a list of floats holds something else")
 
 
-def _integers(data: memoryview, budget: _Budget, numbers: _Budget) -> Iterator[np.ndarray]:
-    for number, wire, value in _fields(data, budget):
-        if number != 1:
-            continue
-        if wire not in (_BYTES, _VARINT):
-            raise WireError("a list of integers holds something else")
-        for piece in _varint_pieces(value):
-            numbers.spend(len(piece) // _LONGEST_VARINT)
-            found = decode_varints(piece)
-            numbers.spend(len(found) - len(piece) // _LONGEST_VARINT)
-            yield found
+def _integers(data: memoryview) -> Iterator[np.ndarray]:
+    for number, wire, value in _fields(data):
+        if number == 1:
+            if wire not in (_BYTES, _VARINT):
+                raise WireError("a list of integers holds something else")
+            yield from map(decode_varints, _varint_pieces(value))
 
 
 def _varint_pieces(data: memoryview) -> Iterator[memoryview]:
@@ -352,67 +318,37 @@ def decode_varints(data: memoryview) -> np.ndarray:
 # -- wire format -----------------------------------------------------------------------------------------------------
 
 
-def _messages(data: memoryview, budget: _Budget) -> Iterator[tuple[int, memoryview]]:
+def _messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """The length-delimited fields of a message: (field number, content)."""
-    return ((number, value) for number, wire, value in _fields(data, budget) if wire == _BYTES)
+    return ((number, value) for number, wire, value in _fields(data) if wire == _BYTES)
 
 
-def _ones(data: memoryview, budget: _Budget) -> Iterator[memoryview]:
-    return (value for number, value in _messages(data, budget) if number == 1)
+def _ones(data: memoryview) -> Iterator[memoryview]:
+    return (value for number, value in _messages(data) if number == 1)
 
 
-def _fields(data: memoryview, budget: _Budget) -> Iterator[tuple[int, int, memoryview]]:
-    """All fields of a message: (field number, wire type, content); groups are passed over."""
-    at, end = 0, len(data)
-    while at < end:
+def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """All fields of a message: (field number, wire type, content)."""
+    at = found = 0
+    while at < len(data):
         tag, at = data[at], at + 1
         if tag >= 0x80:  # most are one byte
             tag, at = read_varint(data, at - 1)
-        number, wire = tag >> 3, tag & 7
-        if not number:
-            raise WireError("a field has number 0")
-        if wire == _GROUP:
-            at = _skip_group(data, at, number, budget)
-            continue
-        budget.spend(1)
-        begin, at = _extent(data, at, wire)
-        yield number, wire, data[begin:at]
-
-
-def _extent(data: memoryview, at: int, wire: int) -> tuple[int, int]:
-    """Where the content of a field begins and ends."""
-    begin = at
-    if wire == _BYTES:
-        length, begin = read_varint(data, at)
-        at = begin + length
-    elif wire == _VARINT:
-        _, at = read_varint(data, at)
-    elif wire in (_FIXED32, _FIXED64):
-        at += 4 if wire == _FIXED32 else 8
-    else:
-        raise WireError(f"a field has wire type {wire}")
-    if at > len(data):
-        raise WireError("a field reaches beyond its message")
-    return begin, at
-
-
-def _skip_group(data: memoryview, at: int, group: int, budget: _Budget) -> int:
-    """The position after a group, an obsolete way to nest messages."""
-    open_groups = [group]
-    while open_groups:
-        budget.spend(1)
-        tag, at = read_varint(data, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == _GROUP:
-            open_groups.append(number)
-            if len(open_groups) > _DEEPEST:
-                raise WireError("groups are nested too deeply")
-        elif wire == _END_GROUP:
-            if open_groups.pop() != number:
-                raise WireError("a group ends that has not begun")
+        begin, wire = at, tag & 7
+        if wire == _BYTES:
+            length, begin = read_varint(data, at)
+            at = begin + length
+        elif wire == _VARINT:
+            _, at = read_varint(data, at)
+        elif wire in (_FIXED32, _FIXED64):
+            at += 4 if wire == _FIXED32 else 8
         else:
-            _, at = _extent(data, at, wire)
-    return at
+            raise WireError(f"a field has wire type {wire}")
+        found += 1
+        if tag < 8 or at > len(data) or found > MOST_VALUES:
+            what = "a field has number 0" if tag < 8 else "a field reaches beyond its message"
+            raise WireError(what if found <= MOST_VALUES else f"it has more than {MOST_VALUES} values")
+        yield tag >> 3, wire, data[begin:at]
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:

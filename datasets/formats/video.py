@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError
-from ...storage.durable import open_plain
 from .limits import REFETCH, check_row_bytes
 
 #: Bytes of decoded frames that are given at a time.
@@ -53,7 +52,6 @@ class Video:
         self._path, self.name, self._pixels = path, name, pixels
         #: One for all frames: setting up the conversion of a frame takes longer than a small frame.
         self._converter = VideoReformatter()
-        self._check_boxes()
         self._open()
         times, is_key = array("q"), bytearray()
         with self._sound("the file"):
@@ -117,21 +115,6 @@ class Video:
         self._decoded: Iterator[Any] = iter(self._container.decode(self._stream))
         #: The frame that is decoded next, and whether decoding began at a frame other than the first.
         self._next, self._sought = 0, False
-
-    def _check_boxes(self) -> None:
-        """Raise CorruptSourceError for an MP4 that is cut short, which FFmpeg may read all the same (ISO/IEC 14496-12, 4.2)."""
-        size, at = self._path.stat().st_size, 0
-        with open_plain(self._path, "rb", follow=True) as file:
-            while at + 8 <= size:
-                file.seek(at)
-                head = file.read(16)
-                if not at and head[4:8] != b"ftyp":
-                    return  # another container
-                length = int.from_bytes(head[:4], "big")
-                length = int.from_bytes(head[8:16], "big") if length == 1 else length or size - at
-                at += max(8, length)
-        if at != size:
-            raise self._corrupt("it is cut short")
 
     def _seek(self, low: int) -> None:
         """Have the decoder begin at frame ``low`` or before."""

@@ -31,7 +31,7 @@ from ....errors import CorruptSourceError, DiskError, ObjectNotFoundError, Usage
 from ....storage.durable import is_about_reader, is_full
 from ....storage.tensordict_folder import read_json, read_memmap
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, open_parquet, require_pyarrow
-from ...formats.hdf5 import damage_reported, missing_part
+from ...formats.hdf5 import damage_reported, unread_part
 from ...formats.packed import ZipArchive
 from ...ingest.request import parse_numbers, select_numbered
 from ...ingest.spaces import as_array
@@ -600,8 +600,8 @@ def _tianshou_tables(group: Any, members: Mapping[str, Any], files: Hdf5Files, p
 
 
 def _members(group: Any) -> dict[str, Any]:
-    """The groups and arrays of a group by name; for one that is not there, a text that says why: a link leads nowhere."""
-    return {name: missing_part(group, name) or group[name] for name in group}
+    """The groups and arrays of a group by name; for one that is not read, a text that says why."""
+    return {name: unread_part(group, name) or group[name] for name in group}
 
 
 def _beside_data(members: Mapping[str, Any], where: str) -> dict[str, str]:
