@@ -93,8 +93,8 @@ def torchrl(source: Path, dest: Path, procs: int, chunksize: int | None) -> int:
 def ours_in_turn(source: Path, fn: str, root: Path, rounds: int, args: dict[str, Any]) -> dict[int, list[float]]:
     """Seconds of runs by one process and by two, in turn, all of them up before: what longer runs converge to."""
     from rbdata.datasets.workers.local_engine import LocalEngine
-    from rbdata.preprocess.driver import preprocess
     from rbdata.preprocess.request import Request
+    from rbdata.preprocess.run import preprocess
 
     engines = {procs: LocalEngine(procs) for procs in (1, 2)}
     seconds: dict[int, list[float]] = {procs: [] for procs in engines}

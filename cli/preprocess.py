@@ -109,10 +109,10 @@ def run(
     A function takes and returns a TensorDict in TED, TorchRL's Episode Data format. It may change keys and shapes, in the same
     way for all batches. An interrupted run continues when the same command is run again.
     """
-    from ..preprocess.driver import preprocess
     from ..preprocess.function import parse_arguments
     from ..preprocess.interface import make_request
     from ..preprocess.request import ReadOptions
+    from ..preprocess.run import preprocess
     from .report import Result, finish, this_command, work
 
     selected = any(one is not None for one in (episodes, min_return, top, shuffle_episodes))
@@ -187,52 +187,48 @@ def _show_dry_run(outcome: Preprocessed) -> None:
         return
     if out.quiet:
         return
-    probe = found.probe
     out.table(_TREE, _rows(found))
     if out.on_terminal:
         out.line()
     facts = [
         Fact("functions", ", ".join(found.functions)),
         Fact("per", found.per),
-        Fact("tried", _tried(found), probe.steps_in),
+        Fact("tried", _tried(found), found.steps_in),
         Fact("steps", f"about {amounts.count(estimate.steps)}", estimate.steps),
         Fact("size", f"about {amounts.size(estimate.disk_bytes)}", estimate.disk_bytes),
         Fact("time", f"about {amounts.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
     ]
     out.facts(facts)
-    for name, number in probe.nans.items():
+    for name, number in found.nans.items():
         out.warn(f"{amounts.count(number)} new NaN values in {name}")
     out.hint("run the command without --dry-run")
 
 
 def _tried(found: DryRun) -> str:
-    probe = found.probe
-    words = f"{amounts.plural(probe.steps_in, 'step')} in {amounts.duration(found.seconds)}"
-    if probe.steps_out != probe.steps_in:
-        words += f", {amounts.count(probe.steps_out)} returned"
-    return words + (f", {amounts.plural(probe.dropped, 'episode')} dropped" if probe.dropped else "")
+    words = f"{amounts.plural(found.steps_in, 'step')} in {amounts.duration(found.seconds)}"
+    if found.steps_out != found.steps_in:
+        words += f", {amounts.count(found.steps_out)} returned"
+    return words + (f", {amounts.plural(found.dropped, 'episode')} dropped" if found.dropped else "")
 
 
 def _rows(found: DryRun) -> list[tuple[Any, ...]]:
-    probe = found.probe
-    names = sorted(probe.before.keys() | found.after.keys(), key=lambda name: (name.startswith("next/"), name))
+    names = sorted(found.before.keys() | found.after.keys(), key=lambda name: (name.startswith("next/"), name))
     rows: list[tuple[Any, ...]] = []
     for name in names:
-        before, after = probe.before.get(name), found.after.get(name)
+        before, after = found.before.get(name), found.after.get(name)
         dtype, shape = after or before or ("", ())
         if before is None or after is None:
             change = "new" if before is None else "dropped"
         elif after != before:
             change = f"was {before[0]} {list(before[1])}"
         else:
-            unchanged = "same type" if probe.changed is None else "unchanged"
-            change = "changed" if name in (probe.changed or ()) else unchanged
+            unchanged = "same type" if found.changed is None else "unchanged"
+            change = "changed" if name in (found.changed or ()) else unchanged
         rows.append((name, dtype, str(list(shape)), change, found.stored.get(name)))
     return rows
 
 
 def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[str, Any]:
-    probe = found.probe
 
     def tree(shapes: Any) -> list[dict[str, Any]]:
         return [{"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in shapes.items()]
@@ -242,13 +238,13 @@ def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[st
         "path": str(outcome.path),
         "functions": list(found.functions),
         "per": found.per,
-        "input": tree(probe.before),
+        "input": tree(found.before),
         "output": tree(found.after),
         "stored": dict(found.stored),
-        "steps_tried": probe.steps_in,
-        "steps_returned": probe.steps_out,
-        "episodes_dropped": probe.dropped,
-        "nans": dict(probe.nans),
+        "steps_tried": found.steps_in,
+        "steps_returned": found.steps_out,
+        "episodes_dropped": found.dropped,
+        "nans": dict(found.nans),
         "seconds": round(found.seconds, 3),
         "estimated": {
             "steps": estimate.steps,

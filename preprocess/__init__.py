@@ -4,9 +4,9 @@ A chunk passes through these modules:
 
     request    what the user asks for, bound to its input and cut into `chunks`
     function   the functions: identified, found and checked (built-in ones: `functions`)
-    planning   computes statistics over all data; tries the functions on the first steps, which decides the `layout`
+    run        has workers compute statistics over all data, try the functions on the first steps, which decides the `layout`,
+               and make the parts; these become a dataset: episode table, manifest with `lineage`
     worker     reads a chunk and calls the functions (`apply`), checks the `result`, writes a part
-    driver     runs all of this; the parts become a dataset: episode table, manifest with `lineage`
 
 ``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
 """

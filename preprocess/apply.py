@@ -13,12 +13,11 @@ at the edges of its episodes, not of slices.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -29,20 +28,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, SchemaError, is_interrupt, reason
-from ..storage.codecs import codec_of
+from ..storage.codecs.codec import Rows
 from ..storage.dataset import Dataset
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
-from .chunks import FIRST, LAST, Chunk, split, step_range, view_episodes
+from .chunks import Chunk, split, step_range, view_episodes
 from .function import EPISODE, STEP, Function, check_unedited, load_functions
 from .layout import observation_pairs
 from .request import ReadOptions, RunConfig
 from .result import (
     Columns,
-    ResultCounts,
-    SourceRows,
-    SourceStates,
-    as_bytes,
+    Tally,
     as_stored,
     bookkeeping_of,
     check_batch,
@@ -52,7 +48,9 @@ from .result import (
     copied,
     count_nans,
     dtype_name,
+    identical,
     leaves_of,
+    runs_of,
     shapes_of,
 )
 
@@ -60,43 +58,84 @@ from .result import (
 KEPT_BYTES = 128 << 20
 
 
+class Stored(NamedTuple):
+    """State rows of the input, ``values`` ``[n, ...]``; the first is number ``first`` of ``rows``. None: not decoded."""
+
+    rows: Rows
+    first: int
+    values: torch.Tensor | None
+
+
+@dataclass
+class Source:
+    """What the steps of a batch are in the input.
+
+    ``steps``: their step leaves, as they are mapped. ``states``: state leaves, of which each step begins with row ``place``
+    (int64 ``[steps]``) and ends with the row after it.
+    """
+
+    steps: Columns
+    place: torch.Tensor
+    states: dict[str, Stored]
+
+    def unchanged(self, columns: Columns, paths: Iterable[str]) -> set[str]:
+        """Those of the paths whose rows in a result of the same steps have the bits that they have in the input."""
+        return {path for path in paths if self._is_unchanged(path, columns.get(path))}
+
+    def _is_unchanged(self, path: str, rows: torch.Tensor | None) -> bool:
+        name = path.removeprefix("next/")
+        stored = self.states.get(name)
+        if stored is None or stored.values is None:
+            before = self.steps.get(path)
+            return stored is not None or (rows is not None and before is not None and identical(rows, before))
+        if rows is None or (rows.dtype, rows.shape[1:]) != (stored.values.dtype, stored.values.shape[1:]):
+            return False
+        done, shift = 0, int(path != name)
+        for first, last in runs_of(self.place):  # without a copy of the rows
+            count = last - first
+            if not identical(rows[done : done + count], stored.values[first + shift : last + shift]):
+                return False
+            done += count
+        return True
+
+
 class InputView:
-    """A dataset as functions get it. The tensors that it returns are copies, which functions may modify."""
+    """A dataset as functions get it."""
 
     def __init__(self, dataset: Dataset, num_frames: int | None, options: ReadOptions) -> None:
         self.dataset, self.options = dataset, options
         self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
         self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 
-    def read(self, start: int, stop: int) -> TensorDict:
-        """Steps ``start..stop-1`` as TED, batch ``[stop - start]``; no two tensors share memory."""
-        steps = torch.arange(start, stop, device="cpu")
-        td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[start:stop]
-        return self._truncate_added_ends(td, steps)
+    def read(self, steps: torch.Tensor) -> TensorDict:
+        """Steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
+        from ..storage.replay.loading import read_steps
 
-    def read_scattered(self, steps: torch.Tensor) -> TensorDict:
-        """Steps in any order, as ``read`` returns them."""
-        td = self._read_with_neighbours(steps) if self.options.reads_neighbours else self.dataset[steps]
-        return self._truncate_added_ends(td, steps)
+        options = self.options
+        if options.reads_neighbours:
+            td = read_steps(self.dataset, steps, options.frame_stack, options.n_step, options.gamma)
+        else:
+            td = self.dataset[steps]
+        for path, rows in self._added(steps, lambda path: td.get(tuple(path.split("/")))).items():
+            td.set(tuple(path.split("/")), rows)
+        return td
 
-    def read_stored(self, start: int, stop: int, undecoded: Collection[str]) -> tuple[TensorDict, SourceStates | None]:
-        """The step leaves of ``start..stop-1``, and the states of these steps as they are stored, once each.
-
-        The rows of leaves in ``undecoded`` are not read. Only if steps are read without their neighbours.
-        """
-        steps = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "step"}
-        td = nest({name: rows.block(start, stop).clone() for name, rows in steps.items()}, (stop - start,))
-        td = self._truncate_added_ends(td, torch.arange(start, stop, device="cpu"))
-        states = {name: rows for name, rows in self.dataset.rows.items() if rows.leaf.kind == "state"}
-        if not states:
-            return td, None
+    def source(self, start: int, stop: int, undecoded: Collection[str] = ()) -> Source:
+        """Steps ``start..stop-1`` as they are stored. State leaves in ``undecoded`` are not read, and none are where steps
+        depend on others."""
+        leaves = self.dataset.rows.items()
+        steps = {name: rows.block(start, stop) for name, rows in leaves if rows.leaf.kind == "step"}
+        steps |= self._added(torch.arange(start, stop, device="cpu"), steps.__getitem__)
+        states = {name: rows for name, rows in leaves if rows.leaf.kind == "state"}
+        if not states or self.options.reads_neighbours:
+            return Source(steps, torch.arange(stop - start, device="cpu"), {})
         numbers = self.dataset.state_numbers(start, stop)
         first, end = int(numbers[0]), int(numbers[-1]) + 2
-        leaves = {
-            name: SourceRows(rows, first, None if name in undecoded else rows.block(first, end))
+        read = {
+            name: Stored(rows, first, None if name in undecoded else rows.block(first, end))
             for name, rows in states.items()
         }
-        return td, SourceStates(numbers - first, leaves)
+        return Source(steps, numbers - first, read)
 
     def release(self) -> None:
         """Release the pages of the files that were read, which count as memory of this process.
@@ -110,61 +149,43 @@ class InputView:
             for part in mapped:
                 release_pages(part)
 
-    def _read_with_neighbours(self, steps: torch.Tensor) -> TensorDict:
-        from ..storage.replay.loading import read_steps
-
-        options = self.options
-        return read_steps(self.dataset, steps, options.frame_stack, options.n_step, options.gamma)
-
-    def _truncate_added_ends(self, td: TensorDict, steps: torch.Tensor) -> TensorDict:
-        """The steps, truncated where an episode of the view ends and the episode of the dataset continues."""
+    def _added(self, steps: torch.Tensor, get: Callable[[str], torch.Tensor]) -> Columns:
+        """The flags of steps of which some are truncated: an episode of the view ends there, and goes on in the dataset."""
         ends = self._added_ends
         low, high = np.searchsorted(ends, [int(steps.min()), int(steps.max()) + 1])
-        if low < high:
-            is_end = torch.isin(steps, torch.from_numpy(ends[low:high]))
-            mask = is_end.view(-1, 1) & ~td.get(("next", "terminated"))
-            for name in ("truncated", "done"):
-                td.set(("next", name), td.get(("next", name)) | mask)
-        return td
+        if low == high:
+            return {}
+        is_end = torch.isin(steps, torch.from_numpy(ends[low:high])).view(-1, 1) & ~get("next/terminated")
+        return {path: get(path) | is_end for path in ("next/truncated", "next/done")}
 
 
 @dataclass
 class ResultBatch:
-    """The result of some steps: ``columns`` ``[rows, ...]``, empty where every episode was dropped.
+    """The result of some steps, empty where every episode was dropped.
 
-    ``dones``: the done rows of each episode of the view, from episode ``first`` on; ``lost_edges``: FIRST and LAST of each.
-    ``source``: the states of the input that the rows may equal; None if there are none. ``where`` describes the steps in
-    messages.
+    ``columns`` ``[rows, ...]``; ``cut``, ``midway`` bool ``[rows]``: the recording ends after this step; an episode begins
+    there whose beginning is missing. ``source``: the steps of the input that the rows are made of, if there are as many.
+    ``where`` describes them in messages.
     """
 
     where: str
     columns: Columns
-    first: int
-    dones: np.ndarray
-    steps_in: int
-    source: SourceStates | None
-    lost_edges: np.ndarray | None = None
-
-    def digest(self) -> bytes:
-        """Of all values and their types."""
-        made = hashlib.blake2b()
-        for path, rows in self.columns.items():
-            made.update(f"{path} {rows.dtype} {list(rows.shape)}".encode())
-            made.update(as_bytes(rows).data)
-        return made.digest()
+    cut: torch.Tensor
+    midway: torch.Tensor
+    source: Source | None
 
 
 class InputSteps(NamedTuple):
     """The steps of one input: their numbers ``steps``, int64 ``[n]``, of a whole episode its first step.
 
-    ``ends``: the rows where an episode ends; None for a whole episode. ``where`` describes the steps in messages, ``counts``
+    ``ends``: the rows where an episode ends; None for a whole episode. ``where`` describes the steps in messages, ``tally``
     counts over the results.
     """
 
     steps: torch.Tensor | int
     ends: torch.Tensor | None
     where: str
-    counts: ResultCounts
+    tally: Tally
 
 
 class Piece(NamedTuple):
@@ -181,9 +202,9 @@ class Applier:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.view = InputView(config.open(), config.num_frames, config.read_options)
-        self.chain = load_functions(config.functions, config.args, config.code)
-        check_unedited(config.functions, config.code, config.records)
+        self.view = InputView(config.open(), config.request.num_frames, config.request.read_options)
+        self.chain = load_functions(config.request.functions, config.request.args, config.code)
+        check_unedited(config.request.functions, config.code, config.records)
         for fn, statistics in zip(self.chain, config.statistics):
             fn.resolve(config.code)
             fn.statistics = statistics
@@ -198,10 +219,14 @@ class Applier:
     def _mapped(self) -> int:
         """How many functions at the beginning of the chain are applied to states, judged by the first row or episode."""
         config = self.config
-        if config.read_options.reads_neighbours or config.chain.per == "sample" or not self.view.dataset.schema.states:
+        if (
+            config.request.read_options.reads_neighbours
+            or config.chain.per == "sample"
+            or not self.view.dataset.schema.states
+        ):
             return 0
         stop = int(self.view.episodes.starts[1]) if config.whole_episodes else 1
-        td: Any = self.view.read(0, stop)
+        td: Any = self.view.read(torch.arange(stop, device="cpu"))
         for number, fn in enumerate(self.chain):
             with self.guard(fn.name, self._describe(0, stop)):
                 if fn.traits is None or not fn.traits.applies_to_states(td, **fn.args):
@@ -209,41 +234,75 @@ class Applier:
                 td = fn(td, self.generator)
         return len(self.chain)
 
-    def apply(self, chunk: Chunk, counts: ResultCounts, undecoded: Collection[str] = ()) -> Iterator[ResultBatch]:
-        """The results of all functions for the batches of a chunk. Their counts are added to ``counts``.
+    def split(self, chunk: Chunk) -> list[Chunk]:
+        """The batches of a chunk: what is read at a time."""
+        return split(chunk, self.view.episodes, self.config.batch, self.config.whole_episodes)
 
-        Functions do not get the state leaves ``undecoded``.
-        """
-        config, episodes = self.config, self.view.episodes
+    def apply(self, span: Chunk, tally: Tally, undecoded: Collection[str] = ()) -> ResultBatch:
+        """The result of all functions for a batch, or for some episodes; they do not get the state leaves ``undecoded``."""
         mapped = 0 if undecoded else self._mapped
-        apply = self._apply_to_episodes if config.whole_episodes else self._apply_to_batch
-        for span in split(chunk, episodes, config.batch, config.whole_episodes):
-            td, source = self._read(span, mapped, undecoded)
-            yield apply(td, span, source, self.chain[mapped:], counts)
+        whole, chain = self.config.whole_episodes, self.chain[mapped:]
+        source: Source | None
+        td, source = self._read(span, mapped, undecoded)
+        nans = count_nans(leaves_of(td))  # before a function changes it
+        cut, midway = self._edges(span)
+        pieces: list[tuple[Columns, torch.Tensor, torch.Tensor]] = []
+        places: list[torch.Tensor] = []
+        for given, at in self._inputs_of(td, span, tally):
+            first = int(at.steps) - span.start if whole else 0
+            last, kept = first + len(given) - 1, len(pieces)
+            rewards = given.get(("next", "reward")).double() if whole else None
+            for columns, piece in self._results(given, at, chain):
+                if not whole:
+                    pieces.append((columns, cut, midway))
+                    continue
+                if pieces:
+                    check_same(columns, shapes_of(pieces[0][0]), self.name, at.where)
+                edges = torch.zeros(2, len(columns["next/done"]), dtype=torch.bool, device="cpu")
+                edges[0, -1] = cut[last] & piece.is_last
+                edges[1, 0] = midway[first] & piece.is_first
+                pieces.append((copied(columns) if chain and chain[-1].is_own else columns, *edges))
+            made = pieces[kept:]
+            if rewards is not None:
+                _compare_returns(rewards, [columns for columns, _, _ in made], tally)
+            if source is not None and made:
+                is_whole = sum(len(cuts) for _, cuts, _ in made) == len(given)
+                places.append(source.place[first : last + 1])
+                source = source if is_whole else None
+        where = self._describe(span.start, span.stop)
+        if not pieces:
+            return ResultBatch(where, {}, cut[:0], midway[:0], None)
+        columns, cut, midway = pieces[0]
+        if len(pieces) > 1:
+            columns = {path: torch.cat([columns[path] for columns, _, _ in pieces]) for path in columns}
+            cut, midway = torch.cat([cut for _, cut, _ in pieces]), torch.cat([midway for _, _, midway in pieces])
+        tally.add_nans(columns, nans)
+        ended = columns["next/truncated"] & ~columns["next/terminated"]
+        if source is not None:
+            source.place = torch.cat(places)
+        return ResultBatch(where, columns, cut & ended.view(-1), midway, source)
 
     def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
         """The inputs of function ``count`` for a chunk, by batches or episodes, with a description of each."""
-        config = self.config
         # The next function ignores observations as well: they need not be read.
-        ignored = [leaf.name for leaf in self.view.dataset.schema.states] if count < config.ignoring else []
-        for span in split(chunk, self.view.episodes, config.batch, config.whole_episodes):
+        ignored = [leaf.name for leaf in self.view.dataset.schema.states] if count < self.config.ignoring else []
+        for span in self.split(chunk):
             td, _ = self._read(span, 0, ignored)
-            for piece, at in self._inputs_of(td, span, ResultCounts()):
+            for piece, at in self._inputs_of(td, span, Tally()):
                 for given in self._through(piece, at, self.chain[:count]):
                     yield given.td, at.where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         self._seed(int(steps[0]))
-        td = self.view.read_scattered(steps)
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
-        no_ends = torch.zeros(0, dtype=torch.int64, device="cpu")
-        ((columns, _),) = self._results(td, InputSteps(steps, no_ends, where, ResultCounts()), self.chain)
+        at = InputSteps(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where, Tally())
+        ((columns, _),) = self._results(self.view.read(steps), at, self.chain)
         return columns
 
     def _seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
-        seed = int(np.random.SeedSequence([self.config.seed, step]).generate_state(1, np.uint64)[0])
+        seed = int(np.random.SeedSequence([self.config.request.seed, step]).generate_state(1, np.uint64)[0])
         self.generator.manual_seed(seed >> 1)
         torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes a hundred times as long
         if torch.cuda.is_initialized():
@@ -253,21 +312,17 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, SourceStates | None]:
-        """Steps to which the first ``mapped`` functions have been applied, and the states that are still as stored."""
-        if self.config.read_options.reads_neighbours:
-            return self.view.read(span.start, span.stop), None
-        where = self._describe(span.start, span.stop)
-        td, source = self.view.read_stored(span.start, span.stop, undecoded)
-        if source is None:
-            return td, None
-        states = {name: leaf.rows for name, leaf in source.leaves.items() if leaf.rows is not None}
-        if mapped:  # fixed rows are views of the mapped file
-            views = [name for name in states if codec_of(self.view.dataset.schema[name]).fixed_rows]
-            states.update({name: states[name].clone() for name in views})
-        pairs = observation_pairs(leaves_of(td))
+    def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, Source]:
+        """Steps to which the first ``mapped`` functions have been applied, and what they are in the input, of states those that
+        are still as stored."""
+        source = self.view.source(span.start, span.stop, undecoded)
+        if self.config.request.read_options.reads_neighbours:
+            return self.view.read(torch.arange(span.start, span.stop, device="cpu")), source
+        td = nest({name: rows.clone() for name, rows in source.steps.items()}, (span.rows,))
+        states = {name: stored.values for name, stored in source.states.items() if stored.values is not None}
+        pairs = observation_pairs(source.steps) if mapped else []
         for fn in self.chain[:mapped]:
-            with self.guard(fn.name, where):
+            with self.guard(fn.name, self._describe(span.start, span.stop)):
                 states = {name: fn.map_states(name, rows) for name, rows in states.items()}
                 for name in pairs:
                     for key in (tuple(name.split("/")), ("next", *name.split("/"))):
@@ -276,65 +331,32 @@ class Applier:
             key = tuple(name.split("/"))
             td.set(key, rows.index_select(0, source.place))
             td.set(("next", *key), rows.index_select(0, source.place + 1))
-        unchanged = {name: leaf for name, leaf in source.leaves.items() if states.get(name) is leaf.rows}
-        return td, replace(source, leaves=unchanged) if unchanged else None
+        source.states = {name: one for name, one in source.states.items() if states.get(name) is one.values}
+        return td, source
 
-    def _inputs_of(self, td: TensorDict, span: Chunk, counts: ResultCounts) -> Iterator[tuple[TensorDict, InputSteps]]:
+    def _inputs_of(self, td: TensorDict, span: Chunk, tally: Tally) -> Iterator[tuple[TensorDict, InputSteps]]:
         """What the first function gets, the whole batch or each episode; the random generators are seeded for it."""
         starts = self.view.episodes.starts[span.first : span.last + 1]
         if not self.config.whole_episodes:
             self._seed(span.start)
             ends = torch.from_numpy(starts[1:][starts[1:] <= span.stop] - 1 - span.start)
             steps = torch.arange(span.start, span.stop, device="cpu")
-            yield td, InputSteps(steps, ends, self._describe(span.start, span.stop), counts)
+            yield td, InputSteps(steps, ends, self._describe(span.start, span.stop), tally)
             return
         for low, high in pairwise(starts.tolist()):
             self._seed(low)
-            yield td[low - span.start : high - span.start], InputSteps(low, None, self._describe(low, high), counts)
+            yield td[low - span.start : high - span.start], InputSteps(low, None, self._describe(low, high), tally)
+
+    def _edges(self, span: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the recording ends in an episode, and where an episode begins whose beginning is missing: bool ``[steps]``."""
+        episodes, marks = self.view.episodes, torch.zeros(2, span.rows, dtype=torch.bool, device="cpu")
+        numbers = np.arange(span.first, span.last)
+        ends, begins = episodes.starts[numbers + 1] - 1, episodes.starts[numbers]
+        marks[0, ends[episodes.cut[numbers] & (ends < span.stop)] - span.start] = True
+        marks[1, begins[episodes.midway[numbers] & (begins >= span.start)] - span.start] = True
+        return marks[0], marks[1]
 
     # -- calling -------------------------------------------------------------------------------------------------------
-
-    def _apply_to_batch(
-        self, td: TensorDict, span: Chunk, source: SourceStates | None, chain: Sequence[Function], counts: ResultCounts
-    ) -> ResultBatch:
-        nans = count_nans(leaves_of(td))  # before a function changes it
-        ((td, at),) = self._inputs_of(td, span, counts)
-        ((columns, _),) = self._results(td, at, chain)
-        counts.add_nans(columns, nans)
-        done = columns["next/done"].view(-1).numpy()
-        edges = np.clip(self.view.episodes.starts[span.first : span.last + 1], span.start, span.stop) - span.start
-        dones = np.diff(np.concatenate([[0], np.cumsum(done)])[edges])
-        return ResultBatch(at.where, columns, span.first, dones, span.rows, source)
-
-    def _apply_to_episodes(
-        self, td: TensorDict, span: Chunk, source: SourceStates | None, chain: Sequence[Function], counts: ResultCounts
-    ) -> ResultBatch:
-        pieces: list[Columns] = []
-        places: list[torch.Tensor] = []
-        dones, lost_edges = np.zeros(span.last - span.first, np.int64), np.zeros(span.last - span.first, np.int64)
-        nans = count_nans(leaves_of(td))
-        for number, (episode, at) in enumerate(self._inputs_of(td, span, counts)):
-            kept, edges, length = 0, 0, len(episode)
-            for columns, piece in self._results(episode, at, chain):
-                if pieces:
-                    check_same(columns, shapes_of(pieces[0]), self.name, at.where)
-                kept += len(columns["next/done"])
-                dones[number] += int(columns["next/done"].sum())
-                edges |= FIRST * piece.is_first | LAST * piece.is_last
-                pieces.append(copied(columns) if chain and chain[-1].is_own else columns)
-            if not kept:
-                continue
-            lost_edges[number] = FIRST + LAST - edges
-            if source is not None:
-                first = int(self.view.episodes.starts[span.first + number]) - span.start
-                places.append(source.place[first : first + length])
-                source = source if kept == length else None
-        if source is not None and places:
-            source = replace(source, place=torch.cat(places))
-        whole = {path: torch.cat([piece[path] for piece in pieces]) for path in pieces[0]} if pieces else {}
-        counts.add_nans(whole, nans)
-        where = self._describe(span.start, span.stop)
-        return ResultBatch(where, whole, span.first, dones, span.rows, source, lost_edges)
 
     def _results(
         self, td: TensorDictBase, at: InputSteps, chain: Sequence[Function]
@@ -370,7 +392,7 @@ class Applier:
         """The result of one function, checked and completed; None if it drops the episode."""
         before = bookkeeping_of(td)
         if at.ends is not None and self.config.chain.per == "sample":
-            return complete(self._call_for_samples(fn, td, at), before, fn.name, at.where, at.ends, at.counts)
+            return complete(self._call_for_samples(fn, td, at), before, fn.name, at.where, at.ends, at.tally)
         shapes = [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]  # before it changes them
         with self.guard(fn.name, at.where, (td.batch_size, shapes)):
             out = fn(td, self.generator, **self._numbers(fn, at.steps))
@@ -382,41 +404,30 @@ class Applier:
         columns = columns_of(checked, name, at.where)
         if ends is None:
             ends = torch.tensor([len(checked) - 1], device="cpu")
-        return complete(columns, before, name, at.where, ends, at.counts)
+        return complete(columns, before, name, at.where, ends, at.tally)
 
     def _call_for_samples(self, fn: Function, td: TensorDictBase, at: InputSteps) -> Columns:
         steps = torch.as_tensor(at.steps)
         first: Columns = {}
         kinds: dict[str, Any] = {}
-        # A row per step with the elements of all tensors of a dtype: copying each tensor separately takes twice as long.
-        paths: dict[torch.dtype, list[str]] = {}
-        rows: dict[torch.dtype, list[torch.Tensor]] = {}
+        results: list[Columns] = []
         for row, sample in enumerate(td.unbind(0)):
-            where = f"step {row} of {at.where}"
-            with self.guard(fn.name, where):
+            try:
                 out = fn(sample, self.generator, **(self._numbers(fn, steps[row]) if fn.takes else {}))
+            except BaseException as error:
+                raise _described(error, fn.name, f"step {row} of {at.where}", None) from None
             if not isinstance(out, TensorDictBase) or out.batch_size:
                 what = f"batch size {list(out.batch_size)}" if isinstance(out, TensorDictBase) else repr(type(out))
-                message = f"{fn.name} returned {what} instead of one step, for {where}"
+                message = f"{fn.name} returned {what} instead of one step, for step {row} of {at.where}"
                 raise SchemaError(message, hint="with --per sample a function gets one step and returns one")
             leaves = leaves_of(out)
-            found: dict[str, Any] = {
-                path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()
-            }
+            found = {path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()}
             if found != kinds:  # of the first step, or of one that is refused
-                columns = columns_of(out.unsqueeze(0), fn.name, where)
-                check_same(columns, shapes_of(first or columns), fn.name, where)
+                columns = columns_of(out.unsqueeze(0), fn.name, f"step {row} of {at.where}")
+                check_same(columns, shapes_of(first or columns), fn.name, f"step {row} of {at.where}")
                 first, kinds = columns, found
-                for path, (dtype, _) in kinds.items():
-                    paths.setdefault(dtype, []).append(path)
-            for dtype, names in paths.items():
-                rows.setdefault(dtype, []).append(torch.cat([_flat(leaves[name]) for name in names]))
-        made: Columns = {}
-        for dtype, names in paths.items():
-            shapes = [kinds[name][1] for name in names]
-            parts = torch.stack(rows[dtype]).detach().split([shape.numel() for shape in shapes], 1)
-            made |= {name: part.reshape(-1, *shape) for name, part, shape in zip(names, parts, shapes)}
-        return {path: made[path] for path in kinds}
+            results.append({path: value.clone() for path, value in leaves.items()})
+        return {path: torch.stack([one[path] for one in results]).detach() for path in kinds}
 
     def _numbers(self, fn: Function, steps: torch.Tensor | int) -> dict[str, Any]:
         """The step and episode numbers that a function takes as arguments: tensors for a batch, otherwise Python numbers."""
@@ -434,16 +445,8 @@ class Applier:
         """
         try:
             yield
-        except RbdataError as error:
-            if type(error).__module__ != RbdataError.__module__:  # a user's class, which may not be picklable
-                raise _function_error(error, name, where, given) from None
-            # Raised on purpose, with a message for the user.
-            error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
-            raise error.with_traceback(None) from None
         except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raise _function_error(error, name, where, given) from None
+            raise _described(error, name, where, given) from None
 
     def _describe(self, start: int, stop: int) -> str:
         starts = self.view.episodes.starts
@@ -453,17 +456,32 @@ class Applier:
         return f"{step_range(start, stop)} ({which}) of {self.view.dataset.id}"
 
 
-def _flat(value: torch.Tensor) -> torch.Tensor:
-    return value if value.ndim == 1 else value.reshape(-1)
+def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: Tally) -> None:
+    """Count what became of an episode: nothing, or one with another return. Sums of the same rewards differ by rounding."""
+    if not made:
+        tally.dropped += 1
+        return
+    change = sum(float(columns["next/reward"].double().sum()) for columns in made) - float(before.sum())
+    ends = sum(int(columns["next/done"].sum()) for columns in made)
+    tally.returns |= ends > 1 or abs(change) > 1e-6 * max(1e-3, float(before.abs().sum()))
 
+
+# -- errors of functions ---------------------------------------------------------------------------------------------------
 
 _HERE = str(Path(__file__).parent)
 
 
-def _function_error(
+def _described(
     error: BaseException, name: str, where: str, given: tuple[torch.Size, list[Any]] | None
-) -> FunctionError:
-    """A FunctionError with the user's part of the traceback, which names the last line in the user's code."""
+) -> BaseException:
+    """The exception to be raised for one that a function raised: with the user's part of the traceback, which names the last
+    line in the user's code."""
+    if is_interrupt(error):
+        return error
+    if isinstance(error, RbdataError) and type(error).__module__ == RbdataError.__module__:
+        # Raised on purpose, with a message for the user. (A user's class may not be picklable.)
+        error.args = (f"{name}: {error.message} ({where})", *error.args[1:])
+        return error.with_traceback(None)
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.rpartition("/")[0] == _HERE and trace.tb_next:
         trace = trace.tb_next

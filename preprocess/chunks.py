@@ -17,7 +17,7 @@ steps of an episode, the last one shorter. For functions and in the result each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,18 +26,16 @@ from ..storage.episodes import CUT, EpisodeTable
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """The episodes of a view. All arrays but ``starts`` and ``returns`` are bool ``[episodes]``.
+    """The episodes of a view. All arrays but ``starts`` are bool ``[episodes]``.
 
     ``starts``: int64 ``[episodes + 1]``, steps. ``cut``: the recording or a slice ends there, not the episode. ``midway``:
-    the beginning is missing. ``added``: the episode ends there in the view, not in the dataset. ``returns``: float64
-    ``[episodes]``, of the episodes of the dataset that end there; NaN where none does.
+    the beginning is missing. ``added``: the episode ends there in the view, not in the dataset.
     """
 
     starts: np.ndarray
     cut: np.ndarray
     midway: np.ndarray
     added: np.ndarray
-    returns: np.ndarray
 
     def __len__(self) -> int:
         return len(self.cut)
@@ -56,7 +54,6 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
     added = ends < starts + table.length[:count]
     cut = (table.outcome[:count] == CUT) | added
     midway = np.array(table.midway[:count], bool)
-    returns = np.asarray(table.returns[:count], np.float64)
     if slice_len is not None:
         pieces = -(-(ends - starts) // slice_len)
         last = np.cumsum(pieces) - 1
@@ -68,14 +65,8 @@ def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | 
         cut = np.where(is_last, np.repeat(cut, pieces), True)
         added = np.where(is_last, np.repeat(added, pieces), True)
         midway = np.repeat(midway, pieces) | (within > 0)
-        returns = np.repeat(returns, pieces)
-    returns = np.where(added, np.nan, returns)
-    return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added, returns)
+    return Episodes(np.append(starts, steps).astype(np.int64), cut, midway, added)
 
-
-#: Bits of ``lost_edges``, a number for each episode that is read: one function split the episode, and a later function dropped
-#: the first piece, or the last.
-FIRST, LAST = 1, 2
 
 #: Limits of the default batch size: bytes of the input of a function, and steps.
 BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
@@ -89,13 +80,17 @@ CHUNKS = 32
 
 @dataclass(frozen=True)
 class Chunk:
-    """Steps ``start..stop-1``; ``first..last-1`` are the episodes of the view that these steps belong to."""
+    """Steps ``start..stop-1``; ``first..last-1`` are the episodes of the view that these steps belong to.
+
+    ``functions``: the names of those that are applied to them.
+    """
 
     index: int
     start: int
     stop: int
     first: int
     last: int
+    functions: str = field(default="", compare=False)
 
     @property
     def rows(self) -> int:
@@ -103,7 +98,7 @@ class Chunk:
 
     @property
     def label(self) -> str:
-        return self.describe()
+        return self.describe() + (f" ({self.functions})" if self.functions else "")
 
     def describe(self) -> str:
         """``steps 0..65,535``"""

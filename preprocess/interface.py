@@ -57,10 +57,10 @@ def preprocess(
     file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
     replaced with ``force``, unless ``version`` states what the object is (``"reward v3"``). For the rest see `request.Request`.
     ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
-    process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `driver.preprocess`
+    process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `run.preprocess`
     raises.
     """
-    from . import driver
+    from . import run
     from .request import ReadOptions
 
     if not (isinstance(fn, (str, Sequence)) or callable(fn)):
@@ -89,7 +89,7 @@ def preprocess(
         wait=wait,
     )
     with progress_listener(dest, listener, progress) as events:
-        return driver.preprocess(request, events).path
+        return run.preprocess(request, events).path
 
 
 def make_request(

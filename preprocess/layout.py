@@ -29,24 +29,18 @@ LEAST_RATIO = 1.5
 
 @dataclass(frozen=True)
 class Probe:
-    """What the functions make of some steps.
+    """What the functions make of the first steps.
 
-    - ``before``, ``after``: dtypes and shapes of the leaves.
-    - ``unchained``: observations whose successor is not the observation of the following step, with the first such row.
-    - ``changed``: leaves whose values or types differ from the input; None where rows cannot be compared.
-    - ``passthrough``: compressed leaves that no function changed.
-    - ``dropped``: number of dropped episodes; ``nans``: NaN values by leaf that has none in the input.
+    ``shapes``: dtypes and shapes of the leaves. ``unchained``: observations whose successor is not the observation of the
+    following step, with the first such row. ``passthrough``: compressed leaves that no function changed. ``steps_in``,
+    ``steps_out``: numbers of steps.
     """
 
-    before: Shapes
-    after: Shapes
+    shapes: Shapes
     unchained: Mapping[str, int]
-    changed: Sequence[str] | None
     passthrough: Sequence[str]
     steps_in: int
     steps_out: int
-    dropped: int
-    nans: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,12 @@ class Layout:
     @property
     def shapes(self) -> Shapes:
         """The dtype and row shape of every leaf of a result."""
-        leaves = [leaf for leaf in self.schema if leaf.constant is None]
-        return {name: (leaf.dtype, leaf.shape) for leaf in leaves for name in leaf.names}
+        return shapes_of_schema(Schema(tuple(leaf for leaf in self.schema if leaf.constant is None)))
+
+
+def shapes_of_schema(schema: Schema) -> Shapes:
+    """The dtype and row shape of every leaf, successors included."""
+    return {path: (leaf.dtype, leaf.shape) for leaf in schema for path in leaf.names}
 
 
 def observation_pairs(names: Mapping[str, Any]) -> list[str]:
@@ -101,6 +99,11 @@ def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: S
     old = before.get(name)
     large = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize >= LARGE_ROW
     return large or (old is not None and old.kind == "state")
+
+
+def unchained_edges(tail: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
+    """The observations of an episode whose last successors before an edge, of these hashes, are not the first after it."""
+    return [name for name, row in tail.items() if head.get(name) != row]
 
 
 def unchained_error(functions: Sequence[str], name: str, where: str) -> SchemaError:

@@ -11,8 +11,8 @@ args           the arguments as they were given
 per, batch, windows, num_frames, seed
 versions       {rbdata, torch, tensordict, python}
 statistics     {function: ...}: the results of first passes
-leaves         {added, dropped, changed}, according to the first batch; rewards also by the returns, leaves with a space
-               by all batches
+leaves         {added, dropped, changed}: by their values where functions get batches or steps, otherwise by their types,
+               and of rewards by the returns
 unchained      observations whose successor is not the observation of the following step
 fingerprint    sha256 of everything that decides the bytes of the result; absent where a function is an object without a version
 """
@@ -20,7 +20,7 @@ fingerprint    sha256 of everything that decides the bytes of the result; absent
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -28,7 +28,7 @@ from .._version import __version__
 from ..storage.manifest import Manifest, ViewManifest
 from ..storage.reference_scores import OTHER_RETURNS
 from ..storage.schema import FLAGS
-from .layout import Probe
+from .layout import Shapes, shapes_of_schema
 
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
@@ -66,13 +66,11 @@ def named_statistics(labels: Sequence[str], statistics: Sequence[dict[str, Any] 
     return named
 
 
-def remaining_spaces(manifest: Manifest, probe: Probe) -> dict[str, Any]:
-    """The spaces of the input that are valid for the result: those of unchanged leaves with unchanged successors."""
-    if probe.changed is None:
-        return {}
-    same = {path for path, form in probe.before.items() if probe.after.get(path) == form}.difference(probe.changed)
-    roots = {path for path in probe.before if not path.startswith("next/")}  # a successor may be dropped
-    leaves = {*roots, *probe.after}
+def remaining_spaces(manifest: Manifest, after: Shapes, changed: Collection[str]) -> dict[str, Any]:
+    """The spaces of the input that are valid for the result: those of leaves that are as they were, and their successors."""
+    before = shapes_of_schema(manifest.schema)
+    same = {path for path, form in before.items() if after.get(path) == form}.difference(changed)
+    leaves = {*(path for path in before if not path.startswith("next/")), *after}  # a successor may be dropped
     below = {
         name: {path for path in leaves if f"{path.removeprefix('next/')}/".startswith(f"{name}/")}
         for name in manifest.spaces
@@ -80,17 +78,13 @@ def remaining_spaces(manifest: Manifest, probe: Probe) -> dict[str, Any]:
     return {name: space for name, space in manifest.spaces.items() if below[name] and below[name] <= same}
 
 
-def leaf_changes(probe: Probe, other_returns: bool) -> dict[str, list[str]]:
-    """Leaves that were added, dropped and changed. Where episodes have ``other_returns``, the rewards were changed."""
-    before, after, changed = probe.before, probe.after, probe.changed
-    if changed is None:
-        changed = [path for path in after if path in before and after[path] != before[path]]
-    if other_returns:
-        changed = [*{*changed, "next/reward"}]
+def leaf_changes(before: Shapes, after: Shapes, changed: Collection[str]) -> dict[str, list[str]]:
+    """Leaves that were added, dropped and changed: those of other values (``changed``) or types."""
+    types = {path for path in after if path in before and after[path] != before[path]}
     return {
         "added": sorted(set(after) - set(before)),
         "dropped": sorted(set(before) - set(after) - set(FLAGS)),
-        "changed": sorted(changed),
+        "changed": sorted(types.union(changed)),
     }
 
 

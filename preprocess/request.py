@@ -1,4 +1,4 @@
-"""The forms of a request, from the user's arguments to the configuration of workers.
+"""The forms of a request, from the user's arguments to what workers get.
 
 Request       the user's arguments, with `ReadOptions`: how the steps of the input are read
 Run           the request bound to its input and its destination: all that is known before anything is written
@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
+from ..datasets.local import find
 from ..errors import DatasetExistsError, NotADatasetError, UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import codec_of, resolve_choice
-from ..storage.episodes import EpisodeTable, open_episodes
+from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
@@ -31,7 +32,7 @@ from ..storage.writer import fingerprint
 from .chunks import Episodes, choose_sizes, chunk_size, cut, cut_sections, view_episodes
 from .function import Chain, Given, Per, describe, to_json
 from .functions.checks import choice, positive, whole
-from .layout import Probe, Shapes
+from .layout import Shapes
 from .lineage import describe_changes, versions
 
 if TYPE_CHECKING:
@@ -135,17 +136,24 @@ class Request:
 
 @dataclass(frozen=True)
 class DryRun:
-    """The outcome of a dry run: the probe, with the counts of the chunks that were made, and how the result would be stored.
+    """What a dry run found out, of the steps that it made.
 
-    ``after``: dtypes and shapes of the stored leaves. ``stored``: how each of them is stored, such as ``state zstd``.
-    ``seconds``: the time of these chunks, one after the other; ``estimated_seconds``: for all chunks, with several processes.
+    ``before``, ``after``: dtypes and shapes of the leaves; ``changed`` (None where functions get whole episodes): those of
+    other values. ``stored``: how each leaf is stored, such as ``state zstd``. ``steps_in``, ``steps_out``;
+    ``dropped``: episodes; ``nans``: NaN values by leaf that has none in the input. ``seconds``: the time it took, in one
+    process; ``estimated_seconds``: for all steps, with several processes.
     """
 
     functions: Sequence[str]
     per: str
-    probe: Probe
+    before: Shapes
     after: Shapes
+    changed: Sequence[str] | None
     stored: Mapping[str, str]
+    steps_in: int
+    steps_out: int
+    dropped: int
+    nans: Mapping[str, int]
     seconds: float
     estimated_seconds: float
 
@@ -158,94 +166,32 @@ class Preprocessed(Outcome):
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Input:
-    """The input of a run: the dataset in the folder ``path``, whose content is ``content``, or an open dataset.
-
-    ``folders``: the folders that hold its stored rows, with their manifests; empty if some rows are not in such a folder.
-    """
-
-    path: Path
-    manifest: Manifest
-    folders: tuple[tuple[Path, Manifest], ...]
-    dataset: Dataset | None = None
-
-    @classmethod
-    def at(cls, path: Path) -> Input:
-        """The dataset in a folder as an input. Raises as `storage.manifest.read_manifest`."""
-        manifest = read_manifest(path)
-        return cls(path, manifest, ((path, manifest),))
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> Input:
-        """An open dataset as an input. Raises UsageError for a subclass that overrides methods that read steps."""
-        dataset._check_reading()
-        return cls(dataset.path, dataset.manifest, dataset.folders, dataset)
-
-    @cached_property
-    def copyable(self) -> dict[str, Path]:
-        """The compressed leaves that all folders encode alike, so that rows can be copied, each with one of the folders."""
-        if not self.folders:
-            return {}
-        (first, manifest), *others = self.folders
-        alike: dict[str, Path] = {}
-        for leaf in manifest.schema.states:
-            codec = codec_of(leaf)
-            its = [(other.schema.get(leaf.name), path) for path, other in others]
-            if not codec.fixed_rows and all(one is not None and codec.is_like(first, one, path) for one, path in its):
-                alike[leaf.name] = first
-        return alike
-
-    def open_episodes(self) -> EpisodeTable:
-        if self.dataset is not None:
-            return self.dataset.episodes
-        return open_episodes(self.path, self.manifest.episodes, self.manifest.steps)
-
-    @property
-    def opener(self) -> Callable[[], Dataset]:
-        """A function that opens the dataset in another process; small and picklable."""
-        if self.dataset is not None:
-            return partial(_itself, self.dataset)
-        return partial(_open, self.path, self.manifest.content)
-
-    def describe(self) -> str:
-        """The location of the dataset, for messages."""
-        return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
-
-
-def _open(path: Path, content: str) -> Dataset:
-    from ..storage.dataset import open_folder
-
-    return open_folder(path, content=content)
-
-
-def _itself(dataset: Dataset) -> Dataset:
-    return dataset
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunConfig:
-    """The configuration of a run for its workers; functions that are objects are pickled with it.
+    """What workers need of a run; functions that are objects are pickled with it.
 
-    - ``records``: what `function.describe` said of the functions. ``code``: the folder in which they are found.
-    - ``open``: opens the input; ``copyable``: see `Input`. ``folder``: where parts are written.
-    - ``num_frames``: only the first steps are read (None: all). ``batch``: steps of a batch.
+    - ``path``, ``content``: the dataset that is read, where ``request.dataset`` is None.
+    - ``code``: the folder in which functions are found; ``records``: what `function.describe` said of them.
+    - ``copyable``: see `Run`. ``folder``: where parts are written. ``batch``: steps of a batch.
     - ``statistics``: those of each function, None if it needs none or if they are not known yet.
     """
 
-    functions: tuple[Given, ...]
-    args: Mapping[str, Any]
+    request: Request
+    path: Path
+    content: str
     code: Path
     records: Sequence[Mapping[str, Any]]
     chain: Chain
-    open: Callable[[], Dataset]
     copyable: Mapping[str, Path]
     folder: Path
-    read_options: ReadOptions
-    num_frames: int | None
     batch: int
-    seed: int
     statistics: tuple[dict[str, Any] | None, ...]
+
+    def open(self) -> Dataset:
+        """The input."""
+        from ..storage.dataset import open_folder
+
+        return self.request.dataset or open_folder(self.path, content=self.content)
 
     @property
     def whole_episodes(self) -> bool:
@@ -254,31 +200,41 @@ class RunConfig:
     @property
     def ignoring(self) -> int:
         """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
-        return self.chain.ignoring if self.chain.per != "sample" and self.read_options == ReadOptions() else 0
+        return self.chain.ignoring if self.chain.per != "sample" and self.request.read_options == ReadOptions() else 0
 
 
 class Run:
-    """One request bound to its input and its destination.
+    """A request bound to its input (``path``, ``manifest``, ``episodes``) and its destination ``place``.
 
-    ``identity`` is everything that decides the bytes of the result, as far as it is known (``is_identified``);
-    ``fingerprint`` is its digest.
+    ``folders``: those that hold the stored rows of the input, with their manifests; empty if some rows are in none.
+    ``identity`` is everything that decides the bytes of the result, as far as it is known (``is_identified``); ``fingerprint``
+    is its digest.
     """
 
-    def __init__(self, request: Request, source: Input, place: DatasetPlace) -> None:
-        self.request, self.source, self.place, self.input = request, source, place, source.manifest
-        self.code = (request.folder or Path.cwd()).absolute()
-        options = request.read_options
-        self.episodes: Episodes = view_episodes(source.open_episodes(), request.num_frames, options.slice_len)
+    def __init__(self, request: Request, place: DatasetPlace) -> None:
+        self.request, self.place = request, place
+        dataset, options = request.dataset, request.read_options
+        if dataset is not None:
+            dataset._check_reading()
+            self.path, self.manifest, self.folders = dataset.path, dataset.manifest, dataset.folders
+            table = dataset.episodes
+        else:
+            self.path = find(request.id, request.root)
+            self.manifest = read_manifest(self.path)
+            self.folders = ((self.path, self.manifest),)
+            table = open_episodes(self.path, self.manifest.episodes, self.manifest.steps)
+        self.episodes: Episodes = view_episodes(table, request.num_frames, options.slice_len)
         if not self.episodes.steps:
-            raise UsageError(f"{self.input.id} has no steps: there is nothing to preprocess")
-        step_bytes = options.step_bytes(self.input.schema)
+            raise UsageError(f"{self.manifest.id} has no steps: there is nothing to preprocess")
+        self.code = (request.folder or Path.cwd()).absolute()
+        step_bytes = options.step_bytes(self.manifest.schema)
         self.batch, self.section = choose_sizes(request.batch_size, step_bytes, self.episodes.steps)
         self.records, self.is_text = describe(request.functions, request.args, self.code)
         self.is_identified = self.is_text or request.version is not None
         self.identity = {
             "preprocess": 4,
             "id": place.id,
-            "input": self.input.content,
+            "input": self.manifest.content,
             "functions": self.records,
             "args": to_json(request.args),
             "version": request.version,
@@ -299,27 +255,38 @@ class Run:
         """Whether a function of the user is called."""
         return not self.is_text or any("files" in record for record in self.records)
 
+    @property
+    def where(self) -> str:
+        """The folders that are read."""
+        return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
+
+    @cached_property
+    def copyable(self) -> dict[str, Path]:
+        """The compressed leaves that all folders encode alike, so that rows can be copied, each with one of the folders."""
+        if not self.folders:
+            return {}
+        (first, manifest), *others = self.folders
+        alike: dict[str, Path] = {}
+        for leaf in manifest.schema.states:
+            codec = codec_of(leaf)
+            its = [(other.schema.get(leaf.name), path) for path, other in others]
+            if not codec.fixed_rows and all(one is not None and codec.is_like(first, one, path) for one, path in its):
+                alike[leaf.name] = first
+        return alike
+
     def configure(self, chain: Chain) -> RunConfig:
         """Bind the functions as they were found; sets ``whole_episodes``, ``sections`` and ``chunks``."""
         self.whole_episodes, request = chain.per == "episode", self.request
         self.sections = cut(self.episodes, self.section, self.whole_episodes)
-        size = chunk_size(self.episodes.steps, self.batch, self.section, self.whole_episodes)
-        self.chunks = cut_sections(self.sections, self.episodes, size, self.whole_episodes)
-        return RunConfig(
-            functions=tuple(request.functions),
-            args=request.args,
-            code=self.code,
-            records=self.records,
-            chain=chain,
-            open=self.source.opener,
-            copyable=self.source.copyable,
-            folder=self.place.working,
-            read_options=request.read_options,
-            num_frames=request.num_frames,
-            batch=self.batch,
-            seed=request.seed,
-            statistics=(None,) * len(chain.names),
-        )
+        self.chunks = cut_sections(self.sections, self.episodes, self.chunk_size(), self.whole_episodes)
+        none = (None,) * len(chain.names)
+        about = (self.path, self.manifest.content, self.code, self.records, chain, self.copyable, self.place.working)
+        return RunConfig(request, *about, self.batch, none)
+
+    def chunk_size(self) -> int:
+        """Steps of a chunk. Built-in functions are too fast for more chunks than sections."""
+        steps, whole = self.episodes.steps, getattr(self, "whole_episodes", False)
+        return chunk_size(steps, self.batch, self.section, whole) if self.runs_own_code else self.section
 
     @property
     def chunks_of_sections(self) -> list[tuple[int, int]]:
@@ -348,11 +315,14 @@ class Run:
             )
             hint = "replace it with force=True; give the function as text ('file.py:name'), or state version='...'"
             raise DatasetExistsError(message, hint=hint)
-        changed = (
-            describe_changes({**(manifest.source.get("options") or {}), **lineage}, self.identity) if lineage else []
-        )
-        message = f"{self.place.id} exists already and was made with another request{listed(changed)}"
+        before = {**(manifest.source.get("options") or {}), **lineage} if lineage else {}
+        message = f"{self.place.id} exists already and was made with another request{self.differs(before)}"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
+
+    def differs(self, before: Mapping[str, Any]) -> str:
+        """In what the request of a run (its identity, or the lineage of its result) differs from this one, in brackets."""
+        changed = describe_changes(before, self.identity) if before else []
+        return f" (differs in {', '.join(changed)})" if changed else ""
 
     def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
         """The remaining work: ``steps`` of the result, ``disk_bytes`` to write; ``done`` chunks are finished.
@@ -362,7 +332,7 @@ class Run:
         return Estimate(
             id=self.place.id,
             path=self.place.path,
-            location=self.source.describe(),
+            location=self.where,
             shards=len(self.chunks),
             fetch_bytes=0,
             steps=steps,
@@ -375,7 +345,3 @@ class Run:
             estimated=self.whole_episodes,
             at_most=self.whole_episodes and not measured,
         )
-
-
-def listed(changed: Sequence[str]) -> str:
-    return f" (differs in {', '.join(changed)})" if changed else ""

@@ -4,17 +4,16 @@
 
 A part holds the results of one chunk on disk: a file for each leaf, until it is appended to the new dataset. The rows of a
 state leaf are in the order of states: the observation of each step, and after the last step of an episode its successor. The
-successors of all other steps are the rows after them, which is checked here. Unchanged rows of the input are copied as they
-are stored.
+successors of all other steps are the rows after them, which is checked here. Compressed rows that no function changed are
+copied as they are stored, because most of the time goes into compression: every batch is compared with the input.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,17 @@ from ..storage.schema import Schema
 from .apply import Applier, ResultBatch
 from .chunks import Chunk, split
 from .function import unpickled
-from .functions.leaves import covers
-from .layout import Probe, Shapes, observation_pairs, unchained_error
+from .layout import Probe, Shapes, observation_pairs, unchained_edges, unchained_error
 from .request import RunConfig
 from .result import (
     Columns,
-    ResultCounts,
-    SourceRows,
-    SourceStates,
-    StepRun,
+    Tally,
     as_bytes,
     check_same,
-    differing,
-    find_passthrough,
+    digest,
     find_unchained,
-    leaves_of,
+    in_state_order,
+    runs_of,
     shapes_of,
 )
 
@@ -51,7 +46,7 @@ from .result import (
 class PartWriter:
     """Writes the results of chunk ``number``, leaf by leaf, and checks successors.
 
-    ``shapes``: the shapes of all results. ``source``: the input, whose rows may be copied for some leaves.
+    ``shapes``: the shapes of all results. ``source``: the schema of the input, whose rows may be copied for some leaves.
     """
 
     def __init__(self, config: RunConfig, source: Schema, schema: Schema, shapes: Shapes, number: int) -> None:
@@ -60,103 +55,77 @@ class PartWriter:
         self._sinks = {leaf.name: codec_of(leaf).open_appender(self._folder, number) for leaf in self._leaves}
         self._states = {leaf.name for leaf in schema.states}
         #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
-        self._copyable: set[str] = set()
+        self.copyable: set[str] = set()
         for leaf in schema.states:
             old, stored = source.get(leaf.name), config.copyable.get(leaf.name)
             if old is not None and stored is not None and codec_of(leaf).is_like(self._folder, old, stored):
-                self._copyable.add(leaf.name)
+                self.copyable.add(leaf.name)
         self._pairs = observation_pairs(shapes)
         self._unchained: set[str] = set()
-        self._steps = 0
-        #: The first observations, the last successors, and whether the last step is done.
-        self._first: dict[str, torch.Tensor] = {}
-        self._last: dict[str, torch.Tensor] = {}
-        self._done = True
+        self._steps = self._episodes = 0
+        #: Hashes of the first observations, and of the last successors where the last step is not done.
+        self._head: dict[str, str] = {}
+        self._tail: dict[str, str] = {}
+        #: Rows after which the recording ends, and with which an episode begins whose beginning is missing.
+        self._cut: list[int] = []
+        self._midway: list[int] = []
 
-    def add(self, columns: Columns, where: str, source: SourceStates | None) -> set[str]:
-        """Append rows. ``where`` describes them in messages; ``source``: the states of the input that the rows may equal.
+    def add(self, batch: ResultBatch, same: Collection[str]) -> None:
+        """Append rows. Those of ``same`` are those of the input: they may have no columns, and are copied as they are stored.
 
-        Leaves that were not decoded have no columns, and are copied. Returns the leaves that are copied. Raises SchemaError
-        for successors of a state leaf that are not the observation of the following step.
-        """
+        Raises SchemaError for successors of a state leaf that are not the observation of the following step."""
+        columns, source = batch.columns, batch.source
+        copied = {name for name in self.copyable if {name, f"next/{name}"} <= set(same)}
         done = columns["next/done"].view(-1)
-        copied: dict[str, SourceRows] = {}
-        runs: list[StepRun] = []
-        if source is not None and self._copyable:
-            names, runs = find_passthrough(source, columns, self._copyable)
-            copied = {name: source.leaves[name] for name in names}
-        self._check_chain(columns, done, where, copied)
-        ends = done.nonzero().squeeze(1)
+        self._check_chain(columns, copied, done, batch.where)
         for leaf in self._leaves:
-            if leaf.name in copied:
-                states = copied[leaf.name]
-                for run in runs:  # with the final state where an episode ends
-                    first = states.first + run.first
-                    last = first + run.stop - run.start + int(done[run.stop - 1])
-                    self._sinks[leaf.name].copy(states.leaf, first, last)
+            sink = self._sinks[leaf.name]
+            if leaf.name in copied and source is not None:
+                stored = source.states[leaf.name]
+                for first, last in runs_of(in_state_order(source.place, source.place + 1, done) + stored.first):
+                    sink.copy(stored.rows, first, last)
                 continue
             rows = columns[leaf.name]
             if leaf.kind == "state":
-                rows = _in_state_order(rows, columns["next/" + leaf.name], done, ends)
-            self._sinks[leaf.name].append(as_bytes(rows))
+                rows = in_state_order(rows, columns["next/" + leaf.name], done)
+            sink.append(as_bytes(rows))
+        for marked, places in ((batch.cut, self._cut), (batch.midway, self._midway)):
+            places += (marked.nonzero().view(-1) + self._steps).tolist()
         self._steps += len(done)
-        return set(copied)
+        self._episodes += int(done.sum())
 
-    def _check_chain(self, columns: Columns, done: torch.Tensor, where: str, copied: Mapping[str, SourceRows]) -> None:
-        unchanged = {path for name in copied for path in (name, "next/" + name)}
-        unchained = find_unchained({path: rows for path, rows in columns.items() if path not in unchanged}, done)
-        for name in self._pairs:
-            if name not in columns:
-                continue  # it was not decoded
-            if not self._done and not _is_same(self._last[name], columns[name][0]):
-                unchained.setdefault(name, -1)
-            self._first.setdefault(name, columns[name][0].clone())
-            self._last[name] = columns["next/" + name][-1].clone()
-        self._done = bool(done[-1])
+    def _check_chain(self, columns: Columns, copied: Collection[str], done: torch.Tensor, where: str) -> None:
+        pairs = [name for name in self._pairs if name in columns]
+        head = {name: digest({"": columns[name][:1]}) for name in pairs}
+        unchained = dict.fromkeys(unchained_edges(self._tail, head), -1)
+        own = {path: rows for path, rows in columns.items() if path.removeprefix("next/") not in copied}
+        unchained = {**unchained, **find_unchained(own, done)}
+        self._head = self._head or head
+        self._tail = {} if done[-1] else {name: digest({"": columns["next/" + name][-1:]}) for name in pairs}
         for name, row in unchained.items():
             if name in self._states:
                 raise unchained_error(self._names, name, f"at row {row + 1} of {where}")
         self._unchained.update(unchained)
 
     def finish(self) -> dict[str, Any]:
-        """Close the files. Returns ``leaves`` (the records of the sinks), ``steps``, ``unchained``, ``edges`` (hashes of the
-        first observations and the last successors) and ``open`` (whether the last step is not done)."""
+        """Close the files. Returns the record of the part: ``leaves`` (the records of the sinks), ``steps``, ``episodes`` that
+        end in it, ``cut`` and ``midway`` (rows), ``unchained``, ``head`` and ``tail`` (hashes of observations)."""
         leaves = {name: sink.finish(sync=False) for name, sink in self._sinks.items()}
         sync_folder(self._folder / PARTS)
-        edges = {name: [_hash_row(self._first[name]), _hash_row(self._last[name])] for name in self._first}
         return {
             "leaves": leaves,
             "steps": self._steps,
+            "episodes": self._episodes,
+            "cut": self._cut,
+            "midway": self._midway,
             "unchained": sorted(self._unchained),
-            "edges": edges,
-            "open": not self._done,
+            "head": self._head,
+            "tail": self._tail,
         }
 
     def abandon(self) -> None:
         for sink in self._sinks.values():
             sink.abandon()
-
-
-def _is_same(successor: torch.Tensor, row: torch.Tensor) -> bool:
-    alike = (successor.shape, successor.dtype) == (row.shape, row.dtype)
-    return alike and not bool(differing(successor[None], row[None]))
-
-
-def _in_state_order(
-    rows: torch.Tensor, successors: torch.Tensor, done: torch.Tensor, ends: torch.Tensor
-) -> torch.Tensor:
-    """The root rows, with the successor inserted after the last row of each episode."""
-    if not len(ends):
-        return rows
-    place = torch.arange(len(rows), device="cpu") + done.cumsum(0) - done.long()
-    out = torch.empty(len(rows) + len(ends), *rows.shape[1:], dtype=rows.dtype, device="cpu")
-    out[place] = rows
-    out[place[ends] + 1] = successors[ends]
-    return out
-
-
-def _hash_row(row: torch.Tensor) -> str:
-    return hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
 
 
 #: Number of rows of results from each sampled chunk, of the first few of its episodes.
@@ -168,7 +137,9 @@ _MOST_EPISODES = 16
 def do(task: str, config: RunConfig | bytes, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
     """One of the functions below for a chunk. A process keeps the input and the functions of the last ``config``, which is
     pickled where they are another process's."""
-    applier = _unpickled(config) if isinstance(config, bytes) else _opened(config)
+    if not _opened or _opened[0][0] != config:
+        _opened[:] = [(config, Applier(unpickled(config) if isinstance(config, bytes) else config))]
+    applier = _opened[0][1]
     work: Callable[..., dict[str, Any]] = _TASKS[task]
     with _one_thread(), torch.no_grad():
         record = work(applier, chunk, on_block, **options)
@@ -176,23 +147,12 @@ def do(task: str, config: RunConfig | bytes, chunk: Chunk, on_block: OnBlock, **
     return record
 
 
-@lru_cache(maxsize=1)
-def _unpickled(config: bytes) -> Applier:
-    return Applier(unpickled(config))
-
-
-_here: list[tuple[RunConfig, Applier]] = []
-
-
-def _opened(config: RunConfig) -> Applier:
-    if not _here or _here[0][0] is not config:
-        _here[:] = [(config, Applier(config))]
-    return _here[0][1]
+_opened: list[tuple[RunConfig | bytes, Applier]] = []
 
 
 def close() -> None:
     """Close the input and forget the functions of a run in this process."""
-    _here.clear()
+    _opened.clear()
 
 
 @contextmanager
@@ -211,149 +171,102 @@ def write_part(
 ) -> dict[str, Any]:
     """Write the results of a chunk as a part. ``shapes`` are those that every result must have.
 
-    The leaves ``undecoded`` are copied as they are stored, and functions do not get them. The first chunk is made twice, and
-    must come out the same.
-
-    The record is that of `PartWriter.finish`, the fields of `ResultCounts`, ``dones``: how many episodes each episode of
-    the chunk became, and where there are any ``lost_edges`` (`ResultBatch`); ``changed``: leaves with a space whose values
-    are not those of the input; ``seconds``.
+    The leaves ``undecoded`` are copied as they are stored, and functions do not get them. The record is that of
+    `PartWriter.finish`, the fields of `Tally`, ``changed``: leaves whose values are not those of the input (unless functions
+    get whole episodes), and ``seconds``.
     """
     began = time.perf_counter()
-    part = PartWriter(applier.config, applier.view.dataset.schema, schema, shapes, chunk.index)
-    dones = np.zeros(chunk.last - chunk.first, np.int64)
-    lost_edges = np.zeros_like(dones)
-    counts, steps = ResultCounts(), 0
+    before = applier.view.dataset.schema
+    part = PartWriter(applier.config, before, schema, shapes, chunk.index)
     expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
-    watched = _leaves_with_space(applier) - undecoded
-    changed: set[str] = set()
-    repeated = chunk.index == 0 and applier.runs_own_code
-    digests: list[bytes] = []
+    kept = {path for leaf in before for path in leaf.names if path in shapes}
+    unchanged = set() if applier.config.whole_episodes else set(kept)
+    copyable = {path for name in part.copyable for path in (name, "next/" + name)}
+    tally, steps = Tally(), 0
     try:
-        for batch in applier.apply(chunk, counts, undecoded):
-            if repeated:
-                digests.append(batch.digest())
+        for span in applier.split(chunk):
+            batch = applier.apply(span, tally, undecoded)
             if batch.columns:
                 check_same(batch.columns, expected, applier.name, batch.where)
-                copied = part.add(batch.columns, batch.where, batch.source)
-                changed |= _other_values(applier, batch, chunk.start + steps, watched - changed - copied)
-            low = batch.first - chunk.first
-            dones[low : low + len(batch.dones)] += batch.dones
-            if batch.lost_edges is not None:
-                lost_edges[low : low + len(batch.dones)] = batch.lost_edges
-            steps += batch.steps_in
+                source, compared = batch.source, unchanged | copyable
+                same = set() if source is None else source.unchanged(batch.columns, compared)
+                part.add(batch, same)
+                unchanged &= same
+            steps += span.rows
             on_block(steps, 0, 0)
-        seconds = round(time.perf_counter() - began, 6)
-        if repeated:
-            _check_again(applier, chunk, undecoded, digests)
-        record = {**part.finish(), "dones": dones.tolist(), "ended": counts.ended, "nans": counts.nans}
+        record = part.finish()
     except BaseException:
         part.abandon()
         raise
-    if lost_edges.any():
-        record["lost_edges"] = lost_edges.tolist()
-    return {**record, "changed": sorted(changed), "seconds": seconds}
-
-
-def _check_again(applier: Applier, chunk: Chunk, undecoded: frozenset[str], digests: list[bytes]) -> None:
-    """Raise FunctionError unless the functions return the same for a chunk as before, bit by bit."""
-    for batch, before in zip(applier.apply(chunk, ResultCounts(), undecoded), digests):
-        if batch.digest() != before:
-            names = ", ".join(fn.name for fn in applier.chain if fn.is_own)
-            message = f"{names} returned something else when it was called again, for {batch.where}"
-            hint = (
-                "a function must keep nothing from call to call, and draw random numbers from the global generators of torch, "
-                "numpy and Python, or from an argument called generator: a torch.Generator that is seeded for every batch"
-            )
-            raise FunctionError(message, hint=hint)
-
-
-def _leaves_with_space(applier: Applier) -> frozenset[str]:
-    """The leaves whose space holds for the result as long as a function of the user does not change them."""
-    dataset = applier.view.dataset
-    if applier.config.whole_episodes or not applier.runs_own_code:
-        return frozenset()  # of episodes no space is kept
-    spaces = dataset.manifest.spaces
-    return frozenset(leaf.name for leaf in dataset.schema if covers(spaces, leaf.name.removeprefix("next/")))
-
-
-def _other_values(applier: Applier, batch: ResultBatch, start: int, names: Collection[str]) -> set[str]:
-    """The leaves among ``names`` whose values in the result of the steps from ``start`` on are not those of the input."""
-    rows = applier.view.dataset.rows
-    stored = [name for name in names if rows[name].leaf.kind == "state"]
-    same = find_passthrough(batch.source, batch.columns, stored)[0] if stored and batch.source is not None else []
-    other = set(stored) - set(same)
-    for name in set(names) - set(stored):
-        found, before = batch.columns.get(name), rows[name].block(start, start + batch.steps_in)
-        is_like = found is not None and (found.shape, found.dtype) == (before.shape, before.dtype)
-        if not is_like or differing(before, batch.columns[name]).any():
-            other.add(name)
-    return other
+    changed = [] if applier.config.whole_episodes else sorted(kept - unchanged)
+    return {**record, **vars(tally), "changed": changed, "seconds": round(time.perf_counter() - began, 6)}
 
 
 def try_functions(applier: Applier, section: Chunk, on_block: OnBlock) -> dict[str, Any]:
-    """Apply the functions to the first batch of a section, or to its first episodes; write nothing.
+    """Apply the functions to the first batch of a section, or to its first episodes; write nothing. Those of users are called
+    twice: they must return the same again, bit by bit.
 
     Episodes are tried until one is kept that has two steps, so that its successors can be compared, at most
     _MOST_EPISODES of those that are kept. Returns ``{probe}``: a `Probe`, None where every episode was dropped.
     """
-    counts, shapes, config = ResultCounts(), Shapes(), applier.config
+    config, shapes = applier.config, Shapes()
     unchained: dict[str, int] = {}
-    changed: list[str] | None = None
     passthrough: list[str] = []
-    kept = steps_in = steps_out = dropped = 0
+    kept = steps_in = steps_out = 0
     for span in split(
         section, applier.view.episodes, 1 if config.whole_episodes else config.batch, config.whole_episodes
     ):
-        (batch,) = applier.apply(span, counts)
-        steps_in += batch.steps_in
+        batch = applier.apply(span, Tally())
+        columns, steps_in = batch.columns, steps_in + span.rows
         on_block(steps_in, 0, 0)
-        if not batch.columns:
-            dropped += 1
-            continue
-        if not kept:
-            shapes = shapes_of(batch.columns)
-            passthrough = _compressed_passthrough(applier, batch)
-            if not config.whole_episodes:
-                changed = _changed_leaves(applier, span, batch.columns)
-        check_same(batch.columns, shapes, applier.name, batch.where)
-        done = batch.columns["next/done"].view(-1)
-        unchained = {**find_unchained(batch.columns, done), **unchained}
-        steps_out += len(done)
-        kept += 1
-        if not config.whole_episodes or not bool(done[:-1].all()) or kept == _MOST_EPISODES:
+        if columns:
+            shapes = shapes or shapes_of(columns)
+            check_same(columns, shapes, applier.name, batch.where)
+            passthrough = passthrough if kept else _compressed_passthrough(applier, batch)
+            done = columns["next/done"].view(-1)
+            unchained = {**find_unchained(columns, done), **unchained}
+            steps_out += len(done)
+            kept += 1
+        if applier.runs_own_code:
+            _check_again(applier, span, batch, digest(columns))
+        if columns and (not config.whole_episodes or not bool(done[:-1].all()) or kept == _MOST_EPISODES):
             break
-    if not kept:
-        return {"probe": None}
-    before = shapes_of(leaves_of(applier.view.read(section.start, section.start + 1)))
-    found = (before, shapes, unchained, changed, passthrough, steps_in, steps_out, dropped, counts.nans)
-    return {"probe": Probe(*found)}
+    return {"probe": Probe(shapes, unchained, passthrough, steps_in, steps_out) if kept else None}
+
+
+def _check_again(applier: Applier, span: Chunk, batch: ResultBatch, before: str) -> None:
+    """Raise FunctionError unless the functions return the same for a batch as before."""
+    if digest(applier.apply(span, Tally()).columns) != before:
+        names = ", ".join(fn.name for fn in applier.chain if fn.is_own)
+        message = f"{names} returned something else when it was called again, for {batch.where}"
+        hint = (
+            "a function must keep nothing from call to call, and draw random numbers from the global generators of torch, "
+            "numpy and Python, or from an argument called generator: a torch.Generator that is seeded for every batch"
+        )
+        raise FunctionError(message, hint=hint)
 
 
 def _compressed_passthrough(applier: Applier, batch: ResultBatch) -> list[str]:
     """The compressed leaves of a batch that no function changed."""
+    compressed = [leaf.name for leaf in applier.view.dataset.schema.states if not codec_of(leaf).fixed_rows]
     if batch.source is None:
         return []
-    compressed = [leaf.name for leaf in applier.view.dataset.schema.states if not codec_of(leaf).fixed_rows]
-    return find_passthrough(batch.source, batch.columns, compressed)[0]
-
-
-def _changed_leaves(applier: Applier, chunk: Chunk, columns: Columns) -> list[str]:
-    """The leaves of input and result that differ in the first batch."""
-    before = leaves_of(applier.view.read(chunk.start, chunk.stop))
-    old, new = shapes_of(before), shapes_of(columns)
-    return sorted(
-        path
-        for path in new
-        if path in before and (new[path] != old[path] or bool(differing(before[path], columns[path]).any()))
-    )
+    return [name for name in compressed if len(batch.source.unchanged(batch.columns, (name, "next/" + name))) == 2]
 
 
 def sample_results(applier: Applier, chunk: Chunk, on_block: OnBlock, names: tuple[str, ...]) -> dict[str, Any]:
     """A few rows of the leaves ``names`` of the results, uint8 ``[n, row_bytes]``, for codecs and dictionaries."""
-    if applier.config.whole_episodes:
-        columns = _sample_episodes(applier, chunk)
-    else:
+    columns: Columns = {}
+    if not applier.config.whole_episodes:
         columns = applier.apply_to_steps(_spread(chunk.start, chunk.stop))
+    else:  # the first few episodes, none where all of them are dropped
+        last = min(chunk.first + _EPISODES_PER_SAMPLE, chunk.last)
+        few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
+        for span in applier.split(few):
+            columns = columns or applier.apply(span, Tally()).columns
+        if columns:
+            chosen = _spread(0, len(columns["next/done"]))
+            columns = {name: columns[name][chosen] for name in names}
     on_block(chunk.rows, 0, 0)
     return {name: as_bytes(columns[name]) for name in names if name in columns}
 
@@ -363,29 +276,28 @@ def _spread(start: int, stop: int) -> torch.Tensor:
     return torch.linspace(start, stop - 1, count, dtype=torch.float64, device="cpu").long()
 
 
-def _sample_episodes(applier: Applier, chunk: Chunk) -> Columns:
-    """Rows of the first few episodes of a chunk; none where all of them are dropped."""
-    last = min(chunk.first + _EPISODES_PER_SAMPLE, chunk.last)
-    few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
-    for batch in applier.apply(few, ResultCounts()):
-        if batch.columns:
-            chosen = _spread(0, len(batch.columns["next/done"]))
-            return {name: tensor[chosen] for name, tensor in batch.columns.items()}
-    return {}
-
-
 def collect_statistics(applier: Applier, chunk: Chunk, on_block: OnBlock, number: int) -> dict[str, Any]:
     """The partial statistics for function ``number``, merged in order; empty where every episode was dropped."""
     fn = applier.chain[number]
-    fit = fn.fit
-    assert fit is not None
+    assert fn.fit is not None
     merged: dict[str, torch.Tensor] = {}
     for td, where in applier.apply_first(number, chunk):
         with applier.guard(fn.name, where):
-            partial = fit.collect(td, **fn.args)
-            merged = fit.merge(merged, partial) if merged else partial
+            partial = fn.fit.collect(td, **fn.args)
+            merged = fn.fit.merge(merged, partial) if merged else partial
     on_block(chunk.rows, 0, 0)
     return {name: tensor.numpy() for name, tensor in merged.items()}
 
 
-_TASKS = {fn.__name__: fn for fn in (write_part, try_functions, sample_results, collect_statistics)}
+def finish_statistics(
+    applier: Applier, chunk: Chunk, on_block: OnBlock, number: int, partials: list[Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """The statistics of function ``number`` from those of all parts, in order."""
+    fn = applier.chain[number]
+    assert fn.fit is not None
+    parts = [{name: torch.tensor(array) for name, array in partial.items()} for partial in partials]
+    statistics: dict[str, Any] = fn.fit.finish(reduce(fn.fit.merge, parts), **fn.args)
+    return statistics
+
+
+_TASKS = {fn.__name__: fn for fn in (write_part, try_functions, sample_results, collect_statistics, finish_statistics)}

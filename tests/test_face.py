@@ -55,7 +55,7 @@ def test_help_shows_how_preprocess_is_called():
     shown = pydoc.plain(pydoc.render_doc(rbdata.preprocess))
     assert "rbdata.preprocess(dataset_id: " in shown and "dest: 'str'" in shown
     assert "Make the dataset ``dest``" in shown.split("DESCRIPTION")[0]
-    assert "planning" in shown, "what the package says of itself"
+    assert "A chunk passes through" in shown, "what the package says of itself"
 
 
 def test_names_of_several_leaves_and_rows_of_episodes(root):

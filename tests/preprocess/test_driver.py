@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.preprocess import chunks
-from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
 from rbdata.storage.integrity import check_invariants, verify
@@ -136,7 +136,7 @@ class TestAnyChunks:
 
 @pytest.mark.parametrize("per", ["batch", "episode"])
 def test_how_often_a_function_is_called(per, tmp_path):
-    """Once for each batch or episode; for those of the first chunk twice, and once to find out the leaves."""
+    """Once for each batch or episode, and before that twice for the first, to find out the leaves."""
     make_input(tmp_path, count=40)
     calls = tmp_path / "calls"
     (tmp_path / "slow.py").write_text(f"def fn(td):\n    open({str(calls)!r}, 'a').write('x')\n    return td\n")

@@ -11,9 +11,9 @@ import rbdata
 import torch
 from preprocess_tools import double_rewards, make_input, run
 from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError
-from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 
 
@@ -188,7 +188,7 @@ KEEP_STATE = {
 
 
 class TestCalledAgain:
-    """The first chunk is made twice."""
+    """The first steps are tried twice."""
 
     @pytest.mark.parametrize("per", ["batch", "episode"])
     @pytest.mark.parametrize("kind", KEEP_STATE)
@@ -226,3 +226,11 @@ class TestCalledAgain:
 
         with pytest.raises(FunctionError, match=r"relabel_rewards returned something else"):
             action(here, "rbdata:relabel_rewards", args={"fn": reward})
+
+    def test_before_anything_is_made(self, here):
+        """Nothing of a run that ends there is left, and no part is begun."""
+        seen = []
+        request = Request("my/input", [counter()], "my/output", root=here, procs=0)
+        with pytest.raises(FunctionError, match="called again"):
+            preprocess(request, Listener(on_estimate=seen.append))
+        assert seen == [] and [path.name for path in (here / "my").iterdir()] == ["input"]

@@ -10,8 +10,8 @@ import rbdata
 import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
 from rbdata.errors import DamagedDatasetError
-from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
 from rbdata.storage.integrity import check_invariants, verify

@@ -6,6 +6,7 @@ import json
 
 from preprocess_tools import make_input, run
 from rbdata.cli import run as command
+from rbdata.preprocess.request import ReadOptions
 from rbdata.storage.manifest import read_manifest
 
 
@@ -31,6 +32,21 @@ class TestLineage:
         assert "rbdata:scale_rewards(scale=2)" in told
         assert command(["inspect", "my/scaled", "--root", str(inputs), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["lineage"] == lineage
+
+    def test_a_leaf_that_changes_in_a_later_batch(self, tmp_path):
+        """It was judged by the first batch; of stacks, by the stacks that the function got."""
+        make_input(tmp_path)
+
+        def late(td, step):
+            td["action"][step >= 100] += 1
+            return td
+
+        changed = run(tmp_path, late, batch_size=16).manifest.lineage["leaves"]["changed"]
+        assert changed == ["action"]
+        options = {"read_options": ReadOptions(frame_stack=2, n_step=2), "dest": "my/windows"}
+        leaves = run(tmp_path, lambda td: td, **options).manifest.lineage["leaves"]
+        assert {"observation", "next/observation", "next/reward"} <= set(leaves["changed"])
+        assert "steps_to_next_obs" in leaves["added"]
 
     def test_the_same_data_have_the_same_content(self, tmp_path):
         ids = [read_manifest(make_input(tmp_path / name)).content for name in ("one", "two")]

@@ -15,9 +15,9 @@ import pytest
 from preprocess_tools import lasting, make_input, run
 from processes import RBDATA, start_interruptible
 from rbdata.datasets.local import list_local
-from rbdata.preprocess import driver
-from rbdata.preprocess.driver import preprocess
+from rbdata.preprocess import run as driver
 from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 

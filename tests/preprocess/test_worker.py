@@ -33,7 +33,9 @@ class TestLostWorkers:
             )
         )
         options = {"dest": "my/killed", "batch_size": 20, "procs": 2}
-        with pytest.raises(WorkerLostError, match=r"worked on steps .* was killed \(SIGKILL\)") as caught:
+        with pytest.raises(
+            WorkerLostError, match=r"worked on steps .*killing.py:fn\) was killed \(SIGKILL\)"
+        ) as caught:
             run(shared, f"{tmp_path}/killing.py:fn", **options)
         assert "run the command again" in caught.value.hint
         fatal.unlink()

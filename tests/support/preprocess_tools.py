@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from rbdata.preprocess.driver import preprocess
 from rbdata.preprocess.request import Request
+from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
 from storage_tools import make_episodes, write_dataset
