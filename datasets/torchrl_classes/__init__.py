@@ -4,7 +4,7 @@
 
     buffer = MinariExperienceReplay("D4RL/door/human-v2", batch_size=32)
 
-`dataset_classes` has the classes and the prefixes of `load_dataset`, `record_map` their ``preprocess``. (Not ``torchrl``: with
+`dataset_classes` has the classes and the prefixes of `load_dataset`. (Not ``torchrl``: with
 this folder's parent on Python's path, ``import torchrl`` would find it.)
 """
 

@@ -1,7 +1,7 @@
 """TorchRL's dataset classes: a buffer over a dataset of one source, which is downloaded if it is missing.
 
 They have the arguments, keys and attributes that TorchRL documents. Arguments of `rbdata.download` and `rbdata.load` have the
-same meaning as there. `_passes_on` has the classes show the arguments that they pass on.
+same meaning as there. Signatures show the arguments that classes pass on.
 
 `load_dataset` finds the classes by prefix: ``load_dataset("minari:D4RL/door/human-v2", batch_size=32)``.
 """
@@ -9,7 +9,6 @@ same meaning as there. `_passes_on` has the classes show the arguments that they
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
@@ -18,15 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 
 from ... import settings
 from ...errors import DatasetNotFoundError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.dataset import ComputedRows, Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
 from ...storage.folder import DatasetPlace, remove_tree
-from ...storage.keywords import Function
 from ...storage.leaf import Leaf
-from ...storage.manifest import read_manifest
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.loading import SAMPLING, make_sampler
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
@@ -40,10 +38,12 @@ from ..ingest.job import ConvertOptions
 from ..ingest.request import make_request
 from ..sources.minari.source import local_root
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name
-from .record_map import map_records
 
 #: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
+#: Records in a chunk of `BaseDatasetExperienceReplay.preprocess`, unless the caller states it.
+_CHUNK = 1024
+PathLike = str | os.PathLike[str]
 Value = TypeVar("Value")
 
 
@@ -75,20 +75,18 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     #: The name of the source; None for classes that define ``data_path``.
     source: ClassVar[str | None] = None
+    #: The folder of all datasets.
+    root: Path | None = None
     dataset_id: str
     split_trajs: bool
-    _root: Path | None = None
     #: Makes the leaves of its batches from the stored leaves; None: they are the same.
     _derive: ClassVar[Any] = None
 
-    @property
-    def root(self) -> Path | None:
-        """The folder of all datasets."""
-        return self._root
-
-    @root.setter
-    def root(self, value: str | os.PathLike[str] | None) -> None:
-        self._root = None if value is None else Path(value)
+    def __init_subclass__(cls) -> None:
+        """The signature of a class of a source shows the arguments that it passes on."""
+        super().__init_subclass__()
+        if cls.source is not None:
+            cls.__signature__ = _signature(cls, cls.source)  # type: ignore[attr-defined]
 
     @property
     def data_path(self) -> Path:
@@ -104,19 +102,33 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
 
     def preprocess(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[TensorDictBase], TensorDictBase | None],
         dim: int = 0,
         num_workers: int | None = None,
         *,
         dest: str | os.PathLike[str],
+        num_frames: int | None = None,
         **options: Any,
     ) -> TensorStorage:
-        """All records (or the first ``num_frames``) passed through ``fn``: a storage of files under ``dest``.
+        """The first ``num_frames`` records (all by default) passed through ``fn`` by `TensorDict.map`, in files under ``dest``.
 
-        ``options`` are those of `map_records`. ``fn`` is given records as they are stored, not as transforms leave them. Raises
-        as `map_records`.
+        ``fn`` gets chunks of records as they are stored, not as transforms leave them, and returns as many, or changes those
+        that it gets. ``num_workers`` 0: in this process. ``options`` are others of `TensorDict.map`. ``rbdata preprocess``
+        can be interrupted, filters and regroups. Raises UsageError for another ``dim``.
         """
-        return map_records(self._storage, fn, dest, dim=dim, num_workers=num_workers, **options)
+        if dim:
+            raise UsageError(f"records are mapped along dimension 0, not {dim}")
+        number = len(self) if num_frames is None else min(num_frames, len(self))
+        rows = TensorDict({"row": torch.arange(number, device="cpu")}, [number])
+        apply = _Apply(fn, self._storage)
+        out: Any = apply(rows[:1])[0].expand(number).memmap_like(os.fspath(dest))
+        if num_workers == 0:
+            for low in range(0, number, _CHUNK):
+                out[low : low + _CHUNK].update_(apply(rows[low : low + _CHUNK]))
+        else:
+            size = {} if options.keys() & {"chunksize", "num_chunks"} else {"chunksize": _CHUNK}
+            rows.map(apply, 0, num_workers, out=out, **{"mp_start_method": "spawn", **size, **options})
+        return TensorStorage(out)
 
     def delete(self) -> None:
         """Delete the dataset from the disk. For a source's dataset, raises DatasetBusyError while another process writes it."""
@@ -145,7 +157,7 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     ) -> None:
         """Get the dataset, and initialise the buffer over it."""
         assert self.source is not None
-        self.dataset_id, self.root, self.split_trajs = dataset_id, settings.root(root), split_trajs
+        self.dataset_id, self.root, self.split_trajs = dataset_id, Path(settings.root(root)), split_trajs
         declared = {option.name for option in catalogue.load_source(self.source).options}
         wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
         path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
@@ -186,37 +198,63 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         return self.dataset.episode_of(torch.arange(len(self.dataset), device="cpu"))
 
 
-PathLike = str | os.PathLike[str]
+class _Apply:
+    """A function of records, as one of the rows of a dataset."""
+
+    def __init__(self, fn: Callable[[TensorDictBase], TensorDictBase | None], storage: Any) -> None:
+        self._fn, self._storage = fn, storage
+
+    def __call__(self, rows: TensorDictBase) -> TensorDictBase:
+        """The function's result. Raises UsageError if it does not have one record for each given record."""
+        data = self._storage.get(rows["row"])
+        result = self._fn(data)
+        result = data if result is None else result
+        if not isinstance(result, TensorDictBase) or result.batch_size[:1] != rows.batch_size[:1]:
+            hint = (
+                "it must return a TensorDict with a record for each one, or change the one it gets and return nothing"
+            )
+            raise UsageError(f"the function did not return {list(rows.batch_size)} records", hint=hint)
+        return result
 
 
-def _passes_on(source: str) -> Callable[[Function], Function]:
-    """A decorator for the ``__init__`` of a class: its signature shows what it passes on, and other keywords are refused.
+def _signature(cls: Any, source: str) -> Signature:
+    """The arguments of a class, of `_open`, of the buffer, of `make_sampler`, and of a download with the source's options."""
+    own = [one for one in signature(cls.__init__).parameters.values() if one.kind is not Parameter.VAR_KEYWORD][1:]
+    taken = {*(one.name for one in own), "self", "storage", "derive"}
+    taken |= {"procs"} if "num_procs" in taken else set()
+    parts: list[Any] = [cls._open, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__]
+    passed = [one for part in parts for one in signature(part).parameters.values()]
+    passed += [signature(make_sampler).parameters[name] for name in SAMPLING]
+    convert = signature(ConvertOptions).parameters
+    declared = [one.name for one in catalogue.load_source(source).options_of("download")]
+    passed += [
+        convert.get(name, Parameter(name, Parameter.KEYWORD_ONLY, default=None))
+        for name in [*sorted(DOWNLOAD), *declared]
+    ]
+    shown: dict[str, Parameter] = {}
+    for one in passed:
+        if one.name not in taken | {"dataset_id"} and one.kind in (
+            Parameter.POSITIONAL_OR_KEYWORD,
+            Parameter.KEYWORD_ONLY,
+        ):
+            shown.setdefault(one.name, one.replace(kind=Parameter.KEYWORD_ONLY))
+    return Signature([*own, *shown.values()])
 
-    That is, the arguments of `BaseDatasetExperienceReplay._open`, of the buffer, of `make_sampler`, and of a download with the
-    options that the source declares.
-    """
 
-    def decorate(function: Function) -> Function:
-        own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        taken = {*(one.name for one in own), "self", "storage", "dataset_id", "derive"}
-        taken |= {"procs"} if "num_procs" in taken else set()
-        parts: list[Any] = [BaseDatasetExperienceReplay._open, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__]
-        passed = [one for part in parts for one in signature(part).parameters.values()]
-        passed += [signature(make_sampler).parameters[name] for name in SAMPLING]
-        convert = signature(ConvertOptions).parameters
-        passed += [
-            convert.get(name, Parameter(name, Parameter.KEYWORD_ONLY, default=None)) for name in sorted(DOWNLOAD)
-        ]
-        declared = catalogue.load_source(source).options_of("download")
-        passed += [Parameter(one.name, Parameter.KEYWORD_ONLY, default=None) for one in declared]
-        shown: dict[str, Parameter] = {}
-        for one in passed:
-            if one.name not in taken and one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
-                shown.setdefault(one.name, one.replace(kind=Parameter.KEYWORD_ONLY))
-        function.__signature__ = Signature([*own, *shown.values()])  # type: ignore[attr-defined]
-        return function
+class _SourceExperienceReplay(BaseDatasetExperienceReplay):
+    """A class whose arguments are those of `BaseDatasetExperienceReplay._open`."""
 
-    return decorate
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        root: PathLike | None = None,
+        download: bool | str = True,
+        split_trajs: bool = False,
+        **options: Any,
+    ) -> None:
+        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
 
 class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
@@ -238,7 +276,6 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     #: For a first try: only the shards (checkpoints) below this number are downloaded.
     _max_runs: int | None = None
 
-    @_passes_on("atari")
     def __init__(
         self,
         dataset_id: str,
@@ -296,8 +333,8 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
     - ``use_truncated_as_done``: False: ``("next", "done")`` is ``("next", "terminated")``.
     - ``terminate_on_end``: True keeps the last step of an episode whose next observation is not in the file (zeros are given
-      for it), False leaves it out, which is the default. It applies when the dataset is downloaded: an existing dataset is used
-      as it is, with a UserWarning if that makes a difference.
+      for it), False leaves it out, which is the default. As ``unknown_next`` of a download: an existing dataset that was made
+      otherwise is refused.
     - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
 
     Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See
@@ -306,7 +343,6 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
 
     source = "d4rl"
 
-    @_passes_on("d4rl")
     def __init__(
         self,
         dataset_id: str,
@@ -327,7 +363,8 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
         **options: Any,
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
-        self._unknown_next = None if terminate_on_end is None else "zero" if terminate_on_end else "truncate"
+        if terminate_on_end is not None:
+            options["unknown_next"] = "zero" if terminate_on_end else "truncate"
         self._open(
             dataset_id,
             batch_size,
@@ -343,19 +380,6 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
             derive=partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done),
             **options,
         )
-
-    def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
-        chosen = self._unknown_next
-        if chosen is not None and download and (download == "force" or not self._place.exists()):
-            wanted = {"unknown_next": chosen, **wanted}
-        path = super()._obtain(download, wanted)
-        manifest = read_manifest(path)
-        stored = manifest.source.get("options", {}).get("unknown_next", chosen)
-        counts = manifest.counts
-        if chosen not in (None, stored) and (counts.get("given_up_steps") or counts.get("unknown_next_steps")):
-            message = f"{manifest.id} was converted with unknown_next={stored!r}: terminate_on_end has no effect on it"
-            warnings.warn(f"{message} (download='force' converts it again)", UserWarning, stacklevel=4)
-        return path
 
     @property
     def specs(self) -> Composite:
@@ -394,7 +418,6 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     source = "minari"
     _derive = staticmethod(add_episode)
 
-    @_passes_on("minari")
     def __init__(
         self,
         dataset_id: str,
@@ -433,7 +456,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         }
 
 
-class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
+class GenDGRLExperienceReplay(_SourceExperienceReplay):
     """A Gen-DGRL dataset of a game and a set, such as ``"bigfish-1M_E"``; see docs/sources/gen_dgrl.md.
 
     A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[3, 64, 64]``), ``action`` (int64), reward and flags
@@ -442,18 +465,6 @@ class GenDGRLExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "gen_dgrl"
-
-    @_passes_on("gen_dgrl")
-    def __init__(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        download: bool | str = True,
-        root: PathLike | None = None,
-        **options: Any,
-    ) -> None:
-        self._open(dataset_id, batch_size, root=root, download=download, **options)
 
 
 def _renamed(rows: Mapping[str, Rows], named: Callable[[str], str]) -> dict[str, Rows]:
@@ -476,7 +487,6 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
     source = "openml"
     _derive = staticmethod(_table)
 
-    @_passes_on("openml")
     def __init__(
         self,
         name: str,
@@ -539,7 +549,6 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     source = "openx"
     _derive = staticmethod(_openx_leaves)
 
-    @_passes_on("openx")
     def __init__(
         self,
         dataset_id: str,
@@ -589,7 +598,6 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     source = "lerobot"
     _derive = staticmethod(_lerobot_leaves)
 
-    @_passes_on("lerobot")
     def __init__(
         self,
         repo_id: str,
@@ -648,7 +656,6 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     source = "vd4rl"
     _derive = staticmethod(_vd4rl_leaves)
 
-    @_passes_on("vd4rl")
     def __init__(
         self,
         dataset_id: str,
@@ -662,7 +669,9 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         num_workers: int = 0,
         **options: Any,
     ) -> None:
-        size = _checked_size(image_size)
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
+        if size is not None and (len(size) != 2 or not all(isinstance(one, int) and one > 0 for one in size)):
+            raise UsageError(f"image_size is a number of pixels, or height and width, not {image_size!r}")
         self._open(short_name(dataset_id), batch_size, root=root, download=download, split_trajs=split_trajs, **options)
         if totensor or size is not None:
             self.append_transform(FrameTransform(totensor, size))
@@ -676,7 +685,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
 class FrameTransform:
     """Frames of a batch as floating-point numbers, channels first, and of another size."""
 
-    def __init__(self, to_tensor: bool, size: tuple[int, int] | None) -> None:
+    def __init__(self, to_tensor: bool, size: Sequence[int] | None) -> None:
         self._to_tensor, self._size = to_tensor, size
 
     def __call__(self, batch: Any) -> Any:
@@ -699,16 +708,7 @@ class FrameTransform:
         return found.movedim(-3, -1) if is_last and not self._to_tensor else found
 
 
-def _checked_size(given: int | Sequence[int] | None) -> tuple[int, int] | None:
-    if given is None:
-        return None
-    size = (given, given) if isinstance(given, int) else tuple(given)
-    if len(size) != 2 or not all(isinstance(one, int) and one > 0 for one in size):
-        raise UsageError(f"image_size is a number of pixels, or height and width, not {given!r}")
-    return size[0], size[1]
-
-
-class RobosetExperienceReplay(BaseDatasetExperienceReplay):
+class RobosetExperienceReplay(_SourceExperienceReplay):
     """A RoboSet dataset, such as ``"FK1-v4(expert)/FK1_MicroOpenRandom_v2d-v4"``; see docs/sources/roboset.md.
 
     A batch has ``observation``, ``action``, ``time``, ``info`` and ``("next", "info")``, reward and flags, and ``seed`` and
@@ -720,19 +720,6 @@ class RobosetExperienceReplay(BaseDatasetExperienceReplay):
     """
 
     source = "roboset"
-
-    @_passes_on("roboset")
-    def __init__(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        root: PathLike | None = None,
-        download: bool | str = True,
-        split_trajs: bool = False,
-        **options: Any,
-    ) -> None:
-        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
 
 
 #: A class or function called as ``factory(dataset_id, **options)``, or where to import it from: ``"module:name"``.
@@ -759,12 +746,14 @@ def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) ->
     Raises UsageError for a prefix that is empty, has a colon, or is taken (unless ``replace``), and for anything else as
     ``dataset``.
     """
-    prefix = _checked(prefix)
-    if isinstance(dataset, str):
-        if not all(dataset.partition(":")):
-            raise UsageError(f"{dataset!r} does not name a dataset class", hint="write it as 'module:name'")
-    elif not callable(dataset):
-        raise UsageError(f"a dataset is a class, a function or 'module:name', not a {type(dataset).__name__}")
+    prefix = prefix.lower().strip()
+    if (
+        not prefix
+        or ":" in prefix
+        or not (all(dataset.partition(":")) if isinstance(dataset, str) else callable(dataset))
+    ):
+        hint = "a prefix is a name without a colon; a dataset is a class, a function or 'module:name'"
+        raise UsageError(f"{prefix!r} cannot be registered for {dataset!r}", hint=hint)
     if prefix in _REGISTRY and not replace:
         raise UsageError(f"the prefix {prefix!r} is taken by {_REGISTRY[prefix]}", hint="replace it with replace=True")
     _REGISTRY[prefix] = dataset
@@ -778,21 +767,11 @@ def load_dataset(dataset_id: str, **options: Any) -> Any:
     for an unknown prefix, or none.
     """
     prefix, colon, name = dataset_id.partition(":")
-    prefixes = f"prefixes: {', '.join(sorted(_REGISTRY))}"
-    if not colon:
-        raise DatasetNotFoundError(f"{dataset_id!r} has no prefix, such as minari:{dataset_id}", hint=prefixes)
-    factory = _REGISTRY.get(_checked(prefix))
+    factory = _REGISTRY.get(prefix.lower().strip()) if colon else None
     if factory is None:
-        raise DatasetNotFoundError(f"no datasets are registered for the prefix {prefix!r}", hint=prefixes)
+        what = f"no datasets are registered for the prefix {prefix!r}" if colon else f"{dataset_id!r} has no prefix"
+        raise DatasetNotFoundError(what, hint=f"prefixes: {', '.join(sorted(_REGISTRY))}")
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
         factory = getattr(import_module(module), attribute)
-    assert callable(factory)
     return factory(name, **options)
-
-
-def _checked(prefix: str) -> str:
-    prefix = prefix.lower().strip()
-    if not prefix or ":" in prefix:
-        raise UsageError(f"a prefix is a name without a colon, not {prefix!r}")
-    return prefix

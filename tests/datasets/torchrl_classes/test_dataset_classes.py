@@ -27,7 +27,7 @@ from rbdata.datasets import (
     OpenXExperienceReplay,
     load_dataset,
 )
-from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UsageError
+from rbdata.errors import DatasetExistsError, DatasetNotFoundError, ReadOnlyError, UsageError
 from servers import http_server
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
@@ -210,8 +210,8 @@ def test_d4rl_one_pass():
     data = D4RLExperienceReplay(HOPPER, 3, from_env=False, sampler=SamplerWithoutReplacement(drop_last=True))
     assert len(data) // sum(1 for _ in data) == 3
     assert len(data) == 13  # two steps without a known successor are left out
-    with pytest.warns(UserWarning, match="terminate_on_end has no effect"):
-        assert len(D4RLExperienceReplay(HOPPER, 3, terminate_on_end=True)) == 13
+    with pytest.raises(DatasetExistsError, match="unknown_next"):
+        D4RLExperienceReplay(HOPPER, 3, terminate_on_end=True)
     assert len(D4RLExperienceReplay(HOPPER, 3, terminate_on_end=False)) == 13
     assert load_dataset(f"d4rl:{HOPPER}", batch_size=4, slice_len=2).sample().shape == (4,)
 
@@ -331,6 +331,22 @@ def test_preprocess_makes_a_buffer(tmp_path):
     assert buffer.sample()["observation"].shape == (8, 1, 21, 21)
     assert torch.equal(buffer[:]["other_action"], data["action"][:20])
     assert torch.equal(TensorDict.load_memmap(tmp_path)["observation"], data["observation"][:20, None, ::4, ::4])
+
+
+def test_preprocess_changes_in_place_here(tmp_path):
+    data = AtariDQNExperienceReplay("Pong/5")
+
+    def zero(batch):
+        batch["next", "reward"].zero_()
+
+    storage = data.preprocess(zero, num_workers=0, dest=tmp_path / "a")
+    assert len(storage) == len(data)
+    assert not storage.get(slice(None))["next", "reward"].any()
+    assert torch.equal(storage.get(slice(None))["action"], data["action"])
+    with pytest.raises(UsageError, match=r"did not return \[1\] records"):
+        data.preprocess(lambda batch: batch[:0], num_workers=0, dest=tmp_path / "b")
+    with pytest.raises(UsageError, match="dimension 0"):
+        data.preprocess(lambda batch: batch, 1, dest=tmp_path / "b")
 
 
 # -- Open X-Embodiment -----------------------------------------------------------------------------------------------------
