@@ -21,10 +21,10 @@ from .. import settings
 from ..errors import (
     ChecksumError,
     DatasetBusyError,
-    FetchError,
     ForbiddenError,
     MissingExtraError,
     ObjectChangedError,
+    TransientFetchError,
     UsageError,
 )
 from ..storage.episodes import open_episodes
@@ -37,7 +37,7 @@ from .card.writers import hub_licence, make_readme
 from .fetch import FetchOptions, RemoteObject, read_all
 from .fetch.hugging_face import HubLocation, endpoint, read_token
 from .fetch.location import is_hub_dataset
-from .fetch.retries import call_with_retries, retry_after_seconds, status_error, transient
+from .fetch.retries import call_with_retries, fetch_error, retry_after_seconds, status_error, transient
 from .fetch.upload import LocalFile
 from .mirrors import OnProgress, Pushed, check_replaceable, check_undamaged
 
@@ -244,53 +244,43 @@ class _Hub:
                 try:
                     return call()
                 except Exception as error:
-                    failure = self._translate(error)
-                    if failure is None:
-                        raise
-                    raise failure from error
+                    raise self._translate(error) from error
 
         return call_with_retries(once, url=self.url, options=self.location.options) if retry else once()
 
-    def _translate(self, error: BaseException) -> FetchError | UsageError | None:
+    def _translate(self, error: Exception) -> Exception:
+        """rbdata's error for one of the client, which wraps those of requests in others."""
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
         chain: list[BaseException] = [error]
         while (cause := chain[-1].__cause__) is not None and len(chain) < 8:
             chain.append(cause)
-        for one in chain:
-            if isinstance(one, HFValidationError):
-                return UsageError(f"{self.url} is not the name of a repository", hint="names have letters, digits, -_.")
-            if not isinstance(one, HfHubHTTPError):
-                continue
-            status, said = one.response.status_code, (one.server_message or "").replace(self._token, "***")[:200]
-            if status == 412:
-                return ObjectChangedError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
-            failure = status_error(status, self.url, one.response.headers, explanation=said)
-            if status == 429:
-                failure.hint = "the Hub limits requests: push again later; what it has already is not sent again"
-                wait = retry_after_seconds(one.response.headers)
-                if wait is not None:
-                    failure.hint = f"the Hub asks to wait {wait:.0f} s; then {_AGAIN}"
-            elif isinstance(one, GatedRepoError):
-                failure.hint = f"accept the terms at {endpoint()}/datasets/{self.location.repository}"
-            elif status in (401, 403):
-                failure.hint = "check HF_TOKEN or `hf auth login`: the token must be valid and may write to this owner"
-            elif status == 404:
-                failure.hint = "check the owner, the name and the branch, and that the token may read the repository"
-            elif status >= 500:
-                failure.hint = _AGAIN
+        if any(isinstance(one, HFValidationError) for one in chain):
+            return UsageError(f"{self.url} is not the name of a repository", hint="names have letters, digits, -_.")
+        answered = next((one for one in chain if isinstance(one, HfHubHTTPError)), None)
+        if answered is None:
+            if {type(one).__module__.partition(".")[0] for one in chain} & {"httpx", "httpx2", "httpcore", "httpcore2"}:
+                return transient(
+                    f"{self.url}: the connection to the Hub failed ({type(chain[-1]).__name__})", hint=_AGAIN
+                )
+            failure = fetch_error(error, self.url)
+            failure.hint = _AGAIN
             return failure
-        last = chain[-1]
-        packages = {type(one).__module__.partition(".")[0] for one in chain}
-        if packages & {"httpx", "httpx2", "httpcore", "httpcore2"} or isinstance(last, OSError):
-            said = type(last).__name__ + (f": {last}" if str(last) and "://" not in str(last) else "")
-            return transient(f"{self.url}: the connection to the Hub failed ({said})", hint=_AGAIN)
-        if isinstance(error, ValueError):
-            said = " ".join(str(error).replace(self._token, "***").split()).partition("://")[0][:160]
-            return transient(f"{self.url}: the Hub's answer is malformed ({said})", hint=_AGAIN)
-        if isinstance(error, RuntimeError):  # the client's, and hf_xet's, about an upload
-            return transient(f"{self.url}: the upload failed ({type(last).__name__})", hint=_AGAIN)
-        return None
+        status, headers = answered.response.status_code, answered.response.headers
+        if status == 412:
+            return ObjectChangedError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
+        said = (answered.server_message or "").replace(self._token, "***")[:200]
+        failure = status_error(status, self.url, headers, explanation=said)
+        wait = retry_after_seconds(headers)
+        if isinstance(answered, GatedRepoError):
+            failure.hint = f"accept the terms at {endpoint()}/datasets/{self.location.repository}"
+        elif status in (401, 403):
+            failure.hint = "check HF_TOKEN or `hf auth login`: the token must be valid and may write to this owner"
+        elif status == 404:
+            failure.hint = "check the owner, the name and the branch, and that the token may read the repository"
+        elif isinstance(failure, TransientFetchError):
+            failure.hint = _AGAIN if wait is None else f"the Hub asks to wait {wait:.0f} s; then {_AGAIN}"
+        return failure
 
 
 @contextmanager

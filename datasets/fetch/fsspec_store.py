@@ -48,7 +48,6 @@ class FsspecLocation(StoreLocation):
     @classmethod
     def from_url(cls, url: str, options: FetchOptions) -> FsspecLocation:
         scheme, _, rest = url.partition("://")
-        _check_installed(scheme.lower(), url)
         host, _, path = rest.partition("/")
         user, at, _ = host.partition("@")
         if at and ":" in user:
@@ -56,6 +55,7 @@ class FsspecLocation(StoreLocation):
             raise UsageError(message, hint="use the credentials of the store's own tools")
         if not host and scheme.lower() in _S3:
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
+        _check_installed(scheme.lower(), url)
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
 
     def file_system(self) -> _Files:
@@ -141,23 +141,18 @@ class _Files:
 
 def _check_installed(scheme: str, url: str) -> None:
     """Raise MissingExtraError if the package for this scheme is not installed, UsageError for an unknown scheme."""
-    from importlib.util import find_spec
+    try:
+        import fsspec
 
-    if find_spec("fsspec") is None:
-        message = f"{without_login(url)}: reading {scheme}:// needs fsspec"
-        raise MissingExtraError(message, hint="pip install 'rbdata[remote]'")
-    from fsspec.registry import known_implementations, registry
-
-    if scheme in registry:
-        return
-    if scheme not in known_implementations:
-        hint = "give a directory, file://, http(s)://, gs://, s3://, or another scheme of fsspec"
-        raise UsageError(f"{without_login(url)}: unsupported URL scheme {scheme}://", hint=hint)
-    known = known_implementations[scheme]
-    if find_spec(known["class"].partition(".")[0]) is None:
-        message = f"{without_login(url)}: {known.get('err') or f'{scheme}:// needs another package'}"
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
         hint = "pip install 'rbdata[remote]'" if scheme in _S3 else "see the documentation of fsspec"
-        raise MissingExtraError(message, hint=hint)
+        raise MissingExtraError(
+            f"{without_login(url)}: {scheme}:// needs another package ({error})", hint=hint
+        ) from error
+    except ValueError as error:
+        hint = "give a directory, file://, http(s)://, gs://, s3://, or another scheme of fsspec"
+        raise UsageError(f"{without_login(url)}: unsupported URL scheme {scheme}://", hint=hint) from error
 
 
 def _name(entry: dict[str, Any]) -> str:

@@ -172,7 +172,7 @@ class DirectoryUploader:
 
 @dataclass
 class StoreUploader:
-    """To a store, with retries. A derived class makes one attempt, and raises rbdata's errors."""
+    """To a store, by its client, with retries. A derived class makes one attempt."""
 
     location: Any
 
@@ -199,21 +199,15 @@ class StoreUploader:
     def remove(self, path: str) -> None:
         """Remove one object, if it exists."""
         path = check_path(path)
-
-        def remove_once() -> None:
-            with suppress(ObjectNotFoundError):
-                self._remove_once(path)
-
-        self._with_retries(remove_once, path)
+        with suppress(ObjectNotFoundError):
+            self._with_retries(lambda: self._remove_once(path), path)
 
     def _with_retries(self, call: Callable[[], None], path: str) -> None:
         try:
             self.location._with_retries(call, f"{self.location.url}/{path}")
-        except ForbiddenError as error:
-            error.hint = _NEEDS_ACCESS
-            raise
-        except ObjectNotFoundError as error:
-            error.hint = "the bucket must exist: create it with the store's tools"
+        except (ForbiddenError, ObjectNotFoundError) as error:
+            missing = isinstance(error, ObjectNotFoundError)
+            error.hint = "the bucket must exist: create it with the store's tools" if missing else _NEEDS_ACCESS
             raise
 
     def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
@@ -231,13 +225,7 @@ class GcsUploader(StoreUploader):
     def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
         with _CountingFile(file.path, count) as source, self._blob(path) as blob:
             blob.chunk_size = GCS_PIECE
-            blob.upload_from_file(
-                source,
-                size=file.size,
-                content_type="application/octet-stream",
-                checksum="crc32c",
-                timeout=self.location.options.timeouts,
-            )
+            blob.upload_from_file(source, size=file.size, checksum="crc32c", timeout=self.location.options.timeouts)
 
     def _remove_once(self, path: str) -> None:
         with self._blob(path) as blob:
@@ -246,12 +234,11 @@ class GcsUploader(StoreUploader):
     @contextmanager
     def _blob(self, path: str) -> Iterator[Any]:
         """The client's object, around one attempt."""
-        bucket, _, prefix = self.location.url[len("gs://") :].partition("/")
+        bucket, _, prefix = self.location.url.removeprefix("gs://").partition("/")
         options = self.location.options
         try:
             if self._client is None:  # with write access: logged in, or anonymous without credentials (the emulator)
-                login = options.anonymous is not True and may_have_credentials()
-                self._client = make_client(login, "read_write")
+                self._client = make_client(options.anonymous is not True and may_have_credentials(), "read_write")
             yield self._client.bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
         except Exception as error:
             raise google_error(error, f"{self.location.url}/{path}", login=True) from error
@@ -264,16 +251,14 @@ class FsspecUploader(StoreUploader):
     def _send_once(self, file: LocalFile, path: str, count: OnBytes) -> None:
         from fsspec.callbacks import Callback
 
-        files = self.location.file_system()
-
-        class Counting(Callback):
-            def relative_update(self, inc: int = 1) -> None:
-                count(inc)
+        files, counting = self.location.file_system(), Callback()
+        counting.relative_update = lambda inc=1: count(inc)
 
         def put_file(fs: Any, target: str) -> None:
-            if not files.is_s3:
-                fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            fs.put_file(str(file.path), target, callback=Counting(), **({"chunksize": S3_PIECE} if files.is_s3 else {}))
+            if files.is_s3:
+                return fs.put_file(str(file.path), target, callback=counting, chunksize=S3_PIECE)
+            fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            return fs.put_file(str(file.path), target, callback=counting)
 
         files.call(f"{self.location.url}/{path}", put_file)
 
@@ -294,8 +279,7 @@ class _CountingFile(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
-        at = self.tell()
-        if at > self._most:
-            self._on_bytes(at - self._most)
-            self._most = at
+        if self.tell() > self._most:
+            self._on_bytes(self.tell() - self._most)
+            self._most = self.tell()
         return data
