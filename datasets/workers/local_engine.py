@@ -160,7 +160,13 @@ def _start_server(modules: Sequence[str]) -> None:
     os.environ["PYTHONSAFEPATH"] = "1"  # the server is a `python -c`: a json.py may be in the current directory
     try:
         with _starting():
-            forkserver.ensure_running()
+            try:
+                forkserver.ensure_running()
+            except ChildProcessError:  # in a forked process: the server is its parent's
+                server: Any = forkserver._forkserver
+                os.close(server._forkserver_alive_fd)
+                server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
+                forkserver.ensure_running()
     finally:
         del os.environ["PYTHONSAFEPATH"]
         if before is not None:

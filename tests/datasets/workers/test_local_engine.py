@@ -53,6 +53,20 @@ def test_forked_from_one_that_has_loaded_the_modules():
     assert all(is_gone(pid) for pid in pids)
 
 
+def test_a_forked_program_has_a_server_of_its_own():
+    """`SourceTests` forks processes that are killed; so do servers of the web."""
+    with closing(LocalEngine(1)) as workers:
+        records(workers)
+    pid = os.fork()
+    if not pid:
+        with closing(LocalEngine(1)) as workers:
+            os._exit(0 if len(records(workers)) == len(TASKS) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with closing(LocalEngine(1)) as workers:
+        assert len(records(workers)) == len(TASKS)
+
+
 def test_the_parent_hears_why_they_wait():
     heard: set[str] = set()
     with closing(LocalEngine(2)) as workers:
