@@ -26,8 +26,8 @@ from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
 from .ingest.job import ConvertOptions
 from .ingest.progress import progress_listener
-from .ingest.request import Listener, Outcome, Request
-from .ingest.run import find_existing, run
+from .ingest.request import Listener, Outcome, Request, find_existing
+from .ingest.run import run
 
 if TYPE_CHECKING:
     from ..storage.manifest import Manifest
@@ -170,7 +170,7 @@ def _make(
     content: Any = None,
     begin: Callable[[int], Iterator[Table]] | None = None,
 ) -> Path:
-    from .sources.arrays.job import ArraysJob
+    from .sources.arrays.job import ArraysReader
 
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
@@ -183,7 +183,7 @@ def _make(
 
     refuse(find_existing(place, request))
     about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
-    job = ArraysJob(place.id, tables, given, request.options, **about)
+    job = ArraysReader(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
         action = partial(run, job, place, request, events, str(made_from["script"]), refuse)
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -28,6 +29,8 @@ Digest = TypeVar("Digest", bound=Any)
 BLOCK = 1 << 22
 _COPY = 1 << 18
 _DIGITS = 8
+#: Bytes that have a checksum of their own in a file whose place in a larger one is not known yet (`Cells`).
+CELL = 1 << 18
 
 
 class Crc32c:
@@ -79,6 +82,67 @@ class Crc32c:
 
     def _pieces(self) -> list[list[Any]]:
         return [*self._before, [self.length - self._from, f"{self._value:08x}"]]
+
+
+class Cells:
+    """crc32c of the bytes of a file, one for each `CELL` of them: any range of them can be summed by reading two cells."""
+
+    def __init__(self) -> None:
+        self.length = self._value = 0
+        self._whole: list[str] = []
+
+    def update(self, data: Any) -> None:
+        """Add bytes (anything contiguous with the buffer protocol)."""
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        view, at = view.cast("B"), 0
+        while at < len(view):
+            piece = bytes(view[at : at + CELL - self.length % CELL])
+            self._value = google_crc32c.extend(self._value, piece)
+            self.length += len(piece)
+            at += len(piece)
+            if self.length % CELL == 0:
+                self._whole.append(f"{self._value:08x}")
+                self._value = 0
+
+    @property
+    def record(self) -> tuple[int, str]:
+        """The number of bytes, and the checksums of all cells, 8 hex digits each."""
+        last = f"{self._value:08x}" if self.length % CELL else ""
+        return self.length, "".join(self._whole) + last
+
+
+def sum_cells(path: Path, offset: int, length: int) -> tuple[int, str]:
+    """`Cells.record` of the bytes of a file from ``offset``; fewer than ``length`` if the file ends before."""
+    cells = Cells()
+    with open_plain(path, "rb", follow=True) as file:
+        file.seek(offset)
+        while cells.length < length and (block := file.read(min(BLOCK, length - cells.length))):
+            cells.update(block)
+    return cells.record
+
+
+def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[Any]:
+    """The range (`Crc32c.record`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
+    ``begin`` of another file. Only the cells that the end of a block cuts are read."""
+
+    def piece(low: int, high: int) -> list[Any]:
+        first, last = -(-low // CELL), (high if high < length else -(-high // CELL) * CELL) // CELL
+        if first > last:
+            return sum_range(path, offset + low, high - low)
+        head = [sum_range(path, offset + low, min(first * CELL, high) - low)] if low % CELL else []
+        whole = [
+            [min(CELL, length - cell * CELL), cells[cell * _DIGITS : (cell + 1) * _DIGITS]]
+            for cell in range(first, last)
+        ]
+        tail = [sum_range(path, offset + last * CELL, high - last * CELL)] if last * CELL < high else []
+        return join_ranges([*head, *whole, *tail])
+
+    edges = [0, *range(BLOCK - begin % BLOCK, length, BLOCK), length]
+    pieces = [piece(low, high) for low, high in pairwise(edges)]
+    joined = join_ranges(pieces)
+    return joined if len(pieces) == 1 else [*joined, "".join(checksum for _, checksum in pieces)]
 
 
 def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:

@@ -248,24 +248,25 @@ class EpisodeBuilder:
     """Collects episodes while a dataset is planned."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, float, int, bool]] = []
+        #: Length, return, outcome, and whether it begins midway.
+        self.rows: list[tuple[int, float, int, bool]] = []
 
     def add(self, length: int, total: float, outcome: int, *, midway: bool = False) -> None:
         """Append an episode of ``length`` steps with return ``total``."""
-        self._rows.append((length, total, outcome, midway))
+        self.rows.append((length, total, outcome, midway))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def table(self) -> EpisodeTable:
         """The table of all episodes added."""
-        length = np.array([row[0] for row in self._rows], np.int64)
+        length = np.array([row[0] for row in self.rows], np.int64)
         return EpisodeTable(
             start=np.cumsum(length) - length,
             length=length,
-            returns=np.array([row[1] for row in self._rows], np.float64),
-            outcome=np.array([row[2] for row in self._rows], np.uint8),
-            midway=np.array([row[3] for row in self._rows], bool),
+            returns=np.array([row[1] for row in self.rows], np.float64),
+            outcome=np.array([row[2] for row in self.rows], np.uint8),
+            midway=np.array([row[3] for row in self.rows], bool),
         )
 
 

@@ -7,8 +7,8 @@ only their sizes are known (`estimate_fetch`); a staged job makes a guess (`expe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,12 @@ from ...storage.codecs import codec_of
 from ...storage.codecs.codec import Codec
 from ...storage.folder import DatasetPlace, free_bytes
 from ...storage.schema import Leaf
-from .job import Job, Plan, StagedJob
+from .job import Expectation, Job, Plan, StagedJob
 from .request import Estimate
 from .row_source import SampleRows
+
+if TYPE_CHECKING:
+    from .unit import Reader, Unit
 
 #: Bytes of an episode in the episode table (`storage.episodes`).
 _EPISODE = 26
@@ -123,3 +126,79 @@ def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:
         why=job.why,
         **known,
     )
+
+
+# -- of readers ------------------------------------------------------------------------------------------------------------
+
+
+def estimate_units(
+    reader: Reader,
+    place: DatasetPlace,
+    units: Sequence[Unit],
+    done: Collection[int],
+    counted: tuple[int, int],
+    state_bytes: Callable[[], float],
+    *,
+    fetched: bool = False,
+) -> Estimate:
+    """The remaining work of units, without those that are ``done``; ``counted`` are the steps and episodes of the lead."""
+    (steps, episodes), left = counted, [unit for unit in units if unit.index not in done]
+    states = sum(unit.spec.states for unit in left if unit.spec)
+    row = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk and leaf.constant != 0)
+    return _estimate(
+        reader,
+        place,
+        shards=len(units),
+        fetch_bytes=sum(unit.spec.fetch_bytes for unit in left if unit.spec),
+        steps=steps,
+        episodes=episodes,
+        disk_bytes=int(states * state_bytes() if states else 0) + steps * row + episodes * _EPISODE,
+        done_parts=len(done),
+        parts=len(units),
+        part_names=[unit.name for unit in units],
+        notes=reader.notes,
+        fetched=fetched,
+    )
+
+
+def estimate_expected(
+    reader: Reader, place: DatasetPlace, expected: Expectation, parts: int, done: int = 0
+) -> Estimate:
+    """What a reader expects to fetch and write, ``done`` of its ``parts`` being there."""
+    left = 1 - done / max(1, parts)
+    return _estimate(
+        reader,
+        place,
+        shards=parts,
+        fetch_bytes=int(expected.fetch_bytes * left),
+        steps=expected.steps,
+        episodes=expected.episodes,
+        disk_bytes=int(expected.disk_bytes * left),
+        done_parts=done,
+        parts=parts,
+        part_names=expected.part_names,
+        notes=expected.notes,
+        estimated=True,
+    )
+
+
+def estimate_join(reader: Reader, place: DatasetPlace) -> Estimate:
+    """Nothing is left but to join."""
+    return _estimate(reader, place, shards=0, fetch_bytes=0, disk_bytes=0)
+
+
+#: The share of their size that compressed frames take if none can be tried: from 1/200 (Pong) to 1/2 (noise).
+_GUESSED = 0.1
+
+
+def expect_rows(reader: Reader, steps: int, episodes: int = 0, ratio: float = _GUESSED) -> Expectation:
+    """The expected size on disk of so many steps; ``ratio``: the share of their size that compressed rows take."""
+    large = 0.0
+    for column in reader.columns:
+        if column.large:
+            leaf = reader.schema[column.key]
+            plain = codec_of(leaf).fixed_rows
+            large += column.row_bytes if plain else ratio * column.row_bytes + codec_of(leaf).index_bytes
+    lasting = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk)
+    lasting += int(large) * (2 if reader.options.layout == "ted" else 1)
+    return Expectation(0, steps, episodes, steps * lasting, ["recording"])

@@ -217,7 +217,7 @@ class Job:
         """Into how many parts the large leaves are divided; known when the leaves are."""
         return 0
 
-    def sample_rows(self) -> SampleRows:
+    def sample_rows(self) -> SampleRows | None:
         """Rows of the large leaves from all over the data, uint8 ``[row_bytes]`` each: a dictionary is trained on them,
         and the size of the dataset estimated. Deterministic. Called after ``plan``."""
         raise NotImplementedError

@@ -31,6 +31,7 @@ from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
 from .job import ConvertOptions, Job, Plan, RawObject
 
 if TYPE_CHECKING:
+    from ...storage.work import Work
     from ...storage.writer import ColumnWriter, DatasetWriter
     from .row_source import SampleRows
 
@@ -118,7 +119,7 @@ def is_sound(path: Path, item: RemoteObject) -> bool:
 _KIND = "kept"
 
 
-def remember_complete(writer: DatasetWriter) -> None:
+def remember_complete(writer: DatasetWriter | Work) -> None:
     """Record the files that are complete and not recorded yet."""
     known = writer.remembered(_KIND)
     for path in _complete(writer.folder / RAW):
@@ -128,13 +129,13 @@ def remember_complete(writer: DatasetWriter) -> None:
             )
 
 
-def remember_fetched(writer: DatasetWriter, path: Path, found: RemoteObject) -> None:
+def remember_fetched(writer: DatasetWriter | Work, path: Path, found: RemoteObject) -> None:
     """Record a file that was just fetched, with the size and checksum of the received bytes."""
     summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
     writer.remember(_KIND, {"files": {".": [found.size, summed] if summed else _size_and_checksum(path)}}, path.name)
 
 
-def drop_changed(writer: DatasetWriter) -> None:
+def drop_changed(writer: DatasetWriter | Work) -> None:
     """Remove files that differ from what was recorded."""
     known = writer.remembered(_KIND)
     for path in list(_complete(writer.folder / RAW)):
@@ -145,7 +146,7 @@ def drop_changed(writer: DatasetWriter) -> None:
             writer.forget(_KIND, name)
 
 
-def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter) -> bool:
+def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter | Work) -> bool:
     if not isinstance(files, dict) or not set(_files_of(path)) <= set(files):
         return False
     for name, found in files.items():
@@ -156,7 +157,7 @@ def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter) -> bool:
     return True
 
 
-def _is_part(path: Path, found: list[Any], writer: DatasetWriter) -> bool:
+def _is_part(path: Path, found: list[Any], writer: DatasetWriter | Work) -> bool:
     """Whether a file was renamed to the file of a part. If no record says so, it is moved back."""
     for record in writer.parts_done().values():
         for leaf in record["leaves"].values():
@@ -266,7 +267,7 @@ def _plan(
         columns.abandon()
 
 
-def _sample_rows(job: Job, _: Any) -> SampleRows:
+def _sample_rows(job: Job, _: Any) -> SampleRows | None:
     return job.sample_rows()
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,23 +26,23 @@ from typing import Any
 
 import numpy as np
 
-from ..._version import __version__
 from ...errors import ChecksumError, CorruptSourceError, DamagedDatasetError, DatasetExistsError
-from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
-from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
+from ...storage.folder import RAW, DatasetPlace, check_space, remove_tree
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.schema import Schema
 from ...storage.writer import ColumnWriter, DatasetWriter, OldDataset, fingerprint, finished_parts, open_sink
 from ..fetch import RemoteObject
-from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, memory_for, run_tasks, threads_of_task, usual_procs
 from ..workers.task import Engine, OnBlock, modules_of
+from . import pipeline
 from .estimate import bytes_of_columns, bytes_of_state, compressed_leaves, estimate_fetch, estimate_plan, expect
 from .job import Job, Plan, RawObject, StagedJob
+from .pipeline import bytes_left, file_name, is_local, make_manifest, remote_files, write_dataset
 from .raw_files import RawReading, drop_changed, fetch_all, remember_complete, remember_fetched
-from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
+from .request import Estimate, Listener, Outcome, Request, announce_replacement, read_objects
 from .row_source import RowSource, SampleRows
+from .unit import Reader
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ def run(
     DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
     """
 
+    if isinstance(job, Reader):
+        return pipeline.run(job, place, request, listener, url, check)
     if request.dry_run:
         began = time.monotonic()
         announce_replacement(place, request, job.shards(), url, listener)
@@ -133,6 +135,8 @@ def restore(job: Job, place: DatasetPlace, request: Request, listener: Listener,
 
     Raises as `run`, and DamagedDatasetError where the data have changed; the dataset is then as it was.
     """
+    if isinstance(job, Reader):
+        return pipeline.restore(job, place, request, listener, url)
     with place.lock():
         place.recover()
         return _write(job, place, request, listener, url, read_manifest(place.path))[0]
@@ -200,32 +204,6 @@ def _begin(
     return old, fingerprint(identity)
 
 
-def write_dataset(
-    place: DatasetPlace,
-    request: Request,
-    write: Callable[[], tuple[Estimate, Manifest]],
-    check: Callable[[Manifest], object] = lambda existing: None,
-) -> Outcome:
-    """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then.
-
-    ``check`` raises if the dataset that process made is not the requested one.
-    """
-    began = time.monotonic()
-    make_writable(place.root)
-    try:
-        with place.lock():
-            place.recover()
-            existing = find_existing(place, request)  # another process may have finished it meanwhile
-            if existing is not None:
-                check(existing)
-                return Outcome(place.id, place.path, "complete", existing)
-            estimate, manifest = write()
-    except BaseException:
-        place.prune_parents()
-        raise
-    return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
-
-
 def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener) -> Estimate:
     """What a run would do, without the work that an interrupted run has finished; writes nothing, and leaves the job as it is.
 
@@ -237,9 +215,9 @@ def dry_run(job: Job, place: DatasetPlace, request: Request, listener: Listener)
     kept = place.working / RAW
     if isinstance(job, StagedJob):
         return expect(job, place, 0 if finished is None else job.staged_parts(kept))
-    remote = _remote_files(job)
+    remote = remote_files(job)
     if remote:
-        return estimate_fetch(job, place, _bytes_left(remote, None if finished is None else kept))
+        return estimate_fetch(job, place, bytes_left(remote, None if finished is None else kept))
     paths = {item.url: Path(item.url) for item in job.files()}
     with RawReading(job, paths, usual_procs(1, request.procs)) as reading:
         reading.inspect()
@@ -302,7 +280,7 @@ class _Run:
     @property
     def remote(self) -> list[RemoteObject]:
         """The files that are fetched whole."""
-        return _remote_files(self.job)
+        return remote_files(self.job)
 
     def convert(self, paths: dict[str, Path], url: str) -> tuple[Estimate, Manifest]:
         """Plan and fill; what is left is to commit. ``paths`` are those of the job's whole files by url."""
@@ -333,7 +311,7 @@ class _Run:
         self.listener.on_stage("committing")
         for index, record in writer.parts_done().items():
             plan.parts[index] = plan.parts[index].with_checksum(record["crc32c"])
-        return expected, _manifest(job, plan, self.place.id, url)
+        return expected, make_manifest(job, plan, self.place.id, url)
 
     def _procs(self, tasks: int) -> int:
         """The number of worker processes for so many tasks; 0: this process, if it is asked for."""
@@ -344,11 +322,11 @@ class _Run:
         job, folder, remote = self.job, self.writer.folder / RAW, self.remote
         drop_changed(self.writer)
         if remote:
-            self.listener.on_estimate(estimate_fetch(job, self.place, _bytes_left(remote, folder)))
+            self.listener.on_estimate(estimate_fetch(job, self.place, bytes_left(remote, folder)))
             self.listener.on_stage("fetching the raw files")
-            raw = [RawObject(_file_name(item), item, job.location) for item in remote]
+            raw = [RawObject(file_name(item), item, job.location) for item in remote]
             fetch_all(folder, raw, self.listener.on_fetched, partial(remember_fetched, self.writer))
-        return {item.url: Path(item.url) if is_local(item) else folder / _file_name(item) for item in job.files()}
+        return {item.url: Path(item.url) if is_local(item) else folder / file_name(item) for item in job.files()}
 
     def _plan(self, reading: RawReading) -> Plan:
         plan, files = reading.plan(self.writer.begin_plan(), self.listener.on_planned)
@@ -423,57 +401,5 @@ class _Run:
             listener.on_part_done(index)
 
 
-def _remote_files(job: Job) -> list[RemoteObject]:
-    return [item for item in job.files() if not is_local(item)]
-
-
-def _bytes_left(remote: Sequence[RemoteObject], folder: Path | None) -> int:
-    """Bytes of whole raw files still to be fetched into a folder that an interrupted run may have begun to fill."""
-    sizes = {_file_name(item): item.size or 0 for item in remote}
-    kept = sum(min(size, bytes_there(folder / name)) for name, size in sizes.items()) if folder else 0
-    return sum(sizes.values()) - kept
-
-
-def is_local(item: RemoteObject) -> bool:
-    """Whether an object is a file that can be opened where it is."""
-    return item.url.startswith("/")
-
-
-def _file_name(item: RemoteObject) -> str:
-    """A name for a fetched file: different objects may have the same last name."""
-    return f"{crc32c(item.url.encode())}-{item.name}"
-
-
 def _records(plan: Plan) -> list[dict[str, Any]]:
     return [part.to_json() for part in plan.parts]
-
-
-def _manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
-    names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
-    source = {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
-    unverified = job.unverified()
-    returns, lengths = plan.episodes.summary()
-    provenance: dict[str, Any] = {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "rbdata_version": __version__,
-        "location": url,
-        **({"why": job.why} if job.why else {}),
-        **({"files_state": job.files_state} if job.files_state else {}),
-        **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
-    }
-    return Manifest(
-        id=dataset_id,
-        schema=job.schema,
-        steps=plan.steps,
-        episodes=len(plan.episodes),
-        source=source,
-        parts=_records(plan),
-        spaces=plan.spaces,
-        counts=plan.counts,
-        notes=plan.notes,
-        returns=returns,
-        lengths=lengths,
-        licence=job.licence,
-        citation=job.citation,
-        provenance=provenance,
-    )

@@ -38,6 +38,7 @@ from ...storage.codecs import resolve_choice
 from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
 from ...storage.writer import ColumnWriter
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED
 from .spaces import LossyCastError, cast
 
 #: Steps that are made into columns at a time, unless their rows are large.
@@ -245,6 +246,13 @@ class TransitionRows:
     @property
     def steps(self) -> int:
         return int(np.count_nonzero(self.keep))
+
+    def bits(self, low: int, high: int) -> np.ndarray:
+        """The bits of the ends (`block`) of the rows ``low`` to ``high - 1``, uint8."""
+        terminated, truncated, by_clock = (flag[low:high] for flag in (self.terminated, self.truncated, self.by_clock))
+        over = [terminated & truncated, terminated, truncated & by_clock, truncated]
+        both = END_TERMINATED | END_TRUNCATED
+        return np.select(over, [both, END_TERMINATED, END_TRUNCATED, END_CUT], 0).astype(np.uint8)
 
     def cut_after(self, rows: np.ndarray) -> None:
         """End episodes after these rows as well: what follows them in the file is not their successor."""

@@ -13,14 +13,11 @@ import rbdata
 from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest import run
 from rbdata.datasets.ingest.job import ConvertOptions
-from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.run import fill_tasks
+from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors import push
 from rbdata.datasets.repair import repair
-from rbdata.datasets.workers.local_engine import run_tasks
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import checksums, integrity
 from rbdata.storage.integrity import verify
@@ -222,18 +219,15 @@ def test_one_flipped_bit_fetches_one_block(large):
     assert contents(path) == before
 
 
-def test_one_flipped_bit_of_raw_rows_fetches_one_shard(large, monkeypatch):
+def test_one_flipped_bit_of_raw_rows_fetches_one_shard(large):
     """Sound parts of a leaf are taken over, although another part of the same file is damaged."""
     path, _ = large
     before = contents(path)
     flip(path / "observation.memmap", 0)
-    made = []
-    monkeypatch.setattr(run, "fill_tasks", lambda job, *more: made.append(tasks := fill_tasks(job, *more)) or tasks)
-    monkeypatch.setattr(
-        run, "run_tasks", lambda tasks, *more, **named: made.append(len(tasks)) or run_tasks(tasks, *more, **named)
-    )
-    assert repair(path, verify(path).problems, procs=1).files == ("observation.memmap",)
-    assert made[1:] == [1]
+    made: list[int] = []
+    repaired = repair(path, verify(path).problems, procs=1, listener=Listener(on_part_done=made.append))
+    assert repaired.files == ("observation.memmap",)
+    assert made == [0]
     assert contents(path) == before
 
 

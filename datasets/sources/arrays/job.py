@@ -1,4 +1,4 @@
-"""Users' own arrays as a dataset: a recording (`ingest.recording`) of the episodes in their tables (`rows`).
+"""Users' own arrays as a dataset: the episodes in their tables (`rows`).
 
 Everything is read in this process: arrays in memory cannot be sent to others cheaply, and one file is read by one.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,20 +21,24 @@ from typing import Any
 import numpy as np
 
 from ....errors import SchemaError, UsageError
+from ....storage.codecs import PLAIN
+from ....storage.episodes import EpisodeTable
 from ....storage.manifest import Manifest
 from ...fetch.location import DirectoryLocation
-from ...ingest.job import ConvertOptions, Expectation, count_notes, name_left_out
-from ...ingest.recording import RECORDING, RESUME_FILE, RecordedJob, Recording, RecordingWriter
-from ...ingest.row_source import unfinished
+from ...ingest.block import Block
+from ...ingest.estimate import expect_rows
+from ...ingest.job import ConvertOptions, Expectation, PartSpec, count_notes, name_left_out
 from ...ingest.spaces import box_json
-from ...ingest.trajectories import Column, TransitionRows, column_difference
-from ...workers.task import OnBlock
+from ...ingest.trajectories import Column, TransitionRows, column_difference, count_outcomes
+from ...ingest.unit import Facts, Part, Reader, Unit
 from .files import data_files, visible
 from .roles import Given, Roles, find_roles, is_one_value, listed
 from .rows import blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order
 from .sections import Section, sections_of
 from .tables import Table, join_columns, leave_out, open_tables, select_episodes
 
+#: What the manifest calls the only part.
+RECORDING = "recording"
 COUNTED = {
     "given_up_steps": (
         "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
@@ -67,18 +70,16 @@ COUNTED = {
 }
 
 
-class ArraysJob(RecordedJob):
+class ArraysReader(Reader):
     """The dataset of tables.
 
     ``tables`` are read in order, once; if there are several, each holds one or more whole episodes. ``given`` is the map
     (`roles`), which the first table must fit, and all others as the first. ``made_from`` says what they are, and identifies
     them in ``content``: None where nothing does. ``begin`` gives the tables from an episode on, if they can begin there: tables
-    then have ``episode_lengths``, and the recording of an interrupted run is kept.
+    then have ``episode_lengths``, and what an interrupted run has read is kept.
     """
 
-    source, converter, staging = "arrays", "arrays 1", "reading the arrays"
-    #: Seconds between two calls of `RecordingWriter.keep`.
-    keep_seconds = 1.0
+    source, converter, here = "arrays", "arrays 1", True
     #: Holds open files and temporary folders as long as the job lives.
     opened: ExitStack
 
@@ -110,7 +111,9 @@ class ArraysJob(RecordedJob):
         known = [(first, self.roles)] if self._sections is None else [(one.table, one.roles) for one in self._sections]
         self._apart = stored_apart(known)
         try:
-            super().__init__(name, columns_of(self.roles, first.arrays, self._apart), 1, options)
+            # Only the name of the location is used: there is nothing to fetch.
+            super().__init__(name, DirectoryLocation("this machine"), options)
+            self.set_columns(columns_of(self.roles, first.arrays, self._apart))
         except SchemaError as error:
             hint = "rename one of the arrays, or give it another key in the map, such as --map info/other=NAME"
             hint += f"; the arrays are {listed(first.arrays)}"
@@ -120,7 +123,7 @@ class ArraysJob(RecordedJob):
         self._made_from, self._environment = made_from, environment
         self.continues = content is not None
         self._content: Any = uuid.uuid4().hex if content is None else content
-        self.begin, self.continues_recording = begin, begin is not None
+        self.begin = begin
         #: The arrays that are not taken, and why.
         self.left_out = {**left_out, **self.roles.left_out, **first.unreadable}
         self._assumed: dict[str, None] = dict.fromkeys([*self.roles.assumed, *notes])
@@ -227,63 +230,18 @@ class ArraysJob(RecordedJob):
         return find_roles(table.arrays, plain, table.name, table.unreadable, table.names, is_episode=is_episode)
 
     def expect(self) -> Expectation:
-        expected = self.expect_rows(*self._counts)  # which looks at the arrays of all tables
+        expected = expect_rows(self, *self._counts)  # which looks at the arrays of all tables
         return replace(expected, notes=self._notes({"inner_flags": self._inner}))
 
-    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
-        writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)
-        kept = writer.resume() if self.begin else None
-        try:
-            self._write(writer, kept or {}, on_block)
-        except BaseException:
-            with suppress(OSError):
-                writer.keep()
-            raise
-
-    def _write(self, writer: RecordingWriter, kept: Mapping[str, Any], on_block: OnBlock) -> None:
-        columns = self.columns
-        writer.begin(0)
-        done, states, episodes = (int(kept.get(name, 0)) for name in ("steps", "states", "episodes"))
-        counts: Counter[str] = Counter(kept.get("counts"))
-        kept_at = time.monotonic()
-        are_actions = [number for number, column in enumerate(columns) if column.key in self.roles.action]
-        for table, roles, transitions in self.sections(episodes):
-            begins = True
-            for block in blocks(table, roles, columns, transitions):
-                for number, rows in enumerate(block.rows):
-                    if len(rows):
-                        writer.column(0, number, rows)
-                    key = columns[number].key
-                    if rows.dtype.kind == "f" and (key in roles.observation or key in roles.action):
-                        kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
-                        counts[kind] += int((~np.isfinite(rows)).any(tuple(range(1, rows.ndim))).sum())
-                writer.steps(0, block.rewards, block.end)
-                if len(block.end):
-                    count_first_rows(counts, block, [block.rows[number] for number in are_actions], begins=begins)
-                    begins = bool(block.end[-1])
-                states += len(block.rewards) + int(np.count_nonzero(block.end))
-                done += len(block.rewards)
-                on_block(done, 0, 0)
-            counts.update(transitions.counts)
-            if self.begin is None:
-                continue
-            episodes += table.arrays["episode_lengths"].shape[0]
-            writer.mark({"steps": done, "states": states, "episodes": episodes, "counts": dict(counts)})
-            if time.monotonic() - kept_at >= self.keep_seconds:
-                writer.keep()
-                kept_at = time.monotonic()
-        if not done:
-            raise UsageError(f"{self.name}: there is no step whose successor is known, and none that is terminated")
-        take_other_order(counts)
-        writer.finish({"states": [states], "counts": dict(counts), "notes": []})
-
-    def holds_staged(self, folder: Path) -> bool:
-        return self.continues_recording and (unfinished(folder / RECORDING) / RESUME_FILE).is_file()
+    def units(self, lead: Part | None) -> list[TablesUnit]:
+        identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        return [TablesUnit(0, self.title, self._counts[0], identity, self)]
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        large = {"codec": self._codec, "layout": self.options.layout} if self.bulk else {}
+        codec = next((leaf.codec for leaf in self.schema.states), PLAIN)
+        large = {"codec": codec, "layout": self.options.layout} if self.bulk else {}
         return {
             "dataset": None,
             "map": self.roles.to_map(),
@@ -293,8 +251,12 @@ class ArraysJob(RecordedJob):
             **self._made_from,
         }
 
-    def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
-        return self._notes(counts)
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        counts = {**count_outcomes(episodes.outcome), **parts[-1].about["counts"], "environments": 1}
+        states = episodes.steps + len(episodes)
+        made_of = {"name": self.name, "size": None, "crc32c": None}
+        spec = PartSpec(RECORDING, states, RECORDING, made_of, number=0, first_state=0)
+        return Facts(counts, self._notes(counts), [spec], self.spaces)
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         notes = list(self._assumed)
@@ -306,7 +268,44 @@ class ArraysJob(RecordedJob):
         return notes
 
 
-def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
+@dataclass(frozen=True)
+class TablesUnit(Unit):
+    """The tables of a reader, one after the other. It can be continued after whole tables where the reader can `begin`."""
+
+    reader: ArraysReader
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        reader, columns, kept = self.reader, self.reader.columns, resume or {}
+        done, episodes = int(kept.get("steps", 0)), int(kept.get("episodes", 0))
+        counts: Counter[str] = Counter(kept.get("counts"))
+        are_actions = [number for number, column in enumerate(columns) if column.key in reader.roles.action]
+        for table, roles, transitions in reader.sections(episodes):
+            begins = True
+            for rows, rewards, bits in blocks(table, roles, columns, transitions):
+                for column, values in zip(columns, rows):
+                    key = column.key
+                    if values.dtype.kind == "f" and (key in roles.observation or key in roles.action):
+                        kind = "rows_not_finite" if key in roles.observation else "actions_not_finite"
+                        counts[kind] += int((~np.isfinite(values)).any(tuple(range(1, values.ndim))).sum())
+                if len(bits):
+                    actions = [rows[number] for number in are_actions]
+                    count_first_rows(counts, rewards, bits, actions, begins=begins)
+                    begins = bool(bits[-1])
+                done += len(bits)
+                named = {column.key: values for column, values in zip(columns, rows)}
+                yield Block({**named, "next/reward": rewards}, bits, done=done)
+            counts.update(transitions.counts)
+            if reader.begin is not None:
+                episodes += table.arrays["episode_lengths"].shape[0]
+                state = {"steps": done, "episodes": episodes, "counts": dict(counts)}
+                yield Block({}, done=done, mark=state)
+        if not done:
+            raise UsageError(f"{reader.name}: there is no step whose successor is known, and none that is terminated")
+        take_other_order(counts)
+        yield Block({}, done=done, record={"counts": dict(counts)})
+
+
+def job_of_path(location: Any, options: ConvertOptions) -> ArraysReader:
     """The job of a file or folder on this machine. Raises as `open_tables` and `find_roles`."""
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
@@ -324,7 +323,7 @@ def job_of_path(location: Any, options: ConvertOptions) -> ArraysJob:
     ]
     chosen = {key: value for key, value in (("split", split), ("episodes", episodes)) if value is not None}
     content += [chosen] if chosen else []
-    job = ArraysJob(
+    job = ArraysReader(
         path.name,
         tables,
         options.extra["map"],

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
-from ...ingest.recording import end_codes
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags, to_rewards
 from .roles import ArrayInfo, Roles, is_one_value
@@ -25,15 +23,6 @@ from .tables import Table
 _STEPS = ("step", "steps", "step_id", "step_index", "step_count", "timestep", "timesteps", "time_step", "frame_index")
 #: Bytes and rows of a block.
 _BLOCK_BYTES, _BLOCK_ROWS = 16 << 20, 1 << 16
-
-
-@dataclass(frozen=True)
-class Block:
-    """Consecutive steps: ``rows`` of each column, of a state column one more for each episode that ends in them."""
-
-    rows: list[np.ndarray]
-    rewards: np.ndarray
-    end: np.ndarray
 
 
 def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo], apart: Collection[str] = ()) -> list[Column]:
@@ -237,8 +226,9 @@ def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> b
 
 def blocks(
     table: Table, roles: Roles, columns: Sequence[Column], transitions: TransitionRows, most_rows: int = _BLOCK_ROWS
-) -> Iterator[Block]:
-    """The steps of a table in order, read this many rows at a time."""
+) -> Iterator[tuple[list[np.ndarray], np.ndarray, np.ndarray]]:
+    """The steps of a table in order, read this many rows at a time: the rows of each column, of a state column one more for
+    each episode that ends in them; the rewards; the bits of the ends (`ingest.block`)."""
     rows = len(transitions.keep)
     size = max(1, min(most_rows, _BLOCK_BYTES // max(1, sum(column.row_bytes for column in columns))))
     names = {**roles.observation, **roles.action, **roles.extra}
@@ -262,17 +252,19 @@ def blocks(
             else:
                 values = _states(table, roles, transitions, column.key, low, high)
             block.append(np.ascontiguousarray(values, column.dtype).reshape(-1, *column.shape))
-        yield Block(block, _rewards(table, roles, transitions, low, high), end_codes(transitions, low, high)[kept])
+        yield block, _rewards(table, roles, transitions, low, high), transitions.bits(low, high)[kept]
         first_state += states
 
 
-def count_first_rows(counts: Counter[str], block: Block, actions: Sequence[np.ndarray], *, begins: bool) -> None:
+def count_first_rows(
+    counts: Counter[str], rewards: np.ndarray, bits: np.ndarray, actions: Sequence[np.ndarray], *, begins: bool
+) -> None:
     """Count the rewards of 0 at the beginning of episodes and elsewhere, for `take_other_order`.
 
     ``actions`` are the rows of the action columns; ``begins``: the block's first row is the first one of an episode.
     """
-    first = np.concatenate([[begins], block.end[:-1] != 0])
-    zero = block.rewards == 0
+    first = np.concatenate([[begins], bits[:-1] != 0])
+    zero = rewards == 0
     still = zero & np.logical_and.reduce([(rows == 0).reshape(len(rows), -1).all(1) for rows in actions])
     for name, rows in (("begun", first), ("begun_zero", first & zero), ("begun_still", first & still)):
         counts[name] += int(rows.sum())

@@ -11,10 +11,9 @@ is a few blocks, whatever the size of the shard.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,17 @@ import numpy as np
 from ....errors import ChecksumError, CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
-from ....storage.schema import Leaf
+from ....storage.codecs import codec_of
+from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ....storage.threads import map_in_threads
-from ....storage.writer import ColumnWriter
 from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
 from ...formats.npy import Expected, NpyStream
 from ...formats.packed import gunzip
-from ...ingest.job import ConvertOptions, Plan, RawObject
+from ...ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED, Block, final_states
+from ...ingest.job import ConvertOptions, RawObject
 from ...ingest.request import select_numbered
-from ...ingest.row_source import Block, CountedStream, RowSource
-from ...ingest.trajectories import reward_columns
+from ...ingest.row_source import CountedStream
+from ...ingest.unit import BITS, LEAD, Facts, Part, Reader, Unit
 from .raw_files import DQN_REPLAY, FRAME, Shard
 from .ring import PartPlan, RingArrays, RingPlanner
 from .run_job import RunJob, describe, spaces
@@ -45,36 +45,113 @@ SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
 
 
 @dataclass(frozen=True)
-class FrameSource(RowSource):
-    """The frames of one shard; progress counts the rows of its file."""
+class FrameUnit(Unit):
+    """The frames of one shard; progress counts the rows of its file.
+
+    ``final``: which of the part's states are the last of their episode, ``goes_on``: whether its first one is not the first of
+    its episode; known where states fill two step leaves. ``apart``: the seam row, which is written last, is a range of its own.
+    """
 
     part: PartPlan
     obj: RemoteObject
     location: Location
+    final: np.ndarray | None
+    goes_on: bool
+    apart: bool
 
-    @property
-    def rows(self) -> int:
-        return self.part.capacity
-
-    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
-        part = self.part
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        part, size = self.part, BLOCK_ROWS
         if not part.states:
             return  # a final dump without new rows
         segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
         source = CountedStream(self.location, self.obj)
-        with _frame_blocks(source, self.obj, BLOCK_ROWS) as (rows, blocks):
+        begin = int(segments[0, 2])
+        with _frame_blocks(source, self.obj, size) as (rows, blocks):
             if rows != part.capacity:
                 message = f"{self.obj.url} has {rows} frames; the other arrays have {part.capacity} rows"
                 raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
             for first, count, block in blocks:
                 _check_padding(part, segments, first, count, block)
-                runs = list(_runs_of(segments, first, count))
-                yield Block("observation", block, runs, first + count, source.fetched, source.retries)
-            yield Block("", b"", (), part.capacity, source.fetched, source.retries, crc32c=source.crc32c)
+                frames = block.reshape(-1, *FRAME)
+                for position, taken in _runs_of(segments, first, count):
+                    is_seam = position < begin
+                    yield self._block(position, frames[taken], is_seam, first + count, source)
+            yield Block(
+                {},
+                place=(self.index, 1),
+                done=part.capacity,
+                fetched=source.fetched,
+                retries=source.retries,
+                record={"crc32c": source.crc32c},
+            )
+
+    def _block(self, position: int, frames: np.ndarray, is_seam: bool, done: int, source: CountedStream) -> Block:
+        final, goes_on = None, False
+        if self.final is not None:
+            final = self.final[position : position + len(frames)]
+            goes_on = not self.final[position - 1] if position else self.goes_on
+        return Block(
+            {"observation": frames},
+            final=final,
+            place=(self.index, 0 if is_seam else 1),
+            goes_on=goes_on,
+            range=int(self.apart and not is_seam),
+            done=done,
+            fetched=source.fetched,
+            retries=source.retries,
+        )
+
+
+@dataclass(frozen=True)
+class StepUnit(Unit):
+    """All steps of a run, from the small arrays of its shards (about 1 MB each), and where the frames of each shard go."""
+
+    job: AtariReader
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        emitted: list[Sequence[np.ndarray]] = []
+        job, told = self.job, 0
+
+        def peek(number: int, rows: list[int]) -> list[bool]:
+            (shard,) = (shard for shard in job.chosen if shard.number == number)
+            return _peek_blank(job.location, shard.observation, rows)
+
+        planner = RingPlanner(
+            lambda *columns: emitted.append(columns),
+            peek,
+            unknown_next=job.options.unknown_next,
+            time_limit=job.time_limit,
+        )
+        before, found = job.neighbour(), dict[str, str]()
+        # A few shards ahead of the planner, so that latency is paid once.
+        read = map_in_threads(job.read_small, job.chosen, 4, "rbdata-plan", ahead=1)
+        for done, (ring, sums) in enumerate(read, 1):
+            planner.add(ring, before if done == 1 else None)
+            found.update(sums)
+            yield from _step_blocks(emitted, planner.episodes.rows[told:], done)
+            told = len(planner.episodes)
+        planner.finish()
+        yield from _step_blocks(emitted, planner.episodes.rows[told:], len(job.chosen))
+        parts = [{**vars(part), "segments": part.segments.tolist()} for part in planner.parts]
+        yield Block({}, record={"parts": parts, "counts": planner.counts, "found": found}, done=len(job.chosen))
+
+
+def _step_blocks(
+    emitted: list[Sequence[np.ndarray]], ended: Sequence[tuple[int, float, int, bool]], done: int
+) -> Iterator[Block]:
+    """The steps that the planner has emitted; ``ended`` are the episodes that end in them."""
+    if not emitted:
+        return
+    action, reward, terminated, truncated = (np.concatenate(columns) for columns in zip(*emitted))
+    emitted.clear()
+    bits = terminated * END_TERMINATED | truncated * END_TRUNCATED
+    kinds = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
+    bits[np.flatnonzero(bits)] = [kinds[outcome] | midway * END_MIDWAY for _, _, outcome, midway in ended]
+    yield Block({"action": action, "next/reward": reward}, bits.astype(np.uint8), done=done)
 
 
 def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Where the rows of a block go: pairs of (position, byte offsets of the rows from there on).
+    """Where the rows of a block go: pairs of (position, rows of the block from there on).
 
     The block holds file rows ``first..first+count-1`` and after them one row of zeros. ``segments`` is a part's, in file
     order. Consecutive positions come as one pair.
@@ -86,9 +163,9 @@ def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int
     for row, rows, position, zero in segments[low:high].tolist():
         skip = max(0, first - row)
         stop = min(rows, first + count - row)
-        starts = (row - first + np.arange(skip, stop)) * ROW_BYTES
+        starts = row - first + np.arange(skip, stop)
         if zero and stop == rows:
-            starts = np.append(starts, count * ROW_BYTES)
+            starts = np.append(starts, count)
         if position + skip != end:
             if run:
                 yield begin, np.concatenate(run)
@@ -178,12 +255,13 @@ _LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
 MAX_ROWS = 1 << 22
 
 
-class AtariJob(RunJob[Shard]):
+class AtariReader(RunJob[Shard], Reader):
     """One run, from shards at a place to a dataset."""
 
     upstream, piece = DQN_REPLAY, "shard"
-    #: Set by `plan`.
+    #: Set by `units`.
     _parts: list[PartPlan]
+    _lead: Mapping[str, Any]
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
         super().__init__(name, location, shards, options)
@@ -202,7 +280,6 @@ class AtariJob(RunJob[Shard]):
         #: The shard right before the first selected one, if there is one: it determines how that begins.
         self.before = described[0] if earlier else None
         self.chosen = described[len(earlier) :]
-        self._found: dict[str, str] = {}
 
     def identity(self) -> dict[str, Any]:
         # Without what a mirror states about the files, which may be wrong: the plan's digest covers the contents of the small
@@ -212,58 +289,55 @@ class AtariJob(RunJob[Shard]):
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        """Fetches the small arrays of every shard (about 1 MB each) and lays out all rows."""
+    def lead(self) -> StepUnit:
+        return StepUnit(LEAD, self.title, len(self.chosen), "steps", self)
 
-        def emit(action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
-            columns.append({"action": action, **reward_columns(reward, terminated, truncated)})
-
-        def peek(number: int, rows: list[int]) -> list[bool]:
-            (shard,) = (shard for shard in self.chosen if shard.number == number)
-            return _peek_blank(self.location, shard.observation, rows)
-
-        planner = RingPlanner(emit, peek, unknown_next=self.options.unknown_next, time_limit=self.time_limit)
-        before = self._neighbour()
-        # A few shards ahead of the planner, so that latency is paid once.
-        for done, ring in enumerate(map_in_threads(self._read_small, self.chosen, 4, "rbdata-plan", ahead=1), 1):
-            planner.add(ring, before if done == 1 else None)
-            on_progress(done, len(self.chosen))
-        planner.finish()
-        self._parts = planner.parts
-        parts = [
-            self.describe_part(part.number, part.first, part.states, _layout(part), shard.observation)
-            for part, shard in zip(planner.parts, self.chosen)
+    def units(self, lead: Part | None) -> list[FrameUnit]:
+        assert lead is not None
+        self._lead = told = lead.about
+        self._parts = [
+            PartPlan(**{**part, "segments": np.array(part["segments"], np.int64).reshape(-1, 4)})
+            for part in told["parts"]
         ]
+        self.notes = self._notes(told["counts"])
+        final = self._final_states(lead) if self.options.layout == "ted" and lead.sections() else None
+        apart = all(codec_of(self.schema[name]).fixed_rows for name in self.bulk)
+        units = []
+        for index, (part, shard) in enumerate(zip(self._parts, self.chosen)):
+            spec = self.describe_part(part.number, part.first, part.states, _layout(part), shard.observation)
+            here = None if final is None else final[part.first : part.first + part.states]
+            goes_on = final is not None and part.first > 0 and not final[part.first - 1]
+            where = (part, shard.observation, self.location, here, goes_on, apart)
+            units.append(FrameUnit(index, spec.name, part.capacity, spec.layout, *where, spec=spec))
         small = sorted(
-            (shard.number, key, self._found[shard.objects[key].url]) for shard in self.chosen for key in SMALL
+            (shard.number, key, told["found"][shard.objects[key].url]) for shard in self.chosen for key in SMALL
         )
-        return Plan(
-            digest=crc32c(json.dumps([small, [part.layout for part in parts]]).encode()),
-            episodes=planner.episodes.table(),
-            counts=planner.counts,
-            notes=self._notes(planner.counts),
-            parts=parts,
-            spaces=spaces(),
-        )
+        self.digest = crc32c(json.dumps([small, [unit.identity for unit in units]]).encode())
+        return units
 
-    def _neighbour(self) -> RingArrays | None:
+    def _final_states(self, lead: Part) -> np.ndarray:
+        """Which states are the last of their episode, bool ``[states]``."""
+        return np.concatenate([final_states(lead.rows(section, BITS)) for section in lead.sections()])
+
+    def neighbour(self) -> RingArrays | None:
         """The small arrays of the shard before the first selected one; None if it is missing or damaged."""
         try:
-            return self._read_small(self.before) if self.before else None
+            return self.read_small(self.before)[0] if self.before else None
         except (ChecksumError, CorruptSourceError):
             return None  # perhaps the reason why it is not selected
 
-    def _read_small(self, shard: Shard) -> RingArrays:
+    def read_small(self, shard: Shard) -> tuple[RingArrays, dict[str, str]]:
+        """The small arrays of a shard, and the checksums of their objects by url."""
         size = shard.observation.size
         most_rows = max(_FEW_ROWS, MAX_ROWS if size is None else size * _LARGEST_RATIO // ROW_BYTES)
-        arrays = {}
+        arrays, found = {}, {}
         for key, expected in SMALL.items():
             item = shard.objects[key]
             data = read_all(self.location, item, limit_bytes=_SMALL_BYTES)
-            self._found[item.url] = crc32c(data)
+            found[item.url] = crc32c(data)
             arrays[key] = NpyStream(gunzip([data], item.url), expected, item.url, most_rows).array()
         count = int(arrays.pop("add_count"))
-        return RingArrays(shard.number, f"shard {shard.number} of {self.title}", add_count=count, **arrays)
+        return RingArrays(shard.number, f"shard {shard.number} of {self.title}", add_count=count, **arrays), found
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -272,14 +346,20 @@ class AtariJob(RunJob[Shard]):
             self.location, [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
         )
 
-    def row_sources(self) -> list[FrameSource]:
-        return [FrameSource(part, shard.observation, self.location) for part, shard in zip(self._parts, self.chosen)]
-
     # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        specs = [
+            self.describe_part(plan.number, plan.first, plan.states, _layout(plan), shard.observation).with_checksum(
+                part.about.get("crc32c")
+            )
+            for plan, shard, part in zip(self._parts, self.chosen, parts)
+        ]
+        return Facts(self._lead["counts"], self.notes, specs, spaces())
 
     def objects(self) -> list[dict[str, Any]]:
         return [
-            describe(item, self._found.get(item.url))
+            describe(item, self._lead["found"].get(item.url))
             for shard in self.chosen
             for key, item in sorted(shard.objects.items())
             if key != "observation"  # these are in the parts

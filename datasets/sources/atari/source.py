@@ -138,9 +138,9 @@ def _make_job(upstream: str, name: str | None, location: Location, found: Any, o
         from .rl_unplugged import RluJob
 
         return RluJob(name, location, found, options)
-    from .dqn_replay import AtariJob
+    from .dqn_replay import AtariReader
 
-    return AtariJob(name, location, found, options)
+    return AtariReader(name, location, found, options)
 
 
 def _observe_as_stored(env: Any) -> Any:

@@ -53,8 +53,8 @@ def read(arrays: dict[str, Any], most_rows: int = 1 << 16, unknown_next: str = "
     columns = columns_of(roles, table.arrays)
     layout = end_episodes(table, roles, unknown_next=unknown_next)
     parts = list(blocks(table, roles, columns, layout, most_rows))
-    states, actions = (np.concatenate([part.rows[number] for part in parts]) for number in (0, 1))
-    rewards, end = np.concatenate([p.rewards for p in parts]), np.concatenate([p.end for p in parts])
+    states, actions = (np.concatenate([rows[number] for rows, _, _ in parts]) for number in (0, 1))
+    rewards, end = (np.concatenate([part[which] for part in parts]) for which in (1, 2))
     episodes, first, state = [], 0, 0
     for last in np.flatnonzero(end).tolist():
         length = last + 1 - first

@@ -1,0 +1,116 @@
+"""The rows of one leaf in a part: a file of them, and where they are compressed one of their lengths.
+
+<stem>.rows       the rows, stored as in the dataset, in the order in which they came
+<stem>.lengths    int64 [rows]: the stored length of every row, where rows differ in length
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import SchemaError
+from .checksums import Cells, crc32c
+from .codecs import codec_of
+from .durable import close_durably, open_plain, write_durably
+from .leaf import Leaf
+from .parts import Encode
+
+#: Bytes that are written at once.
+_BUFFER = 1 << 20
+
+
+class RowsFile:
+    """Appends rows of a leaf to ``<stem>.rows``; ``encode`` compresses them (None: they are stored as they are)."""
+
+    def __init__(self, stem: Path, leaf: Leaf, encode: Encode | None) -> None:
+        self.rows = 0
+        self._leaf, self._encode, self._stem = leaf, encode, stem
+        self._file = rows_path(stem).open("xb", buffering=_BUFFER)
+        self._cells, self._lengths = Cells(), list[np.ndarray]()
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows ``[n, *leaf.shape]``. Raises SchemaError for another shape or dtype."""
+        leaf = self._leaf
+        if rows.shape[1:] != leaf.shape or rows.dtype.newbyteorder("=") != np.dtype(leaf.dtype):
+            got, wanted = f"{rows.dtype} {rows.shape[1:]}", f"{leaf.dtype} {leaf.shape}"
+            raise SchemaError(f"key {leaf.name}: got {got}, the schema says {wanted}")
+        if not len(rows):
+            return
+        data: Any = np.ascontiguousarray(rows, leaf.np_dtype)
+        if self._encode is None:
+            self._store(len(rows), data.data)
+        else:
+            starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
+            self.append_stored(*self._encode(data.reshape(-1).view(np.uint8).data, starts, leaf.row_bytes))
+
+    def append_stored(self, data: Any, lengths: np.ndarray) -> None:
+        """Append rows that are already stored like this leaf's: their concatenated bytes, and the length of each."""
+        self._lengths.append(lengths)
+        self._store(len(lengths), data)
+
+    def set_encoder(self, encode: Encode | None) -> None:
+        """Compress the rows from here on: for a file that was opened before there was a dictionary, and has no rows yet."""
+        self._encode = encode
+
+    def _store(self, rows: int, data: Any) -> None:
+        self._file.write(data)
+        self._cells.update(data)
+        self.rows += rows
+
+    def position(self) -> dict[str, Any]:
+        """The record of what was written so far."""
+        length, cells = self._cells.record
+        return {"rows": self.rows, "length": length, "cells": cells}
+
+    def finish(self) -> None:
+        """Make the files durable (their names need `sync_folder`)."""
+        close_durably(self._file)
+        if self._lengths:
+            write_durably(lengths_path(self._stem), np.concatenate(self._lengths).astype("<i8").data)
+
+    def sum_lengths(self, rows: int) -> str:
+        """crc32c of the lengths of the first rows; "" where rows are of one length."""
+        if not self._lengths:
+            return ""
+        return crc32c(np.concatenate(self._lengths)[:rows].astype("<i8").data)
+
+    def abandon(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def rows_path(stem: Path) -> Path:
+    """The file of the rows."""
+    return stem.with_name(f"{stem.name}.rows")
+
+
+def lengths_path(stem: Path) -> Path:
+    """The file of their lengths."""
+    return stem.with_name(f"{stem.name}.lengths")
+
+
+def encoder_of(leaf: Leaf, folder: Path, threads: int) -> Encode | None:
+    """What compresses the rows of a leaf with the dictionary in a working folder; None where rows are stored as they are."""
+    codec = codec_of(leaf)
+    if codec.fixed_rows:
+        return None
+    return _encoder(type(codec), codec.read_dictionary(folder), threads)
+
+
+@lru_cache(4)
+def _encoder(codec: Any, dictionary: bytes, threads: int) -> Encode:
+    """Loading a dictionary is slow: a process keeps the last ones."""
+    encode: Encode = codec.encoder(dictionary, threads)
+    return encode
+
+
+def read_plain_rows(path: Path, count: int, dtype: Any) -> np.ndarray:
+    """The first ``count`` values of a file of a part, mapped."""
+    if not count:
+        return np.zeros(0, dtype)
+    with open_plain(path, "rb") as file:
+        return np.memmap(file, dtype, "r", shape=(count,))
