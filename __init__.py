@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .api import (
         audit,
         catalogue,
-        concat,
         convert,
         delete,
         download,
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
         info,
         inspect,
         list_datasets,
-        load,
-        open_dataset,
         preprocess,
         search,
         verify,
     )
+    from .datasets.opening import concat, open_dataset
     from .datasets.own_data import from_arrays, from_episodes
     from .datasets.record import record
     from .datasets.scores import normalized_score, reference_scores
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
     from .datasets.sources.gymnasium.recorder import Recorder
     from .datasets.torchrl_classes import *
+    from .loading import load
     from .storage.dataset import Dataset
     from .storage.replay import *
     from .storage.tensor_specs import *
@@ -60,15 +59,18 @@ _MODULES = {
     **dict.fromkeys(("normalized_score", "reference_scores"), ".datasets.scores"),
     **dict.fromkeys(("Catalogue", "CatalogueEntry"), ".datasets.sources.catalogue_entry"),
     **dict.fromkeys(
-        ("audit", "catalogue", "concat", "convert", "delete", "download", "export", "info", "inspect"), ".api"
+        ("audit", "catalogue", "convert", "delete", "download", "export", "info", "inspect", "list_datasets"), ".api"
     ),
-    **dict.fromkeys(("list_datasets", "load", "open_dataset", "preprocess", "search", "verify"), ".api"),
+    **dict.fromkeys(("preprocess", "search", "verify"), ".api"),
+    **dict.fromkeys(("concat", "open_dataset"), ".datasets.opening"),
+    "load": ".loading",
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
 
 # The names of the replay runtime are listed once, here.
 # ruff: noqa: F403, F405
 __all__ = [
+    "Around",
     "AtariDQNExperienceReplay",
     "BaseDatasetExperienceReplay",
     "Binary",

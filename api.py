@@ -1,4 +1,4 @@
-"""The Python API: the commands as functions with the same names and defaults, and the functions that open and load datasets.
+"""The Python API: the commands as functions with the same names and defaults (`load` and `open_dataset` are elsewhere).
 
 Heavy packages are imported where they are used, so that ``rbdata.search`` does not load torch.
 """
@@ -6,29 +6,24 @@ Heavy packages are imported where they are used, so that ``rbdata.search`` does 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview
 from .datasets.ingest.progress import progress_listener
 from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
+from .datasets.opening import open_dataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
 from .datasets.sources.options import RawFileOptions, SourceOptions, given_options
-from .errors import DatasetNotFoundError, NotADatasetError, UsageError
 from .preprocess.interface import preprocess as preprocess
 from .storage.integrity import Report
 from .storage.keywords import refuse_empty, with_options
 
 if TYPE_CHECKING:
-    import torch
-
-    from .storage.dataset import Dataset, DatasetView
-    from .storage.replay import Goals, Sampler, TensorDictReplayBuffer
-    from .storage.replay.samplers.slices import Span, UniformOver
+    from .storage.dataset import Dataset
 
 PathLike = str | os.PathLike[str]
 
@@ -200,205 +195,6 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
     from .datasets.search import describe
 
     return describe(dataset_id, root)[0]
-
-
-def open_dataset(
-    id_or_path: PathLike,
-    *,
-    root: PathLike | None = None,
-    cache_dir: PathLike | None = None,
-    cache_limit: int | str | None = None,
-) -> Dataset:
-    """Open a dataset read-only, by id (full or bare), by path, or by the URL of a converted dataset (``s3://...``).
-
-    A dataset at a URL is read in place, through a cache in ``cache_dir`` (default: ``.remote`` under the root) of at most
-    ``cache_limit`` bytes, such as ``"20GB"``, and every block is compared
-    with its checksum when it is fetched (`verify` does that for a local one).
-
-    Raises as `datasets.local.find` and `datasets.remote.open_remote` do.
-    """
-    from .datasets import local
-    from .datasets.fetch.location import is_remote
-    from .datasets.remote import open_remote
-
-    if is_remote(id_or_path):
-        return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
-    if cache_dir is not None or cache_limit is not None:
-        raise UsageError(f"cache_dir and cache_limit are for URLs, not for {os.fspath(id_or_path)}")
-    return local.open_dataset(id_or_path, root)
-
-
-def load(
-    id_or_path: PathLike | Dataset | Sequence[PathLike | Dataset],
-    *,
-    root: PathLike | None = None,
-    cache_dir: PathLike | None = None,
-    cache_limit: int | str | None = None,
-    download: bool | Mapping[str, Any] = False,
-    batch_size: int | None = None,
-    keys: Sequence[str | tuple[str, ...]] | None = None,
-    frame_stack: int | None = None,
-    stack_keys: str | Sequence[str | tuple[str, ...]] | None = None,
-    n_step: int | None = None,
-    gamma: float = 0.99,
-    windows: Mapping[Any, tuple[int, int]] | None = None,
-    padding: Literal["repeat", "zero"] = "repeat",
-    extra: str | Sequence[str] | None = None,
-    normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
-    reward_scale: float | Literal["return_range", "minus_one"] | None = None,
-    dtype: Literal["float32"] | torch.dtype | None = None,
-    goals: Goals | None = None,
-    slice_len: int | None = None,
-    num_slices: int | None = None,
-    strict_length: bool = True,
-    pad_output: bool = False,
-    span: Span = False,
-    uniform_over: UniformOver = "trajectories",
-    replacement: bool = True,
-    drop_last: bool = False,
-    shuffle: bool | Literal["global", "blocks"] = True,
-    alpha: float | None = None,
-    beta: float | None = None,
-    priority_key: str | tuple[str, ...] = "td_error",
-    weights: Sequence[float] | None = None,
-    shares: Literal["random", "exact"] = "random",
-    sampler: Sampler | None = None,
-    end_key: str | tuple[str, ...] | None = None,
-    traj_key: str | tuple[str, ...] | None = None,
-    transform: Any = None,
-    collate_fn: Callable[[Any], Any] | None = None,
-    prefetch: int | None = None,
-    pin_memory: bool = False,
-    device: str | int | torch.device | None = None,
-    seed: int | None = None,
-    generator: torch.Generator | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-) -> TensorDictReplayBuffer:
-    """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
-
-    For several datasets (``rbdata.load(["A", "B"], weights=[0.9, 0.1])``) a batch is one flat TensorDict, whose leaf
-    ``dataset`` (int64) is the number of the dataset that a row is from (with ``keys`` or ``windows``, name it there as well).
-
-    Where the data are:
-
-    - ``cache_dir``, ``cache_limit``: for a dataset at a URL, see `open_dataset`.
-    - ``download=True``: a dataset that is not there is downloaded first; ``download={"mirror": ..., "shards": "0"}``: with
-      arguments of `rbdata.download`.
-
-    What a batch has:
-
-    - ``batch_size``: steps in a batch; may be given to ``sample`` instead, but iteration and prefetching need it here.
-    - ``keys``: the leaves to read, such as ``["observation", "action", ("next", "reward")]``, with leaves below them. Nothing
-      else is read (or fetched): neither successors nor flags.
-    - ``frame_stack``: the last k states, stacked in a new dimension after the batch; ``stack_keys`` selects leaves to stack.
-      ``padding`` fills rows before the episode: "repeat" with its first state, as Gymnasium's wrapper does, or "zero".
-    - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
-    - ``windows``: for each key the offsets of the first and the last row around a step, as in
-      ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
-      ``padding`` fills rows outside the episode ("repeat": with its nearest row, or "zero"); ``batch["mask", key]`` is False
-      there. See docs/windows.md.
-    - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
-      "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
-    - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,
-      before transforms; mean and std over the whole dataset are computed once and stored beside its folder, with ``eps`` 1e-3,
-      or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``buffer.statistics`` has the values used.
-    - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
-      IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
-    - ``dtype``: "float32" rounds float64 leaves (MuJoCo's) to it, after ``normalize``; other leaves keep their types.
-    - ``goals``: `Goals`, a mixture of the step's own state, later ones of its trajectory and random ones: adds ``goal`` (and
-      ``actor_goal``), replaces ``next/reward``, ``terminated`` and ``done``. Not with n_step.
-
-    Which steps it has:
-
-    - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
-      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``span`` lets slices cross the ends of
-      episodes; ``uniform_over`` "trajectories" or "transitions": what is drawn uniformly.
-    - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
-      leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
-    - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
-      by the seed; for datasets at a URL, as groups are prefetched. ``"global"`` is the same as True.
-    - ``alpha``, ``beta``: sampling by priority; ``buffer.update_tensordict_priority(batch)`` sets priorities from
-      ``priority_key``.
-    - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
-      "random" (counts are multinomial) or "exact", see `MixtureSampler`.
-    - ``sampler``: your own sampler instead of these options. ``end_key``, ``traj_key``: see `ReplayBuffer`.
-    - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.
-
-    How it comes:
-
-    - ``transform``: a function or module that changes batches; ``collate_fn``: makes one of the records.
-    - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
-
-    Raises UsageError for options that contradict each other or have no effect, with their names, and as `open_dataset` does.
-    """
-    options = {name: value for name, value in locals().items() if name not in _WHERE}
-    from .storage.dataset import Dataset, concat
-    from .storage.replay.loading import load_buffer
-
-    where: dict[str, Any] = {"root": root, "cache_dir": cache_dir, "cache_limit": cache_limit}
-    if isinstance(id_or_path, Dataset):
-        _check_are_open(**where, download=download is not False)
-        return load_buffer(id_or_path, **options)
-    if not isinstance(id_or_path, (str, os.PathLike)):
-        if download is not False:
-            raise UsageError("download is for a single id")
-        return load_buffer(concat(_opened(id_or_path, **where), marked=True), **options)
-    if download is not False:
-        id_or_path, where["root"] = _downloaded(id_or_path, root, download), None
-    return load_buffer(open_dataset(id_or_path, **where), **options)
-
-
-#: Arguments of `load` that say where the data are.
-_WHERE = ("id_or_path", "root", "cache_dir", "cache_limit", "download")
-
-
-def concat(
-    datasets: Sequence[PathLike | Dataset],
-    *,
-    keys: Literal["all", "common"] = "all",
-    root: PathLike | None = None,
-) -> DatasetView:
-    """A view of all episodes of several datasets, one after the other, given as for `open_dataset` or already open.
-
-    It can be used like a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members``
-    are the datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.
-    """
-    from .storage.dataset import concat
-
-    return concat(_opened(datasets, root=root), keys)
-
-
-def _opened(datasets: Any, **options: Any) -> list[Dataset]:
-    from .storage.dataset import Dataset
-
-    if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
-        raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
-    if datasets and all(isinstance(one, Dataset) for one in datasets):
-        _check_are_open(**options)
-    return [one if isinstance(one, Dataset) else open_dataset(one, **options) for one in datasets]
-
-
-def _check_are_open(**given: Any) -> None:
-    """Raise UsageError for options that say where a dataset is, beside datasets that are open already."""
-    for name, value in given.items():
-        if value is not None and value is not False:
-            message = f"{name} is for ids, paths and URLs, not for a dataset that is already open"
-            raise UsageError(message, hint="give them to `load` together with its id, path or URL")
-
-
-def _downloaded(dataset_id: PathLike, root: PathLike | None, options: bool | Mapping[str, Any]) -> Path:
-    """The folder of a dataset, which is downloaded if it is not there, or if ``options`` of `download` are given."""
-    from .datasets.fetch.location import is_remote
-    from .datasets.local import find_place
-
-    if is_remote(dataset_id):
-        raise UsageError("download is for ids", hint="a dataset at a URL is read in place, or pulled as a whole")
-    if options is True:
-        with suppress(DatasetNotFoundError, NotADatasetError):  # known only to its mirror
-            if (place := find_place(dataset_id, root)).exists():
-                return place.path
-    return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]
 
 
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:

@@ -74,7 +74,7 @@ def main() -> None:
             AWS_EC2_METADATA_DISABLED="true",
             AWS_ALLOW_HTTP="true",
         )
-        for module in ("rbdata.api", "s3fs", "streaming", "litdata", "lance"):
+        for module in ("rbdata.loading", "s3fs", "streaming", "litdata", "lance"):
             with suppress(ImportError):
                 import_module(module)  # imports are not measured
         for name in args.only or READERS:

@@ -46,8 +46,8 @@ def run(
     that TensorDict.load_memmap maps. rlds: a folder that tfds.builder_from_directory reads. lerobot: a folder that
     LeRobotDataset reads. Notes list what the format cannot hold. The dataset is not changed.
     """
-    from ..api import open_dataset
     from ..datasets.export import write_export
+    from ..datasets.opening import open_dataset
     from ..settings import expanded
 
     with byte_progress(f"exporting {dataset}", then="finishing") as report:

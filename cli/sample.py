@@ -73,7 +73,8 @@ def run(
     """
     if save is not None:
         _check_target(save)
-    from ..api import load, open_dataset
+    from ..datasets.opening import open_dataset
+    from ..loading import load
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)

@@ -164,7 +164,6 @@ def write_export(
     if to not in _WRITERS:
         raise UsageError(f"there is no format {to!r}", hint=f"the formats are {', '.join(_WRITERS)}")
     _check_options(to, frames, fps)
-    dataset._check_reading()
     write, suffix = _WRITERS[to]
     if Path(dest) == Path():  # also an empty text, such as a variable of a script that is not set
         raise UsageError("DEST is the current folder", hint="name a file or a folder in it")

@@ -3,7 +3,7 @@
 All reads consist of reads of rows. The ways to open a dataset differ in where the rows come from:
 
     Dataset(path)                  mapped: opening reads no rows
-    DerivedDataset(dataset, f)     with leaves that ``f`` computes from the stored ones when they are read
+    DerivedDataset(dataset, f)     with leaves that ``f`` computes from the stored ones when they are read (`derived_leaves`)
     DatasetView(datasets, ...)     some episodes or steps of open datasets: `Dataset.select`, `concat`
     RemoteDataset(cache, ...)      mapped in a cache, into which the blocks that a read needs are fetched first
 
@@ -15,10 +15,8 @@ workers).
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -28,38 +26,27 @@ import torch
 from tensordict import TensorDict
 
 from ..errors import RbdataError, UnknownKeyError, UsageError
-from . import plugins
-from .amounts import html_table, plural
-from .amounts import size as amount
 from .codecs import codec_of
 from .codecs.codec import Rows
-from .constant_rows import ConstantRows
+from .computed_rows import ConstantRows
 from .episodes import EpisodeTable, map_episodes
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
-from .reference_scores import (
-    ReferenceScores,
-    normalized_returns,
-    original_source,
-    reference_scores,
-    require_scores,
-)
 from .row_index import lookup, row_index, runs_of
 from .schema import LARGE_ROW, Leaf, Schema
 from .snapshot import read_snapshot
-from .specs import gymnasium_space, make_spec
-from .tensor_specs import Composite
-from .view import ComputedRows, Segments, chosen, common_leaves, make_manifest, make_rows, make_table
 from .window import Pad, nest, read_window
 
 if TYPE_CHECKING:
     import gymnasium
 
+    from .reference_scores import ReferenceScores
+    from .tensor_specs import Composite
+    from .view import Segments
+
 #: Bytes of consecutive rows that shuffling in blocks keeps together: several blocks, so that the partial ones at the edges cost
 #: little.
 GROUP_BYTES = 16 << 20
-#: Returns the rows by which a dataset is read, by leaf, with computed ones (`ComputedRows`).
-Derivation = Callable[["Dataset"], Mapping[str, Rows]]
 
 
 class Dataset:
@@ -101,13 +88,17 @@ class Dataset:
     @property
     def reference_scores(self) -> ReferenceScores | None:
         """The returns that normalised scores call 0 and 100, and the policies they are from; None if unknown."""
-        return reference_scores(self.manifest)
+        from . import reference_scores as scores
+
+        return scores.reference_scores(self.manifest)
 
     def normalized_score(self, returns: Any) -> Any:
         """Undiscounted returns in this dataset's environment as scores: 0 is a random policy's, 100 an expert's (a human's).
 
         ``returns`` is a number, an array, a tensor or a sequence of numbers. Raises UsageError if no scores are known.
         """
+        from .reference_scores import require_scores
+
         return require_scores(self.reference_scores, self.id).normalize(returns)
 
     @property
@@ -117,6 +108,8 @@ class Dataset:
         Episodes that the end of the data cut, or whose beginning is missing, are not whole: average with `np.nanmean`. Raises
         UsageError if no scores are known, or if they do not apply (Atari's clipped rewards, returns changed by preprocessing).
         """
+        from .reference_scores import normalized_returns
+
         return normalized_returns(self.manifest, self.episodes)
 
     def make_env(self, *, trust: bool = False, **arguments: Any) -> gymnasium.Env:
@@ -127,6 +120,9 @@ class Dataset:
         use it only for files whose author you trust. Raises UsageError if the environment is unknown or needs trust,
         MissingExtraError if a package is not installed.
         """
+        from . import plugins
+        from .reference_scores import original_source
+
         source, _ = original_source(self.manifest)
         try:
             known = plugins.load(str(source.get("name"))).environment(source)
@@ -151,6 +147,8 @@ class Dataset:
         instead of Categorical, as TorchRL's environments do, for batches whose actions a transform encodes that way. Raises
         SchemaError for a manifest with malformed spaces.
         """
+        from .specs import make_spec
+
         return make_spec(self.manifest, self._count, categorical_action_encoding)
 
     @property
@@ -159,12 +157,17 @@ class Dataset:
 
         Raises MissingExtraError without gymnasium, UnknownKeyError without an observation, SchemaError as `make_spec`.
         """
-        return gymnasium_space(self.manifest, "observation", self._count)
+        return self._space("observation")
 
     @property
     def action_space(self) -> gymnasium.Space:
         """As `observation_space`; an unstated number of values of a Discrete is that of `make_spec`."""
-        return gymnasium_space(self.manifest, "action", self._count)
+        return self._space("action")
+
+    def _space(self, base: str) -> gymnasium.Space:
+        from .specs import gymnasium_space
+
+        return gymnasium_space(self.manifest, base, self._count)
 
     def _count(self, name: str) -> int:
         return int(self[name].max()) + 1 if len(self) else 1
@@ -176,6 +179,9 @@ class Dataset:
         return f"Dataset({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes}, path={str(self.path)!r})"
 
     def _repr_html_(self) -> str:
+        from .amounts import html_table, plural
+        from .amounts import size as amount
+
         manifest = self.manifest
         size = f"{plural(len(self), 'step')}, {plural(manifest.episodes, 'episode')}"
         if manifest.bytes:  # a view has no files
@@ -187,9 +193,7 @@ class Dataset:
         return list(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind, opened = type(self), ("path", "manifest", "_table", "_rows")
-        own = {name: value for name, value in vars(self).items() if name not in opened and not hasattr(Dataset, name)}
-        return open_folder, (self.path.absolute(), None, self.manifest.content, kind), own or None
+        return open_folder, (self.path.absolute(), self.manifest.content, type(self))
 
     @cached_property
     def episodes(self) -> EpisodeTable:
@@ -224,6 +228,9 @@ class Dataset:
         """The folders that hold the stored rows, with their manifests; empty if some rows are not in such a folder."""
         return ((self.path, self.manifest),)
 
+    def plan_steps(self, ranges: Sequence[tuple[int, int]] = (), keys: Collection[str] | None = None) -> None:
+        """Steps ``start..stop-1`` of these ranges are read next, of the leaves ``keys``: a dataset at a URL fetches them."""
+
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
         """The episode each step belongs to, int64, same shape."""
         return runs_of(self._starts, steps)
@@ -243,17 +250,13 @@ class Dataset:
         """
         if (episodes is None) == (steps is None):
             raise UsageError("select takes either episodes or steps")
-        if episodes is not None:
-            return self._view(Segments.of_episodes(self.episodes, chosen("episodes", episodes, len(self.episodes))))
-        return self._view(Segments.of_steps(self.episodes, chosen("steps", steps, len(self))))
+        from . import view
 
-    def _check_reading(self) -> None:
-        """Raise UsageError if a subclass overrides a method that reads steps: whoever reads ``rows`` would not call it."""
-        for dataset in (self, *getattr(self, "members", ())):
-            for name in ("__getitem__", "read", "steps_at", "episode", "iter_episodes", "to_tensordict", "to_numpy"):
-                if getattr(type(dataset), name) is not getattr(Dataset, name):
-                    message = f"{type(dataset).__name__}.{name}() would not be called: steps are read leaf by leaf"
-                    raise UsageError(message, hint="give load a transform, or preprocess a function that does the same")
+        if episodes is not None:
+            return self._view(
+                view.Segments.of_episodes(self.episodes, view.chosen("episodes", episodes, len(self.episodes)))
+            )
+        return self._view(view.Segments.of_steps(self.episodes, view.chosen("steps", steps, len(self))))
 
     def _view(self, segments: Segments) -> DatasetView:
         return DatasetView((self,), segments)
@@ -264,6 +267,8 @@ class Dataset:
         Equals `rbdata.preprocess` without a function, and takes its ``options``: ``root``, ``force``, ``procs``, ``codec``, ...
         Compressed rows are copied unchanged; the lineage names the datasets that they come from. Raises as `preprocess`.
         """
+        from . import plugins
+
         return plugins.preprocess()(self, (), dest=dest, **options)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -374,7 +379,7 @@ class Dataset:
         return self.read(index, keys=keys).exclude("mask")[:, 0]
 
     def _range(self, start: int, stop: int, step: int, keys: Iterable[str] | None = None) -> TensorDict:
-        if step != 1 or type(self).read is not Dataset.read:
+        if step != 1:
             return self._steps(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"), keys)
         stop = max(start, stop)
         every = [key for name in self._names(keys) for key in self.rows[name].leaf.names]
@@ -390,9 +395,6 @@ class Dataset:
         found = self._at_or_below(name)
         if found != [name]:
             return nest({one[len(name) + 1 :]: self._leaf(one) for one in found}, (len(self),))
-        if type(self).read is not Dataset.read:
-            stored = name if name in self.rows else name.removeprefix("next/")
-            return self._range(0, len(self), 1, [stored])[tuple(name.split("/"))]
         ((_, rows),) = read_columns(self, 0, len(self), [name], copy=True)
         return rows
 
@@ -462,25 +464,17 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
     return ConstantRows(leaf, count)
 
 
-def open_folder(
-    path: str | os.PathLike[str],
-    derive: Derivation | None = None,
-    content: str | None = None,
-    kind: type[Dataset] = Dataset,
-) -> Dataset:
-    """A dataset folder as a `Dataset`.
+def open_folder(path: str | os.PathLike[str], content: str | None = None, kind: type[Dataset] = Dataset) -> Dataset:
+    """A dataset folder as a `Dataset`, or as a subclass ``kind`` of it; ``content``: the expected content.
 
-    ``derive``: a module-level function (or a `functools.partial` of one,
-    so that the dataset can be pickled) that returns the rows to read by; the manifest states the stored leaves. ``content``:
-    the expected content. ``kind``: a subclass, whose ``__init__`` is not called. Raises UsageError if the folder holds a
-    dataset with other content.
+    Raises UsageError if the folder holds a dataset with other content.
     """
     opened = object.__new__(kind)
     opened._open(Path(path))
     if content not in (None, opened.manifest.content):
         message = f"{opened.path} was replaced by a dataset with other content since this one was opened"
         raise UsageError(message, hint="open it again, and pickle that")
-    return opened if derive is None else DerivedDataset(opened, derive)
+    return opened
 
 
 # -- views -----------------------------------------------------------------------------------------------------------------
@@ -501,21 +495,17 @@ class DatasetView(Dataset):
         keys: Literal["all", "common"] = "all",
         marked: bool = False,
     ) -> None:
-        for member in members:
-            member._check_reading()
+        from . import view
+
         self.members, self._segments, self._keys, self._marked = tuple(members), segments, keys, marked
-        self._table = make_table(self.members, self._segments)
-        leaves = common_leaves(self.members, keys)
-        self._rows = make_rows(self.members, self._segments, leaves, self._table, marked)
-        for name, rows in self._rows.items():
-            if rows.leaf.constant is not None:
-                self._rows[name] = ConstantRows(rows.leaf, rows.count)
+        self._table = view.make_table(self.members, self._segments)
+        leaves = view.common_leaves(self.members, keys)
+        self._rows = view.make_rows(self.members, self._segments, leaves, self._table, marked)
         schema = Schema(tuple(rows.leaf for rows in self._rows.values()))
-        self.manifest = make_manifest(self.members, self._segments, schema, self._table)
+        self.manifest = view.make_manifest(self.members, self._segments, schema, self._table)
         self.path = self.members[0].path
 
     def _view(self, segments: Segments) -> DatasetView:
-        self._check_reading()
         # a view of the members, so that reads do not go through two views
         return DatasetView(self.members, segments.within(self._segments), self._keys, self._marked)
 
@@ -551,77 +541,10 @@ def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", 
         raise UsageError(f"keys is {keys!r}, not 'all' or 'common'")
     if not datasets:
         raise UsageError("concat needs at least one dataset")
+    from . import view
+
     wholes = [
-        Segments.of_episodes(one.episodes, np.arange(len(one.episodes)), number) for number, one in enumerate(datasets)
+        view.Segments.of_episodes(one.episodes, np.arange(len(one.episodes)), number)
+        for number, one in enumerate(datasets)
     ]
-    return DatasetView(tuple(datasets), Segments.join(wholes), keys, marked)
-
-
-# -- leaves that are computed when they are read -----------------------------------------------------------------------------
-
-
-class DerivedDataset(Dataset):
-    """A dataset that is read by the leaves that ``derive`` gives; the manifest states the stored ones."""
-
-    folders = ()
-
-    def __init__(self, stored: Dataset, derive: Derivation) -> None:
-        self.stored, self.path, self.manifest, self._derive = stored, stored.path, stored.manifest, derive
-
-    @cached_property
-    def rows(self) -> Mapping[str, Rows]:
-        return dict(self._derive(self.stored))
-
-    @cached_property
-    def schema(self) -> Schema:
-        return Schema(tuple(rows.leaf for rows in self.rows.values()))
-
-    @cached_property
-    def episodes(self) -> EpisodeTable:
-        return self.stored.episodes
-
-    def _count(self, name: str) -> int:
-        return self.stored._count(name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DerivedDataset, (self.stored, self._derive)
-
-
-class EpisodeRows(ComputedRows):
-    """The number of the episode of each step, int64 ``[]``."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(Leaf("episode", "step", "int64", ()), len(dataset))
-        self._dataset = dataset
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._dataset.episode_of(index)
-
-
-class ShiftedRows(ComputedRows):
-    """The rows of a step leaf ``by`` steps later (earlier where negative) in the same episode; zeros outside it."""
-
-    def __init__(self, dataset: Dataset, source: str, name: str, by: int) -> None:
-        self._rows, self._dataset, self._by = dataset.rows[source], dataset, by
-        super().__init__(replace(self._rows.leaf, name=name, constant=None, codec="raw"), len(dataset))
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        starts = self._dataset._starts
-        episode = self._dataset.episode_of(index)
-        wanted = index + self._by
-        outside = (wanted < starts[episode]) | (wanted >= starts[episode + 1])
-        found = self._rows.take(torch.where(outside, index, wanted))
-        found[outside] = 0
-        return found
-
-
-def rename(rows: Rows, name: str) -> Rows:
-    """The same rows under another name."""
-    renamed = copy.copy(rows)
-    renamed.leaf = replace(rows.leaf, name=name)
-    return renamed
-
-
-def add_episode(dataset: Dataset) -> dict[str, Rows]:
-    """All leaves and ``episode``, the number of each step's episode, where the data have none of their own."""
-    return {"episode": EpisodeRows(dataset), **dataset.rows}
+    return DatasetView(tuple(datasets), view.Segments.join(wholes), keys, marked)

@@ -18,12 +18,13 @@ the content hash of the dataset.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,18 @@ import torch
 
 from ..errors import UsageError
 from .codecs.codec import Rows, WrappedRows
-from .dataset import Dataset, Derivation, DerivedDataset
+from .computed_rows import ComputedRows
+from .dataset import Dataset
 from .durable import write_atomically
+from .episodes import EpisodeTable
 from .leaf import Leaf
 from .row_index import lookup
-from .schema import FLAGS
+from .schema import FLAGS, Schema
 from .untrusted_json import parse_json
-from .view import ComputedRows
+
+#: Returns the rows by which a dataset is read, by leaf, with computed ones (`ComputedRows`): a module-level function, or a
+#: `functools.partial` of one, so that the dataset can be pickled.
+Derivation = Callable[[Dataset], Mapping[str, Rows]]
 
 EXTRA = ("is_first", "step", "return_to_go", "discount")
 #: Added to standard deviations where rows are divided by them, as by ``compute_mean_std`` of CORL (https://github.com/tinkoff-ai/CORL,
@@ -57,28 +63,95 @@ _LOST = 1e-6
 Moments = Mapping[str, np.ndarray]  # "mean", "std" (the population's) and "eps": (x - mean) / (std + eps)
 
 
-def derivation(
-    dataset: Dataset, *, extra: Any = None, normalize: Any = None, reward_scale: Any = None, dtype: Any = None
-) -> tuple[Derivation | None, dict[str, Any]]:
-    """The function that makes the rows for these options of `load` (None: the stored rows), and the statistics it uses.
+class DerivedDataset(Dataset):
+    """A dataset that is read by the leaves that ``derive`` gives; the manifest states the stored ones."""
 
-    Raises UsageError for unknown names, for statistics of an incomplete dataset, and for another ``dtype`` than float32.
+    folders = ()
+
+    def __init__(self, stored: Dataset, derive: Derivation) -> None:
+        self.stored, self.path, self.manifest, self._derive = stored, stored.path, stored.manifest, derive
+
+    @cached_property
+    def rows(self) -> Mapping[str, Rows]:
+        return dict(self._derive(self.stored))
+
+    @cached_property
+    def schema(self) -> Schema:
+        return Schema(tuple(rows.leaf for rows in self.rows.values()))
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        return self.stored.episodes
+
+    def _count(self, name: str) -> int:
+        return self.stored._count(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DerivedDataset, (self.stored, self._derive)
+
+
+def derive(
+    dataset: Dataset,
+    extra: Any = None,
+    normalize: Any = None,
+    reward_scale: Any = None,
+    dtype: Any = None,
+    only: Iterable[Any] | None = None,
+    *,
+    is_windows: bool = False,
+) -> tuple[Dataset, dict[str, Any]]:
+    """The dataset as these options of `load` have it, and the statistics that were used.
+
+    ``only``: the keys that are read, or those of windows. Raises UsageError for unknown names, for statistics of an incomplete
+    dataset, for another ``dtype`` than float32, and for computed leaves that are not read.
     """
     names = _extra_names(dataset, extra)
+    if only is not None and not isinstance(only, str):
+        _check_is_read(dataset, names, normalize, reward_scale, [_root(_path(key)) for key in only], is_windows)
     found: dict[str, Any] = dict(_moments(dataset, normalize))
     scale, shift = _reward_map(dataset, reward_scale)
-    if reward_scale is not None:
-        found["next/reward"] = {"scale": scale, "shift": shift}
     if dtype not in (None, "float32", torch.float32):
         raise UsageError(
             f"dtype is {dtype!r}, not 'float32'", hint="other types: transform=lambda batch: batch.double()"
         )
+    moments = {name: (values["mean"], values["std"] + values["eps"]) for name, values in found.items()}
+    if reward_scale is not None:
+        found["next/reward"] = {"scale": scale, "shift": shift}
     if not names and not found and dtype is None:
-        return None, found
-    leaves = {name: values for name, values in found.items() if name != "next/reward"}
-    moments = {name: (values["mean"], values["std"] + values["eps"]) for name, values in leaves.items()}
-    narrow = dtype is not None
-    return partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift), narrow=narrow), found
+        return dataset, found
+    rows = partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift), narrow=dtype is not None)
+    return DerivedDataset(dataset, rows), found
+
+
+def _check_is_read(
+    dataset: Dataset, extra: Sequence[str], normalize: Any, reward_scale: Any, named: Sequence[str], is_windows: bool
+) -> None:
+    """Raise UsageError for computed leaves that no batch has: only those ``named`` are read, by windows or by keys."""
+
+    def is_read(path: str) -> bool:
+        return path in named if is_windows else any(f"{path}/".startswith(f"{one}/") for one in named)
+
+    unread = [path for path in extra if is_windows and not is_read(path)]  # beside keys, extra leaves are always read
+    if unread:
+        hint = f'name it there as well: windows={{"{unread[0]}": (0, 0), ...}}'
+        raise UsageError(f"extra {', '.join(unread)}: no window reads it", hint=hint)
+    has_returns = "return_to_go" in extra and (not is_windows or is_read("return_to_go"))
+    if reward_scale is not None and not is_read("reward") and not has_returns:
+        if is_windows:
+            hint = 'name it there as well: windows={("next", "reward"): (0, 0), ...}'
+            raise UsageError("reward_scale: no window reads the reward", hint=hint)
+        raise UsageError("reward_scale: the reward is not among keys", hint='name it: keys=[..., ("next", "reward")]')
+    for path in [normalize] if isinstance(normalize, str) else map(_path, normalize or ()):
+        below = {_root(name) for name in dataset.schema.names if f"{_root(name)}/".startswith(f"{path}/")}
+        if below and not any(map(is_read, below)):
+            what = "no window reads it" if is_windows else "it is not among keys"
+            by = "windows" if is_windows else "keys"
+            raise UsageError(f"normalize {path}: {what}", hint=f"name it in {by}, or leave it out of normalize")
+
+
+def _root(path: str) -> str:
+    """``observation`` for it and for its successor ``next/observation``."""
+    return path.removeprefix("next/")
 
 
 def derive_leaves(
@@ -367,3 +440,46 @@ def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:
     if not number or not math.isfinite(reward_scale) or reward_scale == 0:
         raise UsageError(f"reward_scale is a number, 'return_range' or 'minus_one', not {reward_scale!r}")
     return float(reward_scale), 0.0
+
+
+# -- leaves that are computed when they are read -----------------------------------------------------------------------------
+
+
+class EpisodeRows(ComputedRows):
+    """The number of the episode of each step, int64 ``[]``."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(Leaf("episode", "step", "int64", ()), len(dataset))
+        self._dataset = dataset
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self._dataset.episode_of(index)
+
+
+class ShiftedRows(ComputedRows):
+    """The rows of a step leaf ``by`` steps later (earlier where negative) in the same episode; zeros outside it."""
+
+    def __init__(self, dataset: Dataset, source: str, name: str, by: int) -> None:
+        self._rows, self._dataset, self._by = dataset.rows[source], dataset, by
+        super().__init__(replace(self._rows.leaf, name=name, constant=None, codec="raw"), len(dataset))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        starts = self._dataset._starts
+        episode = self._dataset.episode_of(index)
+        wanted = index + self._by
+        outside = (wanted < starts[episode]) | (wanted >= starts[episode + 1])
+        found = self._rows.take(torch.where(outside, index, wanted))
+        found[outside] = 0
+        return found
+
+
+def rename(rows: Rows, name: str) -> Rows:
+    """The same rows under another name."""
+    renamed = copy.copy(rows)
+    renamed.leaf = replace(rows.leaf, name=name)
+    return renamed
+
+
+def add_episode(dataset: Dataset) -> dict[str, Rows]:
+    """All leaves and ``episode``, the number of each step's episode, where the data have none of their own."""
+    return {"episode": EpisodeRows(dataset), **dataset.rows}

@@ -28,7 +28,6 @@ from .amounts import count, html_table, real
 from .checksums import record_of
 from .durable import open_replacement
 from .memory_map import map_array, verify_hint
-from .tensordict_folder import write_meta
 
 FOLDER = "episodes"
 TERMINATED, TRUNCATED, CUT = 1, 2, 3
@@ -218,6 +217,8 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def write(self, folder: Path) -> dict[str, list[list[object]]]:
         """Write the table into a dataset folder; returns the ranges of its files as they are recorded."""
+        from .tensordict_folder import write_meta
+
         self.check()
         target = folder / FOLDER
         target.mkdir(parents=True, exist_ok=True)

@@ -57,3 +57,10 @@ def nearest(word: str, names: Iterable[str]) -> str:
     begun = [name for name in names if len(name) > 3 and word.startswith(name)]  # destination
     near = begun or get_close_matches(word, names, n=2)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def goes_with(what: str, **given: bool) -> None:
+    """Raise UsageError for the first option that is ``given``: it has no effect without ``what``."""
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{name} goes with {what}")

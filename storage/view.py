@@ -25,20 +25,17 @@ import torch
 from ..errors import UsageError
 from .amounts import plural
 from .codecs.codec import Rows
+from .computed_rows import ComputedRows, ConstantRows
 from .episodes import CUT, EpisodeTable
 from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
-from .memory_map import in_numpy
+from .memory_map import widest_word
 from .reference_scores import OTHER_RETURNS, original_source, stated_wrappers
-from .row_index import lookup, runs_of
 from .schema import Schema
+from .window import as_words
 
 #: The flags that are set where a segment ends and its episode continues.
 _ENDING = ("next/done", "next/truncated")
-#: Up to this many members, comparing with each is faster than sorting.
-_FEW_MEMBERS = 4
-#: Rows of up to this many bytes from several members are joined and then ordered; longer rows are copied once, to their places.
-_SHORT_ROW = 128
 #: Entries of ``source`` in a manifest that apply to a part of the data, and to several datasets if all state them.
 _OF_ANY_PART = ("name", "dataset", "options", "environment", "reference_scores")
 
@@ -267,39 +264,15 @@ def make_rows(
     cut = torch.from_numpy(ends[segments.offset + segments.length != _gather(members, segments, "length")])
     rows: dict[str, Rows] = {}
     for leaf in leaves:
+        if leaf.constant is not None:
+            rows[leaf.name] = ConstantRows(leaf, runs[leaf.kind].count)
+            continue
         made: Rows = SegmentRows(leaf, runs[leaf.kind], [member.rows[leaf.name] for member in members])
         rows[leaf.name] = EndedRows(made, cut) if leaf.name in _ENDING and len(cut) else made
     if marked and "dataset" in rows:
         message = f"{members[0].manifest.id} has a leaf 'dataset', which says here whose a row is"
         raise UsageError(message, hint="rename it with `rbdata preprocess`")
     return {**rows, "dataset": MemberRows(runs["step"])} if marked else rows
-
-
-class _Places:
-    """The locations of n rows of a view in the members.
-
-    ``runs`` (int64 ``[n]``) is the run of each row, ``there`` its number in the member. ``groups``: for each member with some
-    of the rows, the member's number and the row numbers in it; empty for a single member. ``order``: the places among the n
-    rows, sorted by group; ``back`` is its inverse.
-    """
-
-    def __init__(self, rows: torch.Tensor, runs: _Runs) -> None:
-        self.runs = runs.of(rows)
-        self.there = rows if runs.unmoved else rows + lookup(runs.shift, self.runs)
-        self.groups: list[tuple[int, torch.Tensor]] = []
-        if runs.members > 1:
-            members = (self.runs if runs.one_each else lookup(runs.member, self.runs)).numpy()
-            if runs.members <= _FEW_MEMBERS:
-                sorted_by_member = [np.flatnonzero(members == number) for number in range(runs.members)]
-                order, counts = np.concatenate(sorted_by_member), list(map(len, sorted_by_member))
-            else:
-                # NumPy sorts numbers of one or two bytes several times faster than others.
-                order = members.astype(np.min_scalar_type(runs.members)).argsort(kind="stable")
-                counts = np.bincount(members, minlength=runs.members).tolist()
-            self.order, self.back = torch.from_numpy(order), torch.empty(len(order), dtype=torch.int64, device="cpu")
-            self.back.numpy()[order] = np.arange(len(order))
-            there = lookup(self.there, self.order).split(counts)
-            self.groups = [(number, there[number]) for number, count in enumerate(counts) if count]
 
 
 class _Runs:
@@ -316,65 +289,58 @@ class _Runs:
         begins = np.ones(len(member), bool)
         begins[1:] = (np.diff(member) != 0) | (there[1:] != there[:-1] + count[:-1])
         start = here[begins]
-        columns = (np.append(start, int(count.sum())), there[begins] - start, member[begins])
-        self.start, self.shift, self.member = (torch.from_numpy(column.astype(np.int64)) for column in columns)
-        self.members = members
-        #: Whether all rows have the same numbers in their members.
-        self.unmoved = not self.shift.any()
-        #: Whether run i is the only run of member i, as in a concatenation of whole datasets.
-        self.one_each = bool(torch.equal(self.member, torch.arange(members, device="cpu")))
-        self._last: tuple[torch.Tensor, int, _Places] | None = None
+        self.start, self.shift = np.append(start, int(count.sum())).astype(np.int64), there[begins] - start
+        self.member, self.members, self.count = member[begins], members, int(count.sum())
+        self._last: tuple[torch.Tensor, int, np.ndarray] | None = None
 
-    @property
-    def count(self) -> int:
-        return int(self.start[-1])
-
-    def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The run of each row."""
-        if len(self.member) == 1:
-            return torch.zeros_like(rows)
-        if len(self.member) == 2:  # several times faster than a search
-            return torch.from_numpy((rows.numpy() >= self.start[1].item()).astype(np.int64))
-        return runs_of(self.start, rows)
-
-    def places(self, rows: torch.Tensor) -> _Places:
-        """The locations of rows. All leaves of a batch request the same rows, so the result of the last call is kept."""
+    def of(self, rows: torch.Tensor) -> np.ndarray:
+        """The run of each row. All leaves of a batch ask for the same rows, so the last answer is kept."""
         last = self._last
-        if rows.is_inference():  # inference mode does not count changes in place
-            return _Places(rows, self)
-        if last is not None and last[0] is rows and last[1] == rows._version:
+        if last is not None and last[0] is rows and not rows.is_inference() and last[1] == rows._version:
             return last[2]
-        found = _Places(rows, self)
-        self._last = rows, rows._version, found
+        found = np.searchsorted(self.start, rows.numpy(), "right") - 1
+        if not rows.is_inference():  # inference mode does not count changes in place
+            self._last = rows, rows._version, found
         return found
 
 
 class SegmentRows:
-    """A leaf of a view: the rows of its members' leaves."""
+    """A leaf of a view: the rows of its members' leaves.
+
+    Where all of them lie in memory (mapped raw files), one gather by address reads the rows of any number of members;
+    otherwise those of each member are read together.
+    """
 
     def __init__(self, leaf: Leaf, runs: _Runs, rows: Sequence[Rows]) -> None:
         self.leaf, self.count, self._runs, self._rows = leaf, runs.count, runs, list(rows)
-        self._in_numpy = in_numpy(self._empty(0))
-        self._is_short = self._in_numpy and leaf.row_bytes <= _SHORT_ROW
+        self._dtype: torch.dtype = getattr(torch, leaf.dtype)
+        found = [getattr(one, "address", None) for one in rows]
+        addresses = np.array([one for one in found if one is not None], np.int64)
+        self._origin: np.ndarray | None = None
+        if len(rows) > 1 and len(addresses) == len(rows):
+            #: Where row 0 of the view would lie if all rows were those of a run; of runs without rows anywhere.
+            self._origin = addresses[runs.member] + runs.shift * leaf.row_bytes
+            self._base = int(addresses.min())
+            self._span = int(addresses.max()) - self._base + max(one.count for one in rows) * leaf.row_bytes
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return self._read(self._runs.places(index), lambda rows, there: rows.take(there), ())
+        return self._read(index, 1, lambda rows, there: rows.take(there)).view(len(index), *self.leaf.shape)
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        places = self._runs.places(first)
-        inside = first + length <= lookup(self._runs.start, places.runs + 1)
-        if bool(inside.all()):
-            return self._read(places, lambda rows, there: rows.windows(there, length), (length,))
+        inside = first.numpy() + length <= self._runs.start[self._runs.of(first) + 1]
+        if inside.all():
+            return self._read(first, length, lambda rows, there: rows.windows(there, length))
         # Rows beyond the end of a run belong to other episodes; most readers replace them.
-        out = self._empty(len(first), length)
-        out[inside] = self.windows(first[inside], length)
-        crossing = (first[~inside][:, None] + torch.arange(length, device="cpu")).reshape(-1)
-        out[~inside] = self.take(crossing).view(-1, length, *self.leaf.shape)
+        within = torch.from_numpy(inside)
+        out = torch.empty(len(first), length, *self.leaf.shape, dtype=self._dtype, device="cpu")
+        out[within] = self.windows(first[within], length)
+        crossing = (first[~within][:, None] + torch.arange(length, device="cpu")).reshape(-1)
+        out[~within] = self.take(crossing).view(-1, length, *self.leaf.shape)
         return out
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         blocks = [rows.block(low, high) for rows, low, high in self._pieces(start, stop)]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks) if blocks else self._empty(0)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks) if blocks else self._empty(0, 0)[:, 0]
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows ``start..stop-1`` of a compressed leaf as they are stored, see `PartFile.copy`."""
@@ -387,58 +353,58 @@ class SegmentRows:
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Rows, int, int]]:
         """The rows of members that form rows ``start..stop-1``."""
         runs = self._runs
-        run = int(torch.searchsorted(runs.start, start, right=True)) - 1
+        run = int(np.searchsorted(runs.start, start, "right")) - 1
         while start < stop:
-            end = min(stop, int(runs.start[run + 1]))
-            shift = int(runs.shift[run])
+            end, shift = min(stop, int(runs.start[run + 1])), int(runs.shift[run])
             yield self._rows[int(runs.member[run])], start + shift, end + shift
             start, run = end, run + 1
 
     def _read(
-        self, places: _Places, read: Callable[[Rows, torch.Tensor], torch.Tensor], extent: tuple[int, ...]
+        self, first: torch.Tensor, length: int, read: Callable[[Rows, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """The results of ``read`` for rows of members, in the order of the view."""
+        """``length`` rows from each of ``first``, which lie in one run: ``[n, length, *shape]``, or as ``read`` gives them."""
+        runs = self._runs.of(first)
+        if self._origin is not None:
+            return self._gather(self._origin.take(runs) + first.numpy() * self.leaf.row_bytes, length)
+        there = first + torch.from_numpy(self._runs.shift.take(runs))
         if len(self._rows) == 1:
-            return read(self._rows[0], places.there)
-        if not places.groups:  # no rows: the states behind the last steps of a batch that has no last step
-            return self._empty(0, *extent)
-        pieces = (read(self._rows[number], there) for number, there in places.groups)
-        if len(places.groups) == 1:
-            return next(pieces)
-        if self._is_short:
-            joined: np.ndarray = np.concatenate([piece.numpy() for piece in pieces])
-            return torch.from_numpy(joined.take(places.back.numpy(), 0))
-        out = self._empty(len(places.there), *extent)
-        for mine, piece in zip(places.order.split([len(there) for _, there in places.groups]), pieces):
-            if self._in_numpy:
-                out.numpy()[mine.numpy()] = piece.numpy()
-            else:
-                out.index_copy_(0, mine, piece)
+            return read(self._rows[0], there)
+        members, out = self._runs.member.take(runs), self._empty(len(first), length)
+        for number in np.unique(members).tolist():
+            mine = np.flatnonzero(members == number)
+            found = read(self._rows[number], there[torch.from_numpy(mine)])
+            # By NumPy for the reason given in `row_index.lookup`.
+            as_words(out).numpy()[mine] = as_words(found.reshape(len(mine), length, *self.leaf.shape)).numpy()
         return out
 
+    def _gather(self, places: np.ndarray, length: int) -> torch.Tensor:
+        """``length`` rows from each of these addresses."""
+        if not len(places):
+            return self._empty(0, length)
+        size = self.leaf.row_bytes * length
+        word, _ = widest_word(self.leaf.row_bytes)
+        item = f"|V{size}" if size != word else f"<u{size}"
+        # An array over all the memory between the first and the last row, of which only these are touched.
+        memory = _Memory(self._base, (self._span - size) // word + 1, word, item)
+        rows = np.asarray(memory)[(places - self._base) // word]
+        made: torch.Tensor = torch.from_numpy(rows.view(np.uint8)).view(self._dtype)
+        return made.view(len(places), length, *self.leaf.shape)
+
     def _empty(self, *batch: int) -> torch.Tensor:
-        return torch.empty(*batch, *self.leaf.shape, dtype=getattr(torch, self.leaf.dtype), device="cpu")
+        return torch.empty(*batch, *self.leaf.shape, dtype=self._dtype, device="cpu")
 
 
-class ComputedRows:
-    """Rows that are computed from their numbers. A derived class defines ``take``."""
+class _Memory:
+    """Items of memory that begin at every ``stride`` bytes from an address, to be viewed by NumPy."""
 
-    #: Whether a row describes the result of the step's action, as the leaves under ``next`` do: with n-step returns it is then
-    #: the row of the last step.
-    follows_action = False
-
-    def __init__(self, leaf: Leaf, count: int) -> None:
-        self.leaf, self.count = leaf, count
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:
-        steps = (first[:, None] + torch.arange(length, device="cpu")).reshape(-1)
-        return self.take(steps).reshape(len(first), length, *self.leaf.shape)
-
-    def block(self, start: int, stop: int) -> torch.Tensor:
-        return self.take(torch.arange(start, stop, device="cpu"))
+    def __init__(self, address: int, count: int, stride: int, item: str) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (count,),
+            "strides": (stride,),
+            "typestr": item,
+            "version": 3,
+        }
 
 
 class MemberRows(ComputedRows):
@@ -449,7 +415,7 @@ class MemberRows(ComputedRows):
         self._runs = runs
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        return lookup(self._runs.member, self._runs.places(index).runs)
+        return torch.from_numpy(self._runs.member.take(self._runs.of(index)))
 
 
 class EndedRows(ComputedRows):

@@ -78,7 +78,7 @@ def construct(root: Path) -> None:
     rbdata.PrioritizedSliceSampler(100, 0.6, 0.4, slice_len=8)
     rbdata.PrioritizedReplayBuffer(alpha=0.6, beta=0.4, batch_size=8, seed=0)
     rbdata.TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, priority_key="p", storage=rbdata.ListStorage(9))
-    rbdata.TensorDictReplayBuffer(sampler=slices, frame_stack=4, n_step=3, rank=1, world_size=2)
+    rbdata.TensorDictReplayBuffer(sampler=slices, rank=1, world_size=2, around=rbdata.Around(frame_stack=4, n_step=3))
     pong = rbdata.AtariDQNExperienceReplay("Pong/5", 32, root=root, shards=[0], n_step=3, upstream="auto")
     assert_type(pong, rbdata.AtariDQNExperienceReplay)
     rbdata.D4RLExperienceReplay("hopper-medium-v2", 32, slice_len=8, horizon=1000, device="cpu")

@@ -304,14 +304,16 @@ def test_padding_of_every_way_to_store_states(tmp_path: Path, codec: Any, size: 
 
 def test_padding_of_a_buffer_in_memory(root: Path) -> None:
     stored = rbdata.open_dataset(root / "my" / "first").to_tensordict()
-    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(len(stored)), frame_stack=2)
+    buffer = rbdata.TensorDictReplayBuffer(
+        storage=rbdata.LazyTensorStorage(len(stored)), around=rbdata.Around(frame_stack=2)
+    )
     buffer.extend(stored)
     batch = buffer.sample_at([0, LENGTHS[0]])
     assert batch[POSITION].squeeze(-1).round().tolist() == [[0, 0], [100, 100]]
     with pytest.raises(UsageError, match="padding"):
-        rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(8), padding="zero")
+        rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(8), around=rbdata.Around(padding="zero"))
     with pytest.raises(UsageError, match="gamma"):
-        rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(8), gamma=0.5)
+        rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(8), around=rbdata.Around(gamma=0.5))
 
 
 # -- types -------------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from rbdata.datasets.sources.options import RESERVED, RawFileOptions, SourceOpti
 from rbdata.errors import UsageError
 from rbdata.storage import plugins
 from rbdata.storage.codecs import choices
+from rbdata.storage.derived_leaves import derive
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
-from rbdata.storage.replay.arguments import RecipeOptions
-from rbdata.storage.replay.loading import load_buffer, make_sampler
+from rbdata.storage.replay.samplers.choice import choose_sampler
 
 #: Arguments of buffers that `rbdata.load` has not: a dataset is read-only, and the others have no effect here.
-NOT_OF_LOAD = {"storage", "writer", "dim_extend", "compilable", "shared", "transform_factory"}
+NOT_OF_LOAD = {"storage", "writer", "dim_extend", "compilable", "shared", "transform_factory", "around"}
 
 
 def named(function: Callable[..., Any], kinds: str = "KEYWORD_ONLY") -> dict[str, inspect.Parameter]:
@@ -61,9 +61,11 @@ def test_options_of_load():
     """Those of the samplers and of the buffer, with the same defaults."""
     arguments = named(rbdata.load)
     of_buffer = named(ReplayBuffer.__init__) | named(TensorDictReplayBuffer.__init__)
-    wanted = {name: one for name, one in of_buffer.items() if name not in NOT_OF_LOAD} | named(make_sampler)
-    wanted |= named(load_buffer)
-    assert set(arguments) == {"root", "cache_dir", "cache_limit", "download", *wanted}
+    wanted = {name: one for name, one in of_buffer.items() if name not in NOT_OF_LOAD} | named(choose_sampler)
+    wanted |= named(rbdata.Around, "POSITIONAL_OR_KEYWORD")
+    computed = named(derive, "POSITIONAL_OR_KEYWORD")
+    wanted |= {name: one for name, one in computed.items() if name not in ("dataset", "only")}
+    assert set(arguments) == {"root", "cache_dir", "cache_limit", "download", "keys", "goals", *wanted}
     assert {name: arguments[name].default for name in wanted} == {name: one.default for name, one in wanted.items()}
     for name in wanted:
         assert f"``{name}" in rbdata.load.__doc__, name
@@ -121,13 +123,14 @@ def test_options_that_classes_pass_on(name):
     """All arguments of the buffer, of the same types and with the same defaults, but for those that the class changes."""
     value, of_buffer = getattr(rbdata, name), named(ReplayBuffer.__init__)
     arguments, hints = named(value, "POSITIONAL_OR_KEYWORD KEYWORD_ONLY"), typing.get_type_hints(ReplayBuffer.__init__)
-    hints |= typing.get_type_hints(RecipeOptions)
     source = DATASETS.get(name.removesuffix("ExperienceReplay"))
     if source:
         of_buffer.pop("storage")
+        of_buffer.pop("around")
         wanted = {one.name for one in catalogue.load_source(source).options_of("download")}
         wanted |= {
-            *named(make_sampler),
+            *named(rbdata.Around, "POSITIONAL_OR_KEYWORD"),
+            *({*named(choose_sampler)} - {"weights", "shares"}),
             "mirror",
             "shards",
             "codec",

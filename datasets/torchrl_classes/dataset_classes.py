@@ -22,11 +22,14 @@ from tensordict import TensorDict, TensorDictBase
 from ... import settings
 from ...errors import DatasetNotFoundError, UsageError
 from ...storage.codecs.codec import Rows
-from ...storage.dataset import ComputedRows, Dataset, Derivation, ShiftedRows, add_episode, open_folder, rename
+from ...storage.computed_rows import ComputedRows
+from ...storage.dataset import Dataset
+from ...storage.derived_leaves import Derivation, DerivedDataset, ShiftedRows, add_episode, rename
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.leaf import Leaf
+from ...storage.replay.around import Around
 from ...storage.replay.buffer import ReplayBuffer
-from ...storage.replay.loading import SAMPLING, make_sampler
+from ...storage.replay.samplers.choice import choose_sampler
 from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.episode_storage import EpisodeStorage
@@ -39,6 +42,13 @@ from ..ingest.request import make_request
 from ..sources.minari.source import local_root
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name
 
+#: Options of `load` that choose a sampler, and those of `Around`.
+SAMPLING = [
+    name
+    for name in signature(choose_sampler).parameters
+    if name not in ("dataset", "given", "end_key", "traj_key", "weights", "shares")
+]
+AROUND = frozenset(signature(Around).parameters)
 #: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
 #: Records in a chunk of `BaseDatasetExperienceReplay.preprocess`, unless the caller states it.
@@ -161,14 +171,16 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         declared = {option.name for option in catalogue.load_source(self.source).options}
         wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
         path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
-        dataset = open_folder(path, derive=derive or self._derive)
+        derive = derive or self._derive
+        dataset = Dataset(path) if derive is None else DerivedDataset(Dataset(path), derive)
         chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
         if sampler is None:
             if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
                 chosen |= {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
-            sampler = make_sampler(len(dataset), replacement=replacement, **chosen)
+            sampler = choose_sampler(dataset, replacement=replacement, **chosen)
+        around = Around(**{name: options.pop(name) for name in list(options) if name in AROUND})
         storage = EpisodeStorage(dataset) if split_trajs else DatasetStorage(dataset)
-        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, **options)
+        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, around=around, **options)
 
     @ClassProperty
     def available_datasets(cls) -> list[str]:
@@ -218,13 +230,14 @@ class _Apply:
 
 
 def _signature(cls: Any, source: str) -> Signature:
-    """The arguments of a class, of `_open`, of the buffer, of `make_sampler`, and of a download with the source's options."""
+    """The arguments of a class, of `_open`, of the buffer, of `Around`, of the samplers, and of a download with the source's options."""
     own = [one for one in signature(cls.__init__).parameters.values() if one.kind is not Parameter.VAR_KEYWORD][1:]
-    taken = {*(one.name for one in own), "self", "storage", "derive"}
+    taken = {*(one.name for one in own), "self", "storage", "derive", "around"}
     taken |= {"procs"} if "num_procs" in taken else set()
     parts: list[Any] = [cls._open, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__]
     passed = [one for part in parts for one in signature(part).parameters.values()]
-    passed += [signature(make_sampler).parameters[name] for name in SAMPLING]
+    passed += signature(Around).parameters.values()
+    passed += [signature(choose_sampler).parameters[name] for name in SAMPLING]
     convert = signature(ConvertOptions).parameters
     declared = [one.name for one in catalogue.load_source(source).options_of("download")]
     passed += [

@@ -12,6 +12,8 @@ import rbdata
 GROUPS = {
     "Datasets: find, get, open, check": (
         "rbdata.api",
+        "rbdata.loading",
+        "rbdata.datasets.opening",
         "rbdata.preprocess",
         "rbdata.storage.dataset",
         "rbdata.storage.spec",

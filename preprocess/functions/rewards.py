@@ -27,7 +27,7 @@ from tensordict import TensorDictBase
 from ...errors import SchemaError, UsageError
 from ...storage.amounts import MOST_RECORDS
 from ...storage.leaf import check_key
-from ...storage.replay.windows import NStep
+from ...storage.replay.around import NStep
 from .checks import boolean, bounds, choice, number, positive, whole
 from .leaves import check_finite, check_new, episode_return, get, observations, paths, with_reward
 from .traits import Fit, Partial, Traits

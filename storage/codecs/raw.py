@@ -71,6 +71,8 @@ class RawRows:
         width, word = widest_word(leaf.row_bytes)
         self._words, self._word, self._per_row = bytes_.view(word).numpy(), word, leaf.row_bytes // width
         self._views: dict[int, np.ndarray] = {}
+        #: Where the first row lies in memory.
+        self.address = int(self._mapped.__array_interface__["data"][0])
         self._array = self.tensor.numpy() if in_numpy(self.tensor) else None
 
     def windows(self, first: torch.Tensor, length: int) -> torch.Tensor:

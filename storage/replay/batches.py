@@ -23,17 +23,15 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 
+from .around import Around
 from .chain import Transforms
-from .columns import At, Recipe
-from .devices import to_device
+from .columns import At
 from .draw import Draw, flags_of, mask_error
 from .order import Order, Place, drawing_for
-from .prefetch import Prefetcher
 from .reading import Reader
 from .samplers.sampler import Sampler, checked, draws_ahead
-from .storages.list_storage import ListStorage
 from .storages.storage import Storage, reads_by_get
-from .storages.tensor_storage import tree_copied
+from .storages.trees import tree_copied
 from .timeline import entry_at, entry_key, path_of
 
 
@@ -44,7 +42,7 @@ class Options:
     ``with_info`` puts the sampler's information into the batch; ``goals`` relabels it (`goals.Relabeling`).
     """
 
-    recipe: Recipe = Recipe()  # noqa: RUF009
+    around: Around = Around()  # noqa: RUF009
     with_info: bool = False
     collate: Callable[[Any], Any] | None = None
     prefetch: int = 0
@@ -85,7 +83,11 @@ class Batches:
         self._made_of: Any = None  # the size and the versions that `_ahead` was drawn with
         self._count = 1  # batches to draw at once; grows while they are used
         self._reader: Reader | None = None
-        self._queue = Prefetcher(options.prefetch) if options.prefetch else None
+        self._queue: Any = None
+        if options.prefetch:
+            from .prefetch import Prefetcher
+
+            self._queue = Prefetcher(options.prefetch)
 
     def next(self, size: int, ahead: bool) -> tuple[Callable[[], Any], Drawn]:
         """Draw and read the next batch of this size, under the buffer's lock; returns what finishes it without the lock.
@@ -151,10 +153,10 @@ class Batches:
         storage, options = self.storage, self.options
         leaves = storage.leaves()
         by_leaf = leaves is not None and not reads_by_get(storage) and (options.collate is None or storage.immutable)
-        if not by_leaf and not options.recipe.reads_around:
+        if not by_leaf and not options.around.names:
             return None
         if self._reader is None or self._reader.leaves is not leaves:
-            self._reader = Reader(storage, options.recipe, with_info=options.with_info, goals=options.goals)
+            self._reader = Reader(storage, options.around, with_info=options.with_info, goals=options.goals)
         return self._reader
 
     def at(self, rows: torch.Tensor) -> Any:
@@ -186,7 +188,7 @@ class Batches:
         options = self.options
         if options.collate is not None:
             batch = options.collate(batch)
-        elif isinstance(self.storage, ListStorage):
+        elif self.storage.is_list:
             batch = stack_records(batch)
         if isinstance(batch, LazyStackedTensorDict):
             batch = batch.copy()  # otherwise writes to it would reach the records
@@ -199,6 +201,8 @@ class Batches:
         if ahead and (len(self.transforms) or options.collate is not None):
             batch = tree_copied(batch)
         if options.pin_memory or options.device is not None:
+            from .devices import to_device
+
             batch = to_device(batch, options.device, options.pin_memory, ahead=ahead)
         return batch
 

@@ -9,6 +9,7 @@ what a class of your own overrides acts because it is called.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,42 +17,39 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
-from ...errors import PassRestartedWarning, RowIndexError, SchemaError, UnknownKeyError, UsageError, reason
-from ..amounts import plural
-from ..dataset import Dataset
-from ..keywords import with_options
-from ..row_index import NoRecordError, is_part_of_all, row_index
-from . import checkpoint
-from .arguments import (
-    RecipeOptions,
-    check_batch_size,
-    check_part,
-    check_prefetch,
-    check_share,
-    make_recipe,
-    part,
-    seed_of,
-    storage_of,
+from ...errors import (
+    PassRestartedWarning,
+    RowIndexError,
+    SamplingError,
+    SchemaError,
+    UnknownKeyError,
+    UsageError,
+    reason,
 )
+from ..amounts import MOST_RECORDS, plural
+from ..dataset import Dataset
+from ..keywords import whole_number
+from ..row_index import NoRecordError, is_part_of_all, row_index
+from .around import Around
 from .batches import Batches, Options, stack_records
 from .chain import Transforms
-from .devices import check_device
-from .iterable import ReplayIterable, ReplayMap
 from .order import Order, Place
 from .samplers.sampler import Sampler
 from .samplers.uniform import RandomSampler
 from .storages.dataset_storage import DatasetStorage
-from .storages.list_storage import ListStorage
 from .storages.rows import index_error
 from .storages.storage import Storage
-from .storages.tensor_storage import tree_copied, tree_map
+from .storages.trees import tree_copied, tree_map
 from .timeline import path_of
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from .iterable import ReplayIterable, ReplayMap
 
 
 class ReplayBuffer:
@@ -73,9 +71,7 @@ class ReplayBuffer:
     - ``rank``, ``world_size``: the share of this process in data-parallel training. Without replacement all processes follow
       the same order, given by ``seed``, and take every ``world_size``-th step; with replacement each draws independently.
       Together they take every step, so one process may have a batch more than another: ``drop_last`` gives all as many.
-    - ``around``: ``frame_stack``, ``stack_keys``, ``n_step``, ``gamma``, ``windows``, ``padding`` as in `rbdata.load`: rows
-      around each step, which never cross an episode; ``end_key``, ``traj_key``: where these find the edges of episodes, if not
-      under the usual keys (see `Edges`).
+    - ``around``: rows around each step, such as ``Around(frame_stack=4, n_step=3)``.
 
     `sample` of a plain buffer returns the stored records; the sampler's information (``index``, flags, weights) is returned
     with ``return_info=True``. `TensorDictReplayBuffer` puts it into the batch.
@@ -87,7 +83,6 @@ class ReplayBuffer:
     _warned: frozenset[str] = frozenset()
     _pass_ended = False
 
-    @with_options(RecipeOptions, make_recipe)
     def __init__(
         self,
         *,
@@ -108,34 +103,38 @@ class ReplayBuffer:
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
-        **around: Unpack[RecipeOptions],
+        around: Around = Around(),  # noqa: B008
     ) -> None:
         if shared:
             message = "processes do not share a buffer: threads do, without shared=True"
             raise UsageError(message, hint="LazyMemmapStorage keeps the records in files that another process can open")
-        if transform is not None and transform_factory is not None:
-            raise UsageError("give transform or transform_factory, not both")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
+        if transform_factory is not None:
+            if transform is not None:
+                raise UsageError("give transform or transform_factory, not both")
+            transform = transform_factory()
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        rank, world_size = check_share(rank, world_size)
+        store = storage_of(storage)
+        sampler = part(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
+        order = Order.of(seed, generator, rank, world_size)
+        if not sampler.endless and order.world > 1 and seed is None:
+            message = f"{world_size} processes that share one pass must shuffle alike"
+            raise UsageError(message, hint="give all of them the same seed")
+        if self.batch_size is None and getattr(sampler, "drop_last", False):
+            raise UsageError("drop_last needs the batch_size given to the buffer")
+        if device is not None:
+            from .devices import check_device
+
+            device = check_device(device)
         options = Options(
-            recipe=make_recipe(**around),
+            around=check_part(around, Around, "Around(frame_stack=4)"),
             with_info=self._with_info,
             collate=collate_fn,
             prefetch=check_prefetch(prefetch, self.batch_size),
-            device=None if device is None else check_device(device),
+            device=device,
             pin_memory=pin_memory,
         )
-        store = storage_of(storage)
-        sampler = part(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
-        if not sampler.endless and world_size > 1 and seed is None:
-            message = f"{world_size} processes that share one pass must shuffle alike"
-            raise UsageError(message, hint="give all of them the same seed")
-        if getattr(sampler, "drop_last", False) and self.batch_size is None:
-            raise UsageError("drop_last needs the batch_size given to the buffer")
-        order = Order(seed_of(seed, generator), rank, world_size)
-        transform = transform if transform_factory is None else transform_factory()
         self._made(store, sampler, order, Transforms.of(transform), options)
         self._dim_extend = dim_extend
         self._writer_ = part(writer, Writer, self._default_writer, "RoundRobinWriter()")
@@ -156,8 +155,12 @@ class ReplayBuffer:
             self._lock, self._last = threading.RLock(), threading.local()
         sampler._order = order
         self._batches = Batches(storage, sampler, order, transforms, options)
-        if options.recipe.reads_around and options.recipe.windows is None and storage.leaves() is not None:
+        if options.around.names and storage.leaves() is not None:
             self._batches.reader()  # raises the errors of wrong keys
+
+    def _set_goals(self, goals: Any) -> None:
+        self._change(options=replace(self._batches.options, goals=goals))
+        self._batches.reader()
 
     def _change(self, **parts: Any) -> None:
         """Replace some parts: what was made ahead is dropped."""
@@ -235,13 +238,16 @@ class ReplayBuffer:
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that a seed determines."""
+        self._start_order(seed, None)
+
+    def _start_order(self, seed: Any, generator: Any) -> None:
         order = self._batches.order
-        self._change(order=Order(seed_of(seed, None), order.rank, order.world))
+        self._change(order=Order.of(seed, generator, order.rank, order.world))
         self._pass_ended = False
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Start the sequence of batches of a seed that is drawn from this generator, once."""
-        self.set_seed(seed_of(None, generator))
+        self._start_order(None, generator)
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
@@ -392,7 +398,7 @@ class ReplayBuffer:
         collate = self._batches.options.collate
         if collate is not None and not isinstance(index, Integral):
             data = collate(data)
-        elif isinstance(storage, ListStorage) and isinstance(data, list):
+        elif storage.is_list and isinstance(data, list):
             data = stack_records(data)
         if len(self.transform):
             data = self.transform(tree_copied(data))  # which may write to it
@@ -410,9 +416,7 @@ class ReplayBuffer:
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """The records that ``DataLoader(buffer)`` collates. Raises UsageError where the buffer's batches hold more."""
-        recipe = self._batches.options.recipe
-        given = {"n_step": recipe.n_step, "frame_stack": recipe.frame_stack, "windows": recipe.windows}
-        names = [name for name, value in given.items() if value is not None]
+        names = self._batches.options.around.names
         if names:
             message = f"DataLoader(buffer) reads single records, without {' and '.join(names)}"
             hint = "give it buffer.as_map(), which reads them as the buffer's batches have them"
@@ -576,11 +580,13 @@ class ReplayBuffer:
 
         What was prefetched before the state is drawn again after it: from the contents and priorities then.
         """
+        from .checkpoint import loading
+
         with self._lock:
             self._batches.forget_queue()
             before = self._small_state()
             try:
-                with checkpoint.loading(self):
+                with loading(self):
                     self._check_state(state_dict)
                     self._load_small(state_dict)
                     self.storage.load_state_dict(state_dict["_storage"])
@@ -620,6 +626,8 @@ class ReplayBuffer:
         """Write everything to a folder; see `checkpoint`."""
         from pathlib import Path
 
+        from . import checkpoint
+
         with self._lock:
             if not self._save_hooks:
                 checkpoint.write_state(Path(path), {**self._small_state(), "_storage": self.storage.state()})
@@ -641,6 +649,7 @@ class ReplayBuffer:
         from pathlib import Path
 
         from ..tensordict_folder import read_memmap
+        from . import checkpoint
 
         state = checkpoint.read_state(Path(path))
         rows = Path(path) / checkpoint.ROWS
@@ -661,6 +670,8 @@ class ReplayBuffer:
 
     def as_iterable(self, batches: int | None = None) -> ReplayIterable:
         """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
+        from .iterable import ReplayIterable
+
         return ReplayIterable(self, batches)
 
     @property
@@ -681,6 +692,8 @@ class ReplayBuffer:
 
     def as_map(self) -> ReplayMap:
         """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
+        from .iterable import ReplayMap
+
         return ReplayMap(self)
 
     def close(self) -> None:
@@ -760,3 +773,46 @@ def hooked_contents(storage: Storage) -> tuple[Any, dict[str, Any]]:
 
 def _in_tensors(kind: str) -> bool:
     return kind in ("TensorStorage", "LazyTensorStorage", "LazyMemmapStorage")
+
+
+def check_batch_size(batch_size: Any) -> int:
+    """Raises SamplingError unless it is a whole number of records that can be read."""
+    try:
+        return whole_number("batch_size", batch_size, 1, MOST_RECORDS)
+    except UsageError as error:
+        raise SamplingError(error.message) from error
+
+
+def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
+    """Raises UsageError for a number below 0, and without a batch size."""
+    number = 0 if prefetch is None else whole_number("prefetch", prefetch, 0, 1024)
+    if number and batch_size is None:
+        raise UsageError("prefetching needs the batch_size given to the buffer (or to load())")
+    return number
+
+
+def part(given: Any, kind: type, default: Callable[[], Any], example: str) -> Any:
+    """A part of a buffer: an instance, or what a function makes. Raises UsageError for anything else."""
+    if given is None:
+        return default()
+    return check_part(given() if callable(given) and not isinstance(given, kind) else given, kind, example)
+
+
+def check_part(given: Any, kind: type, example: str) -> Any:
+    """Raise UsageError unless it is an instance of a kind of part."""
+    if not isinstance(given, kind):
+        message = f"{kind.__name__.lower()} is wanted, not a {type(given).__name__}"
+        raise UsageError(f"{'an' if kind is Around else 'a'} {message}", hint=f"for example rbdata.{example}")
+    return given
+
+
+def storage_of(given: Any) -> Storage:
+    """A storage, or that of a dataset or its path; ``ListStorage(1000)`` without one."""
+    if isinstance(given, (Dataset, str, os.PathLike)):
+        return DatasetStorage(given)
+    if given is None:
+        from .storages.list_storage import ListStorage
+
+        return ListStorage(1000)
+    made: Storage = part(given, Storage, list, "LazyTensorStorage(1_000_000)")
+    return made

@@ -21,7 +21,7 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from ...errors import UsageError, reason
-from .checkpoint import Saved
+from .saved import Saved
 
 
 class Inverted:

@@ -11,7 +11,6 @@ step: stacks, n-step returns, windows by key.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -21,30 +20,9 @@ from ..codecs.codec import Rows
 from ..window import Windows
 from .draw import Slices
 from .storages.storage import Storage
-from .timeline import Edges, Timeline
+from .timeline import Timeline
 
 Value = TypeVar("Value", torch.Tensor, Windows)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a batch has of each step: the rows themselves, or ``frame_stack`` states of observations (``stack_keys``: of these
-    paths alone), an ``n_step`` return over the factor ``gamma``, or only ``windows`` of rows by path, filled by ``padding``.
-    ``edges`` tell where episodes end.
-    """
-
-    frame_stack: int | None = None
-    stack_keys: tuple[str, ...] | None = None
-    n_step: int | None = None
-    gamma: float = 0.99
-    windows: Mapping[str, tuple[int, int]] | None = None
-    padding: str = "repeat"
-    edges: Edges = field(default_factory=Edges)
-
-    @property
-    def reads_around(self) -> bool:
-        """Whether rows around each step are read."""
-        return self.frame_stack is not None or self.n_step is not None or self.windows is not None
 
 
 class At:
@@ -242,7 +220,7 @@ class Only(Column):
 
 def step_columns(storage: Storage, leaves: Mapping[str, Rows], *, with_info: bool, without: Any = ()) -> list[Column]:
     """A column for each leaf, those of ``storage.keys`` if it has such; ``without`` these paths."""
-    keys = getattr(storage, "keys", None)
+    keys = storage.keys
     columns: list[Column] = []
     for name, rows in leaves.items():
         # An ``index`` that a writer stored is not read: the drawn rows are known already.

@@ -17,13 +17,12 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 
 from ...errors import ReadOnlyError, SamplingError, UsageError
 from ..keywords import whole_number
-from .arguments import check_batch_size, check_prefetch, seed_of
 from .batches import stack_records
-from .buffer import ReplayBuffer
+from .buffer import ReplayBuffer, check_batch_size, check_prefetch
 from .chain import Transforms
-from .checkpoint import Saved, loading
 from .devices import check_device, to_device
 from .order import Order, Place, drawing_for
+from .saved import Saved
 from .timeline import as_key
 
 
@@ -69,7 +68,7 @@ class ReplayBufferEnsemble(Saved):
             len(buffers) if num_buffer_sampled is None else whole_number("num_buffer_sampled", num_buffer_sampled, 1)
         )
         self.num_buffer_sampled, self.collate_fn, self.transform = count, collate_fn, Transforms.of(transform)
-        self._order = Order(seed_of(seed, generator))
+        self._order = Order.of(seed, generator)
         self._prefetch = check_prefetch(prefetch, self.batch_size)
         self._device = None if device is None else check_device(device)
         self._jobs: deque[Future[Any]] = deque()
@@ -180,13 +179,13 @@ class ReplayBufferEnsemble(Saved):
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that a seed determines, of the members as well."""
         self._forget()
-        self._order = Order(seed_of(seed, None))
+        self._order = Order.of(seed, None)
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed((seed + 1 + number) % (1 << 62))
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Start the sequence of batches of a seed that is drawn from this generator, once."""
-        self.set_seed(seed_of(None, generator))
+        self._order = Order.of(None, generator)
 
     # -- priorities --------------------------------------------------------------------------------------------------
 
@@ -233,6 +232,8 @@ class ReplayBufferEnsemble(Saved):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UsageError for the state of an ensemble with other members."""
         self._forget()
+        from .checkpoint import loading
+
         with loading(self):
             if len(state["members"]) != len(self.buffers):
                 raise UsageError(f"the state has {len(state['members'])} members, the ensemble {len(self.buffers)}")

@@ -35,11 +35,12 @@ from ...errors import SchemaError, UnknownKeyError, UsageError
 from ..codecs.codec import Rows
 from ..dataset import Dataset
 from ..window import read_window
-from .columns import At, Column, Recipe
+from .around import Around
+from .columns import At, Column
 from .draw import Draw
 from .order import Turn
 from .storages.storage import Storage
-from .storages.tensor_storage import tree_copied
+from .storages.trees import tree_copied
 from .timeline import as_key, entry_key, path_of
 
 
@@ -99,6 +100,19 @@ class Goals:
 REPLACED = ("next/reward", "next/terminated", "next/done")
 
 
+def relabeling(dataset: Dataset, goals: Any, *, extra: Any, n_step: Any, reward_scale: Any) -> Relabeling:
+    """`Relabeling` for options of `load`. Raises UsageError for those that do not go with goals."""
+    names = (extra,) if isinstance(extra, str) else tuple(extra or ())
+    if "return_to_go" in names:
+        raise UsageError("return_to_go is of the stored rewards, which goals replace: leave one of them out")
+    if n_step is not None:
+        raise UsageError("goals and rewards are those of single steps: leave out n_step")
+    if reward_scale is not None:
+        message = "goals replace the rewards, which reward_scale would scale: leave it out"
+        raise UsageError(message, hint="rewards of another size come from rbdata.Goals(reward_fn=...)")
+    return Relabeling(dataset, goals, discount="discount" in names)
+
+
 class Relabeling:
     """`Goals` of a dataset: the columns that read them, and the rewards of a ``reward_fn``.
 
@@ -117,7 +131,7 @@ class Relabeling:
                 message = f"{dataset.id} has no {mixture.goal_key!r} that goals could be taken from"
                 raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")
 
-    def columns(self, storage: Storage, recipe: Recipe, columns: list[Column]) -> list[Column]:
+    def columns(self, storage: Storage, around: Around, columns: list[Column]) -> list[Column]:
         """The columns of a batch with goals."""
         for column in columns:
             if len(column.names) > 1 and set(column.names) & {*REPLACED}:
@@ -127,8 +141,8 @@ class Relabeling:
         stacked = {name for column in columns if len(column.names) == 2 for name in column.names[:1]}
         for name, mixture in self._mixtures.items():
             for leaf, below in _leaves_at(self._dataset, mixture).items():
-                stack = recipe.frame_stack if leaf in stacked and recipe.frame_stack else None
-                made.append(GoalColumn(self._dataset, leaf, "/".join((name, *below)), name, stack, recipe.padding))
+                stack = around.frame_stack if leaf in stacked and around.frame_stack else None
+                made.append(GoalColumn(self._dataset, leaf, "/".join((name, *below)), name, stack, around.padding))
         truncated = self._dataset.rows["next/truncated"]
         return [*made, RewardColumn(truncated, self.goals, discount=self._discount)]
 

@@ -31,7 +31,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ...errors import UsageError
 from ..row_index import row_index
 from .order import Order, Place, hashed
-from .storages.tensor_storage import tree_copied
+from .storages.trees import tree_copied
 
 
 class ReplayIterable(IterableDataset):
@@ -142,7 +142,7 @@ class ReplayMap(Dataset):
         return len(self.buffer.storage)
 
     def __getitem__(self, number: Any) -> Any:
-        if not self.buffer._batches.options.recipe.reads_around:
+        if not self.buffer._batches.options.around.names:
             return self._own(self.buffer[number])
         if isinstance(number, Integral):
             return self._own(self.buffer.sample_at(row_index(int(number), len(self), "record"))[0])

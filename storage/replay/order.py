@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from ...errors import SamplingError, UsageError
+from ..keywords import whole_number
 
 #: The step of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 GOLDEN = 0x9E3779B97F4A7C15
@@ -109,6 +110,21 @@ class Order:
 
     def __init__(self, seed: int, rank: int = 0, world: int = 1, place: Place = Place(), stride: int = 1) -> None:  # noqa: B008
         self.seed, self.rank, self.world, self.place, self.stride = seed, rank, world, place, stride
+
+    @classmethod
+    def of(cls, seed: Any, generator: torch.Generator | None, rank: Any = 0, world_size: Any = 1) -> Order:
+        """Of a seed as given, drawn once from a ``generator``, or else from torch's global one. Raises UsageError."""
+        rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
+        if rank >= world_size:
+            raise UsageError(f"rank {rank} is not among {world_size} processes")
+        if seed is not None and generator is not None:
+            raise UsageError("give generator or seed, not both")
+        if generator is not None:
+            if generator.device.type != "cpu":
+                message = f"the generator is on {generator.device}, and rows are drawn on the CPU"
+                raise UsageError(message, hint="give torch.Generator() without a device")
+            return cls(int(torch.randint(1 << 62, (), generator=generator, device="cpu")), rank, world_size)
+        return cls(draw_seed() if seed is None else whole_number("seed", seed, 0, WORD), rank, world_size)
 
     def at(self, place: Place) -> Order:
         """The same order at another place: draws made ahead do not move the order itself."""

@@ -9,12 +9,12 @@ from tensordict import TensorDict
 
 from ...errors import UsageError
 from ..window import nest
-from .columns import At, Column, Recipe, step_columns
+from .around import Around
+from .columns import At, Column, step_columns
 from .draw import Draw, flags_of, mask_error, over_tail
-from .order import Turn
+from .order import Place, Turn
 from .storages.storage import Storage, reads_by_get
 from .timeline import path_of
-from .windows import columns_around
 
 #: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
 AHEAD = 16
@@ -29,18 +29,18 @@ class Reader:
     Raises UsageError for windows of storages that hold whole records, and as the columns of `windows`.
     """
 
-    def __init__(self, storage: Storage, recipe: Recipe, *, with_info: bool, goals: Any = None) -> None:
-        self.storage, self.recipe, self._with_info, self._goals = storage, recipe, with_info, goals
+    def __init__(self, storage: Storage, around: Around, *, with_info: bool, goals: Any = None) -> None:
+        self.storage, self.around, self._with_info, self._goals = storage, around, with_info, goals
         self.leaves = storage.leaves()
-        columns = self._columns(recipe) if goals is None else goals.columns(storage, recipe, self._columns(recipe))
+        columns = self._columns(around) if goals is None else goals.columns(storage, around, self._columns(around))
         self._late = [column for column in columns if column.bytes >= SMALL]
         self._early = [column for column in columns if column.bytes < SMALL]
         self._names = {name for column in columns for name in column.names}
         self._small_bytes = sum(column.bytes for column in self._early) + 8
         self._tail, self._device = storage.batch_tail, storage.device
 
-    def _columns(self, recipe: Recipe) -> list[Column]:
-        if self.leaves is None or (recipe.reads_around and reads_by_get(self.storage)):
+    def _columns(self, around: Around) -> list[Column]:
+        if self.leaves is None or (around.names and reads_by_get(self.storage)):
             kind = type(self.storage).__name__
             if reads_by_get(self.storage):
                 message = f"frame_stack, n_step and windows read leaf by leaf, and {kind}.get is your own"
@@ -50,8 +50,10 @@ class Reader:
                 message,
                 hint="tensor storages have leaves: TensorDicts, contiguous and of one batch size",
             )
-        if recipe.reads_around:
-            return columns_around(self.storage, self.leaves, recipe, with_info=self._with_info)
+        if around.names:
+            from .windows import columns_around
+
+            return columns_around(self.storage, self.leaves, around, with_info=self._with_info)
         return step_columns(self.storage, self.leaves, with_info=self._with_info)
 
     def ahead(self, batch_size: int) -> int:
@@ -60,8 +62,8 @@ class Reader:
 
     def begin(self, draw: Draw, turn: Turn | None) -> list[tuple[At, dict[str, torch.Tensor]]]:
         """The small leaves of each batch of a draw, by path, and where its steps lie."""
-        edges, storage = self.recipe.edges, self.storage
-        at = At(lambda: storage.timeline(edges), draw.rows, draw.slices, self.recipe.n_step)
+        edges, storage = self.around.edges, self.storage
+        at = At(lambda: storage.timeline(edges), draw.rows, draw.slices, self.around.n_step)
         if self._goals is not None and turn is not None:
             self._goals.choose(at, draw, turn)
         columns: dict[str, torch.Tensor] = {}
@@ -83,7 +85,7 @@ class Reader:
             value = value.clone() if value.ndim else value.repeat(len(draw.rows))
             name, value = path_of(key), over_tail(value, self._tail)
             stored = columns.get(name)
-            columns[name] = value if stored is None or self.recipe.n_step is None else _either(value, stored)
+            columns[name] = value if stored is None or self.around.n_step is None else _either(value, stored)
         if draw.slices is not None:
             if draw.slices.padded and "collector" in self._names:
                 raise mask_error()
@@ -115,3 +117,10 @@ def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     if stored.dtype != torch.bool:
         return drawn
     return drawn.reshape(len(drawn), *[1] * (stored.ndim - 1)).bool() | stored
+
+
+def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
+    """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
+    reader = Reader(storage, around, with_info=False)
+    draw = Draw(steps, [len(steps)], [Place()])
+    return reader.finish(*reader.begin(draw, None)[0]).clone()  # stacks are overlapping views of the same memory

@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
 
 import torch
 from tensordict import TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options
-from .arguments import BufferOptions, CommonOptions, storage_of
-from .buffer import ReplayBuffer, as_list, is_key
-from .samplers.prioritized import PrioritizedSampler, check_priorities
+from .around import Around
+from .buffer import ReplayBuffer, as_list, is_key, storage_of
 from .storages.rows import is_number, numbers_in, written_rows
-from .storages.tensor_storage import as_batch
+from .storages.trees import as_batch
 from .timeline import as_key, entry_at
 from .writers import TensorDictRoundRobinWriter, reduce
+
+
+class CommonOptions(TypedDict, total=False):
+    """Arguments of `ReplayBuffer`, for the classes that pass them on, without those that some of these make themselves."""
+
+    writer: Any
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int | None
+    transform: Any
+    transform_factory: Callable[[], Any] | None
+    batch_size: int | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    compilable: bool | None
+    device: Any
+    seed: int | None
+    rank: int
+    world_size: int
+    around: Around
+
+
+class BufferOptions(CommonOptions, total=False):
+    """All arguments of `ReplayBuffer`."""
+
+    storage: Any
+    sampler: Any
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -85,9 +113,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
         """One priority per row, ``[n]``, in the order of writing; ``dims`` leading dimensions of the data count rows. None if
         the data have no priorities. Raises SchemaError or SamplingError for invalid priorities."""
-        sampler = self.sampler
-        if not isinstance(sampler, PrioritizedSampler):
+        sampler: Any = self.sampler
+        if not sampler.has_priorities:
             return None
+        from .samplers.prioritized import check_priorities
+
         values, shape = entry_at(data, as_key(self.priority_key)), data.batch_size[:dims]
         if values is None or not shape.numel():
             return None
@@ -117,8 +147,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Without effect if the sampler has no priorities. If the batch lacks the key, its rows get the priority of new records,
         with a warning. Raises UsageError if it has no ``index``.
         """
-        sampler = self.sampler
-        if not isinstance(sampler, PrioritizedSampler):
+        sampler: Any = self.sampler
+        if not sampler.has_priorities:
             return
         index, values = data.get("index", None), entry_at(data, as_key(self.priority_key))
         if index is None:
@@ -158,6 +188,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sync: bool = True,
         **options: Unpack[CommonOptions],
     ) -> None:
+        from .samplers.prioritized import PrioritizedSampler
+
         made = storage_of(storage)
         if sampler is None:
             sampler = PrioritizedSampler(min(made.max_size, 1 << 40), alpha, beta, eps, dtype, reduction)

@@ -15,106 +15,43 @@ n-step returns (Sutton, 1988) are cut at the end of the episode, not of the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import UsageError
-from ..amounts import MOST_RECORDS
 from ..codecs import load_codec
 from ..codecs.codec import Rows
-from ..keywords import whole_number
 from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, as_words, plan_windows, read_windows
-from .columns import At, Column, Only, Recipe, step_columns
+from .around import Around, NStep
+from .columns import At, Column, Only, step_columns
 from .storages.rows import by_position
 from .storages.storage import Storage
-from .timeline import path_of
 
 #: Observations that are laid out as plain TED are stacked when their path begins with one of these.
 STACKED = ("observation", "pixels")
-_EXAMPLE = 'for example windows={"observation": (-1, 0), "action": (0, 15)}'
 
 
-def check_windows(windows: Any) -> dict[str, tuple[int, int]]:
-    """Offsets of the first and the last row around a step, by path. Raises UsageError for anything else."""
-    if not isinstance(windows, Mapping) or not windows:
-        raise UsageError(f"windows give a first and a last offset for each key, not {windows!r}", hint=_EXAMPLE)
-    offsets: dict[str, tuple[int, int]] = {}
-    for key, given in windows.items():
-        path = path_of(key)
-        pair = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        is_whole = [isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in pair]
-        if len(pair) != 2 or not all(is_whole) or pair[0] > pair[1]:
-            message = f"the window of {path} is {given!r}, not the offsets of its first and its last row"
-            raise UsageError(message, hint=_EXAMPLE)
-        if max(-pair[0], pair[1], pair[1] - pair[0] + 1) > MOST_RECORDS:
-            raise UsageError(f"the window of {path}, {given!r}, is longer than {MOST_RECORDS:,}")
-        offsets[path] = (int(pair[0]), int(pair[1]))
-    return offsets
-
-
-def check_padding(padding: Any) -> str:
-    if padding not in ("repeat", "zero"):
-        raise UsageError(f"padding is {padding!r}, not 'repeat' or 'zero'")
-    return str(padding)
-
-
-@dataclass(frozen=True)
-class NStep:
-    """Look ``steps`` ahead, discounting by ``gamma``. Raises UsageError for values out of range."""
-
-    steps: int
-    gamma: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise UsageError(f"gamma must lie in (0, 1], and is {self.gamma!r}")
-        self.__dict__.update(steps=whole_number("n_step", self.steps, 1, MOST_RECORDS), gamma=float(self.gamma))
-
-    def check_rewards(self, leaves: Iterable[str]) -> None:
-        """Raise UsageError for rewards beside ``next/reward`` (of each agent, say): the last step's would look like sums."""
-        rewards = [name for name in leaves if name.startswith("next/") and name.endswith("/reward")]
-        others = [name for name in rewards if name != "next/reward"]
-        if self.steps > 1 and others:
-            message = f"n_step sums next/reward alone, not {', '.join(others)}"
-            raise UsageError(message, hint="leave these leaves out; under other names they are those of the last step")
-
-    def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """The number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
-        return (end - position).clamp(max=self.steps)
-
-    def total(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The discounted sum of rewards ``[B, n, *shape]``, zero beyond the end: ``[B, *shape]``; float32 of whole numbers."""
-        weights = self.gamma ** torch.arange(self.steps, dtype=torch.float64, device=rewards.device)
-        summed = (rewards.double() * weights.view(1, -1, *[1] * (rewards.ndim - 2))).sum(1)
-        return summed.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
-
-    def discount(self, taken: torch.Tensor) -> torch.Tensor:
-        """The factor of the value of the next state: gamma^k, float32 ``[B]``."""
-        return (self.gamma ** taken.double()).float()
-
-
-def columns_around(storage: Storage, leaves: Mapping[str, Rows], recipe: Recipe, *, with_info: bool) -> list[Column]:
-    """The columns of a recipe with stacks, n-step returns or windows.
+def columns_around(storage: Storage, leaves: Mapping[str, Rows], around: Around, *, with_info: bool) -> list[Column]:
+    """The columns of a around with stacks, n-step returns or windows.
 
     Raises UsageError for keys that are missing, and for leaves that do not allow it.
     """
-    if recipe.windows is not None:
+    if around.windows is not None:
         if storage.batch_tail:
             raise UsageError("windows are of steps: the records of this storage are trajectories")
-        return window_columns(leaves, recipe)
+        return window_columns(leaves, around)
     columns: list[Column] = []
-    if recipe.n_step is not None:
-        columns.append(NStepColumn(storage, leaves, recipe))
-    if recipe.frame_stack is not None:
-        for column in stack_columns(storage, leaves, recipe):
-            keys = getattr(storage, "keys", None)
+    if around.n_step is not None:
+        columns.append(NStepColumn(storage, leaves, around))
+    if around.frame_stack is not None:
+        for column in stack_columns(storage, leaves, around):
+            keys = storage.keys
             names = [name for name in column.names if keys is None or name in keys]
             columns.append(column if len(names) == 2 else Only(column, names))
     made = {name for column in columns for name in column.names}
@@ -129,14 +66,14 @@ class NStepColumn(Column):
 
     names = ("next/reward", "next/original_reward", "steps_to_next_obs", "gamma")
 
-    def __init__(self, storage: Storage, leaves: Mapping[str, Rows], recipe: Recipe) -> None:
+    def __init__(self, storage: Storage, leaves: Mapping[str, Rows], around: Around) -> None:
         if "next/reward" not in leaves:
             raise UsageError(f"{storage!r} has no next/reward to sum up")
-        assert recipe.n_step is not None
-        self._rows, self._n_step = leaves["next/reward"], NStep(recipe.n_step, recipe.gamma)
+        assert around.n_step is not None
+        self._rows, self._n_step = leaves["next/reward"], NStep(around.n_step, around.gamma)
         self._n_step.check_rewards(leaves)
-        self.bytes = self._rows.leaf.row_bytes * (recipe.n_step + 2) + 12
-        keys = getattr(storage, "keys", None)
+        self.bytes = self._rows.leaf.row_bytes * (around.n_step + 2) + 12
+        keys = storage.keys
         replaced = [name for name in self.names[1:] if name in leaves and (keys is None or name in keys)]
         if replaced:
             what = getattr(getattr(storage, "dataset", None), "id", f"the {type(storage).__name__}")
@@ -157,9 +94,9 @@ class NStepColumn(Column):
 # -- stacks --------------------------------------------------------------------------------------------------------------
 
 
-def stack_columns(storage: Storage, leaves: Mapping[str, Rows], recipe: Recipe) -> list[Column]:
+def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) -> list[Column]:
     """The columns of stacked observations: those of ``stack_keys``, or all."""
-    keys, pad = recipe.stack_keys, recipe.padding
+    keys, pad = around.stack_keys, around.padding
     columns: list[Column] = []
     if keys is not None:
         unknown = [key for key in keys if key not in leaves]
@@ -167,19 +104,19 @@ def stack_columns(storage: Storage, leaves: Mapping[str, Rows], recipe: Recipe) 
             raise UsageError(f"unknown keys to stack: {', '.join(unknown)}", hint=f"there are {', '.join(leaves)}")
         if any(key in FLAGS for key in keys):
             raise UsageError("flags cannot be stacked")
-    wanted = getattr(storage, "keys", None)
-    assert recipe.frame_stack is not None
+    wanted = storage.keys
+    assert around.frame_stack is not None
     for name, rows in leaves.items():
         if keys is None and not (rows.leaf.kind == "state" or name.partition("/")[0] in STACKED):
             continue
         if (keys is not None and name not in keys) or (wanted is not None and not {name, f"next/{name}"} & {*wanted}):
             continue
         if rows.leaf.kind == "state":
-            columns.append(StateStackColumn(rows, recipe.frame_stack, pad))
+            columns.append(StateStackColumn(rows, around.frame_stack, pad))
             continue
         after = leaves.get(f"next/{name}")
         if after is not None and after.leaf.shape == rows.leaf.shape:
-            columns.append(StackColumn(rows, after, recipe.frame_stack, pad))
+            columns.append(StackColumn(rows, after, around.frame_stack, pad))
         elif keys is not None:
             message = f"{name} cannot be stacked: it has no next/{name} of the same shape"
             raise UsageError(message, hint="stacks are of observations, which have a successor")
@@ -278,13 +215,13 @@ def _copy(rows: torch.Tensor) -> torch.Tensor:
 # -- windows by key ------------------------------------------------------------------------------------------------------
 
 
-def window_columns(leaves: Mapping[str, Rows], recipe: Recipe) -> list[Column]:
-    assert recipe.windows is not None
+def window_columns(leaves: Mapping[str, Rows], around: Around) -> list[Column]:
+    assert around.windows is not None
     names = [name for rows in leaves.values() for name in _paths(rows)]
-    unknown = [key for key in recipe.windows if key not in names]
+    unknown = [key for key in around.windows if key not in names]
     if unknown:
         raise UsageError(f"unknown keys of windows: {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
-    return [WindowColumn(leaves, key, *offsets, recipe.padding) for key, offsets in recipe.windows.items()]
+    return [WindowColumn(leaves, key, *offsets, around.padding) for key, offsets in around.windows.items()]
 
 
 def _paths(rows: Rows) -> tuple[str, ...]:

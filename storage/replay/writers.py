@@ -19,9 +19,9 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ...errors import ReadOnlyError, SchemaError, UsageError
-from .checkpoint import Saved
+from .saved import Saved
 from .storages.storage import Storage
-from .storages.tensor_storage import tree_copied
+from .storages.trees import tree_copied
 from .timeline import Key, as_key, entry_key
 
 

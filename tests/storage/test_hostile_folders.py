@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import rbdata
 from folder_faults import change_manifest, damage
 from rbdata.cli.inspect import run as inspect
 from rbdata.datasets.local import list_local
@@ -15,7 +16,6 @@ from rbdata.errors import DamagedDatasetError, NotADatasetError, RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME, read_manifest
-from rbdata.storage.replay.loading import load_buffer
 from storage_tools import LAYOUTS, make_episodes, write_dataset
 
 #: Folders to try; a campaign sets more.
@@ -50,9 +50,9 @@ def read_spaces(folder: Path) -> None:
 
 def sample(folder: Path) -> None:
     dataset = Dataset(folder)
-    load_buffer(dataset, batch_size=4, seed=0).sample()
-    load_buffer(dataset, batch_size=4, slice_len=2, strict_length=False, seed=0).sample()
-    load_buffer(dataset, batch_size=4, frame_stack=2, n_step=2, seed=0).sample()
+    rbdata.load(dataset, batch_size=4, seed=0).sample()
+    rbdata.load(dataset, batch_size=4, slice_len=2, strict_length=False, seed=0).sample()
+    rbdata.load(dataset, batch_size=4, frame_stack=2, n_step=2, seed=0).sample()
 
 
 READERS = {

@@ -19,7 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
-from rbdata.storage.dataset import ConstantRows, Dataset
+from rbdata.storage.computed_rows import ConstantRows
+from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import DTYPES

@@ -13,7 +13,8 @@ from rbdata.datasets.local import list_local
 from rbdata.errors import DamagedDatasetError, DatasetBusyError, NotADatasetError, UsageError
 from rbdata.storage import folder as folders
 from rbdata.storage import integrity, snapshot
-from rbdata.storage.dataset import Dataset, add_episode, open_folder
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.derived_leaves import DerivedDataset, add_episode
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME
@@ -36,7 +37,7 @@ def replace(root, layout, episodes=NEW):
 @pytest.mark.parametrize("how", ["replaced", "deleted"])
 def test_what_was_opened_is_read_on(tmp_path, layout, how):
     folder = write_dataset(tmp_path, OLD, layout, parts=2)
-    opened, derived = Dataset(folder), open_folder(folder, derive=add_episode)
+    opened, derived = Dataset(folder), DerivedDataset(Dataset(folder), add_episode)
     if how == "replaced":
         replace(tmp_path, layout)
         assert len(Dataset(folder)) == 14
@@ -152,7 +153,7 @@ def test_damage_and_absence_are_told_at_once(tmp_path, monkeypatch):
 def test_a_pickle_is_of_one_dataset(tmp_path):
     """In a worker that begins later, rows of another dataset must not stand for those that were opened."""
     folder = write_dataset(tmp_path, OLD, "flat")
-    data = [pickle.dumps(Dataset(folder)), pickle.dumps(open_folder(folder, derive=add_episode))]
+    data = [pickle.dumps(Dataset(folder)), pickle.dumps(DerivedDataset(Dataset(folder), add_episode))]
     assert [len(pickle.loads(one)) for one in data] == [9, 9]
     replace(tmp_path, "flat", OLD)  # the same rows
     assert [len(pickle.loads(one)) for one in data] == [9, 9]

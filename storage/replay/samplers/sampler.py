@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ....errors import SamplingError, UsageError
-from ..checkpoint import Saved
 from ..draw import Draw, flags_of
 from ..order import Order, Pass, Turn, draw_seed
+from ..saved import Saved
 from ..storages.rows import whole_numbers
 from ..storages.storage import Storage
 from ..timeline import Key, entry_key

@@ -7,7 +7,7 @@ the dataset.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,39 +15,49 @@ import torch
 from ....errors import ReadOnlyError, UnknownKeyError, UsageError
 from ...codecs.codec import Rows
 from ...dataset import Dataset, DatasetView
-from ...remote.remote_dataset import RemoteDataset
-from ..timeline import Edges, Timeline
+from ..timeline import Edges, Timeline, path_of
 from .storage import Storage
 
 
 class DatasetStorage(Storage):
     """The steps of a dataset (an open `Dataset`, or the path of one), read-only.
 
-    ``keys``: the TED keys of the leaves to read, and no others; None for all. ``source``: the dataset that ``dataset`` computes
-    its leaves from (`load`). Raises UnknownKeyError.
+    ``keys``: the leaves at and below these keys are read, and no others; None for all. ``source``: the dataset that ``dataset``
+    computes its leaves from (`load`). Raises UnknownKeyError.
     """
 
     immutable = True
+    keys: tuple[str, ...]
 
     def __init__(
         self,
         dataset: Dataset | str | os.PathLike[str],
-        keys: Sequence[str] | None = None,
+        keys: Sequence[str | tuple[str, ...]] | None = None,
         source: Dataset | None = None,
     ) -> None:
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self.source = self.dataset if source is None else source
-        self.dataset._check_reading()
         super().__init__(max(1, len(self.dataset)))
         self._steps = len(self.dataset)
         self._rows = dict(self.dataset.rows)
-        #: The TED keys to read; a state leaf has two.
-        self.keys = tuple(name for name in self.dataset.schema.names if keys is None or name in keys)
-        unknown = sorted(set(keys or ()).difference(self.keys))
-        if unknown:
-            hint = f"there are {', '.join(self.dataset.schema.names)}"
-            raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=hint)
+        self.keys = tuple(self.dataset.schema.names if keys is None else self._chosen(keys))
         self._whole: Timeline | None = None
+
+    def _chosen(self, keys: Any) -> list[str]:
+        """The TED keys at and below ``keys``; a state leaf has two. Raises UnknownKeyError."""
+        if isinstance(keys, str):
+            raise UsageError(f"keys is a sequence of keys, not {keys!r}", hint=f"keys=[{keys!r}]")
+        names, wanted = self.dataset.schema.names, [path_of(key) + "/" for key in keys]
+        unknown = [path[:-1] for path in wanted if not any(f"{name}/".startswith(path) for name in names)]
+        if unknown:
+            raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
+        return [name for name in names if f"{name}/".startswith(tuple(wanted))]
+
+    def stored(self, names: Iterable[str] | None = None) -> list[str]:
+        """The leaves of the source that hold the leaves ``names``, by default those that are read."""
+        of_source, wanted = self.source.rows, self.keys if names is None else names
+        stored = [name if name in of_source else name.removeprefix("next/") for name in wanted]
+        return [name for name in dict.fromkeys(stored) if name in of_source]
 
     @property
     def filled(self) -> int:
@@ -96,10 +106,7 @@ class DatasetStorage(Storage):
         return found
 
     def will_read(self, ranges: Sequence[tuple[int, int]]) -> None:
-        source = self.source
-        if isinstance(source, RemoteDataset):
-            names = [name if name in source.rows else name.removeprefix("next/") for name in self.keys]
-            source.plan_steps(ranges, [name for name in dict.fromkeys(names) if name in source.rows])
+        self.source.plan_steps(ranges, self.stored())
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,14 @@ from torch.utils import _pytree as pytree
 
 from ....errors import RowIndexError, SchemaError, UsageError
 from ...row_index import row_index
-from ..devices import check_device
 from .rows import check_no_gap, is_number, numbers_in, written_rows
 from .storage import Storage
 
 
 class ListStorage(Storage):
     """Records of any kind in a Python list."""
+
+    is_list = True
 
     def __init__(
         self, max_size: int | None = None, *, compilable: bool = False, device: Any = None, ndim: int = 1
@@ -32,7 +33,11 @@ class ListStorage(Storage):
         if ndim != 1:
             raise UsageError("a ListStorage has one dimension", hint="LazyTensorStorage takes ndim")
         self._records: list[Any] = []
-        self._device = None if device is None else check_device(device)
+        self._device: torch.device | None = None
+        if device is not None:
+            from ..devices import check_device
+
+            self._device = check_device(device)
 
     @property
     def filled(self) -> int:

@@ -24,7 +24,7 @@ from ....errors import SamplingError, UsageError
 from ...codecs.codec import Rows
 from ...keywords import whole_number
 from ...row_index import NoRecordError
-from ..checkpoint import Saved
+from ..saved import Saved
 from ..timeline import Edges, Key, Timeline, entry_at
 from .rows import whole_numbers
 
@@ -38,6 +38,10 @@ class Storage(Saved):
 
     #: Whether the storage is read-only.
     immutable = False
+    #: Whether ``get`` returns several records as a list of them.
+    is_list = False
+    #: The paths of the leaves to read; None for all.
+    keys: tuple[str, ...] | None = None
     #: Whether the rows are a ring in order of time, from the oldest to the newest.
     in_order = True
     #: The row along the first dimension that was written last, -1 if none was.

@@ -328,7 +328,9 @@ def test_batches_at_indices_are_those_that_are_sampled(made, case, options):
 
 def test_batches_at_indices_of_storages():
     for storage in (rbdata.LazyTensorStorage(12), rbdata.LazyMemmapStorage(12), rbdata.LazyTensorStorage(24, ndim=2)):
-        buffer = rbdata.TensorDictReplayBuffer(storage=storage, batch_size=6, seed=0, n_step=2, frame_stack=2)
+        buffer = rbdata.TensorDictReplayBuffer(
+            storage=storage, batch_size=6, seed=0, around=rbdata.Around(n_step=2, frame_stack=2)
+        )
         data = rollout([5, 4, 6])  # more than there is room for: the ring has wrapped
         buffer.extend(torch.stack([data, data]) if storage.ndim == 2 else data)
         for _ in range(4):
@@ -353,7 +355,9 @@ def test_n_step_returns_of_whole_numbers():
     steps = torch.arange(8.0)[:, None]
     after = {"observation": steps + 1, "reward": torch.ones(8, 1, dtype=torch.int64), "done": steps == 7}
     data = TensorDict({"observation": steps, "next": after}, [8])
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=2, gamma=0.5)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(8), batch_size=4, around=rbdata.Around(n_step=2, gamma=0.5)
+    )
     buffer.extend(data)
     batch = buffer.sample_at([0, 7])
     assert batch["gamma"].tolist() == [0.25, 0.5] and batch["steps_to_next_obs"].tolist() == [2, 1]
@@ -365,7 +369,9 @@ def test_only_leaves_with_a_successor_are_stacked():
     steps = torch.arange(8.0)[:, None]
     data = {"observation": steps, "action": steps, "next": {"observation": steps + 1, "done": steps == 7}}
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(8), batch_size=4, frame_stack=3, stack_keys=["observation", "action"]
+        storage=LazyTensorStorage(8),
+        batch_size=4,
+        around=rbdata.Around(frame_stack=3, stack_keys=["observation", "action"]),
     )
     buffer.extend(TensorDict(data, [8]))
     with pytest.raises(UsageError, match="action cannot be stacked"):
@@ -376,7 +382,7 @@ def test_n_step_does_not_replace_what_records_have():
     """Such as the leaves of a collector's MultiStep, whose rewards are sums already."""
     steps = torch.arange(8.0)[:, None]
     after = {"observation": steps + 1, "reward": torch.ones(8, 1), "done": steps == 7}
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=2)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, around=rbdata.Around(n_step=2))
     buffer.extend(rbdata.MultiStep(gamma=0.5, n_steps=2)(TensorDict({"observation": steps, "next": after}, [8])))
     with pytest.raises(UsageError, match=r"steps_to_next_obs.*which n_step would replace"):
         buffer.sample()
@@ -390,7 +396,7 @@ def test_n_step_refuses_rewards_that_it_would_not_sum():
     data = TensorDict({"observation": steps, "next": after}, [8])
 
     def batch(records, n_step):
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, n_step=n_step)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, around=rbdata.Around(n_step=n_step))
         buffer.extend(records)
         return buffer.sample()
 
@@ -489,7 +495,9 @@ def test_windows_without_the_last_state_of_an_episode(dtype):
     values = torch.arange(12).to(dtype).view(6, 2)
     flags = {"done": torch.tensor([[False]] * 5 + [[True]])}
     data = TensorDict({"observation": values, "next": {"observation": values + 2, **flags}}, [6])
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, windows={"observation": (-1, 1)})
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6), batch_size=2, around=rbdata.Around(windows={"observation": (-1, 1)})
+    )
     buffer.extend(data)
     assert torch.equal(buffer.sample_at([2])["observation"][0], values[1:4])
     assert torch.equal(buffer.sample_at([2, 4])["observation"][1], values[3:6])

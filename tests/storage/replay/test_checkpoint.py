@@ -98,10 +98,10 @@ def test_objects_that_only_pickle_could_write_are_refused(tmp_path):
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_a_ring_that_has_wrapped_in_a_larger_storage(storage, tmp_path):
     """Its oldest row is in the middle: rows are put in order, or refused; never taken for rows in order of time."""
-    small = TensorDictReplayBuffer(storage=storage(7), batch_size=2, n_step=2, gamma=1.0)
+    small = TensorDictReplayBuffer(storage=storage(7), batch_size=2, around=rbdata.Around(n_step=2, gamma=1.0))
     small.extend(rollout([9], open_end=True))
     small.dumps(tmp_path / "checkpoint")
-    large = TensorDictReplayBuffer(storage=storage(12), batch_size=2, n_step=2, gamma=1.0)
+    large = TensorDictReplayBuffer(storage=storage(12), batch_size=2, around=rbdata.Around(n_step=2, gamma=1.0))
     try:
         large.loads(tmp_path / "checkpoint")
         batch = large.sample_at(range(7))

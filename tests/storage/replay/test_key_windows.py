@@ -138,7 +138,7 @@ def test_in_views_workers_and_checkpoints(dataset, tmp_path):
 def test_windows_over_a_buffer_that_was_overwritten(dataset):
     """A ring whose oldest episodes are gone: windows end where the data do."""
     buffer = rbdata.TensorDictReplayBuffer(
-        storage=rbdata.LazyTensorStorage(10), batch_size=20, windows={"action": (-2, 2)}, seed=0
+        storage=rbdata.LazyTensorStorage(10), batch_size=20, seed=0, around=rbdata.Around(windows={"action": (-2, 2)})
     )
     steps = TensorDict(
         {
@@ -166,7 +166,9 @@ def test_the_state_after_the_last_action_is_a_row_whatever_its_name(key, ndim):
     successor, within = ("next", *path), ("mask", *path)
     steps[path], steps[successor] = torch.arange(4.0), torch.arange(4.0) + 1
     storage = rbdata.LazyTensorStorage(4, ndim=ndim)
-    buffer = rbdata.TensorDictReplayBuffer(storage=storage, windows={key: (-1, 1), "action": (0, 1)}, batch_size=4)
+    buffer = rbdata.TensorDictReplayBuffer(
+        storage=storage, batch_size=4, around=rbdata.Around(windows={key: (-1, 1), "action": (0, 1)})
+    )
     buffer.extend(steps if ndim == 1 else steps[None])
     rows = torch.arange(4) if ndim == 1 else torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.long)], 1)
     batch = buffer.sample_at(rows)
@@ -181,7 +183,9 @@ def test_the_state_after_the_last_action_is_a_row_whatever_its_name(key, ndim):
 def test_a_successor_of_another_kind_is_no_row(successor):
     """``next/state`` here is another thing than the state after ``state``."""
     steps = TensorDict({"state": torch.arange(4.0), "next": {"state": successor, "done": torch.ones(4, 1) == 1}}, [4])
-    buffer = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(4), windows={"state": (0, 1)}, batch_size=4)
+    buffer = rbdata.TensorDictReplayBuffer(
+        storage=rbdata.LazyTensorStorage(4), batch_size=4, around=rbdata.Around(windows={"state": (0, 1)})
+    )
     buffer.extend(steps)
     batch = buffer.sample_at(torch.arange(4))
     assert batch["state"].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]

@@ -117,7 +117,7 @@ def test_what_is_no_whole_number_is_refused(wrong):
         lambda: rbdata.MultiStep(0.9, wrong),
         lambda: rbdata.PrioritizedSampler(wrong, 0.5, 0.5),
         lambda: rbdata.SliceSampler(slice_len=wrong),
-        lambda: rbdata.ReplayBuffer(batch_size=2, n_step=wrong or "none"),
+        lambda: rbdata.ReplayBuffer(batch_size=2, around=rbdata.Around(n_step=wrong or "none")),
     ):
         with pytest.raises(UsageError):
             make()

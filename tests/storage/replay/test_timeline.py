@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.storage.replay import (
+    Around,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -44,8 +45,7 @@ def test_windows_of_rings(make, capacity, width, lengths, length, stack, n):
         storage=make(capacity * width, ndim=ndim),
         sampler=SliceSampler(slice_len=length, strict_length=False),
         batch_size=4 * length,
-        frame_stack=stack,
-        **({"n_step": n, "gamma": 0.5} if n else {}),
+        around=Around(frame_stack=stack, **({"n_step": n, "gamma": 0.5} if n else {})),
     )
     for number, batch in enumerate(lengths):
         columns = [rollout(batch, first=1000 * number + 10_000 * env, open_end=True) for env in range(width)]

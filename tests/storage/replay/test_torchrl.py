@@ -323,7 +323,9 @@ def test_a_collector_on_cartpole(envs):
     finally:
         collector.shutdown()
     assert len(buffer) >= 200
-    stacked = ours.TensorDictReplayBuffer(storage=buffer.storage, batch_size=32, frame_stack=3, n_step=2, gamma=0.9)
+    stacked = ours.TensorDictReplayBuffer(
+        storage=buffer.storage, batch_size=32, around=ours.Around(frame_stack=3, n_step=2, gamma=0.9)
+    )
     batch = stacked.sample()
     assert batch["observation"].shape == (32, 3, 4)
     assert torch.equal(

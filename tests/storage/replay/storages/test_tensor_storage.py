@@ -7,6 +7,7 @@ import pytest
 import torch
 from rbdata.errors import SchemaError, UnknownKeyError, UsageError
 from rbdata.storage.replay import (
+    Around,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -218,7 +219,9 @@ def test_rows_are_in_order_whatever_the_first_record_is(how):
     frames = torch.arange(6 * 60).view(6, 4, 5, 3).permute(0, 3, 1, 2)
     done = torch.zeros(6, 1, dtype=torch.bool)
     data = TensorDict({"pixels": frames, "next": {"pixels": frames, "reward": torch.ones(6, 1), "done": done}}, [6])
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2, n_step=2, gamma=1.0, frame_stack=2)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(6), batch_size=2, around=Around(n_step=2, gamma=1.0, frame_stack=2)
+    )
     if how == "extend":
         buffer.extend(data)
     else:
@@ -227,6 +230,6 @@ def test_rows_are_in_order_whatever_the_first_record_is(how):
     batch = buffer.sample_at([3])
     assert torch.equal(batch["pixels"][0], frames[2:4])
     assert batch["next", "reward"].item() == 2
-    given = ReplayBuffer(storage=TensorStorage(data), batch_size=2, n_step=2)
+    given = ReplayBuffer(storage=TensorStorage(data), batch_size=2, around=Around(n_step=2))
     with pytest.raises(UsageError, match="contiguous"):
         given.sample()

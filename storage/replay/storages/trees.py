@@ -1,0 +1,110 @@
+"""Trees of tensors: a TensorDict, a tensorclass, a tensor, or tuples, lists and dictionaries of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, is_tensor_collection
+from torch.utils import _pytree as pytree
+
+from ....errors import SchemaError, reason
+from ..timeline import Key, path_of
+
+HINT = "a ListStorage takes any object"
+
+
+def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
+    """A function of every tensor and every TensorDict of a tree."""
+    if isinstance(data, torch.Tensor) or is_tensor_collection(data):
+        return function(data)
+    return pytree.tree_map(function, data, is_leaf=is_tensor_collection)
+
+
+def tree_copied(data: Any) -> Any:
+    """A tree in new memory; what is no tensor stays as it is."""
+
+    def copied(part: Any) -> Any:
+        if is_tensor_collection(part):
+            return part.apply(torch.clone, filter_empty=False)  # to the bit, which `TensorDict.clone` is not
+        return part.clone() if isinstance(part, torch.Tensor) else part
+
+    return tree_map(copied, data)
+
+
+def check_tensors(data: Any) -> Any:
+    """A tree with arrays and numbers as tensors. Raises SchemaError for anything that is no tensor."""
+    if isinstance(data, torch.Tensor):
+        return data
+    if is_tensor_collection(data):
+        for key, leaf in data.items(True, True, is_leaf=lambda kind: not is_tensor_collection_type(kind)):
+            if not isinstance(leaf, torch.Tensor):
+                raise SchemaError(f"{path_of(key)} is a {type(leaf).__name__}, no tensor", hint=HINT)
+        return data
+
+    def tensor(leaf: Any) -> Any:
+        if is_tensor_collection(leaf):
+            return check_tensors(leaf)
+        if not isinstance(leaf, (torch.Tensor, np.ndarray, np.number, np.bool_, int, float, bool)):
+            raise SchemaError(f"a {type(leaf).__name__} is no tensor", hint=HINT)
+        return torch.as_tensor(leaf)
+
+    return pytree.tree_map(tensor, data, is_leaf=is_tensor_collection)
+
+
+def is_tensor_collection_type(kind: Any) -> bool:
+    """Whether a class is of TensorDicts whose entries are looked at one by one."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    return is_tensor_collection(kind) and not issubclass(kind, (NonTensorData, NonTensorStack))
+
+
+def as_batch(data: Any) -> Any:
+    """Records as one batch: a list of records is stacked. Raises SchemaError for records that are not alike."""
+    if isinstance(data, (LazyStackedTensorDict, list)):
+        try:
+            if isinstance(data, list):
+                first = data[0] if data else None
+                if not data or not (isinstance(first, torch.Tensor) or is_tensor_collection(first)):
+                    columns = [check_tensors(record) for record in data]
+                    return pytree.tree_map(lambda *parts: torch.stack(parts), *columns, is_leaf=is_tensor_collection)
+                data = torch.stack(data)
+            data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            raise SchemaError(f"the records are not alike: {reason(error)}", hint=HINT) from error
+    return check_tensors(data)
+
+
+def rows_of(data: Any, ndim: int) -> torch.Size:
+    """The first ``ndim`` dimensions, which all tensors of a tree must share. Raises SchemaError."""
+    if isinstance(data, torch.Tensor):
+        shapes = [data.shape]
+    elif is_tensor_collection(data):
+        shapes = [data.batch_size]
+    else:
+        parts = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
+        shapes = [part.batch_size if is_tensor_collection(part) else part.shape for part in parts]
+    if not shapes or len({shape[:ndim] for shape in shapes}) > 1 or len(shapes[0]) < ndim:
+        message = (
+            f"records have {ndim} leading dimensions in common, not the shapes {[list(shape) for shape in shapes]}"
+        )
+        raise SchemaError(message)
+    return torch.Size(shapes[0][:ndim])
+
+
+def columns_of(data: Any) -> Iterator[tuple[Key, torch.Tensor]]:
+    """The tensors of a tree by key: the places in it, then those in a TensorDict."""
+    if isinstance(data, torch.Tensor):
+        yield (), data.as_subclass(torch.Tensor) if type(data) is not torch.Tensor else data
+    elif is_tensor_collection(data):
+        for key, leaf in data.items(True, True):
+            yield (
+                ((key,) if isinstance(key, str) else key),
+                leaf.as_subclass(torch.Tensor) if type(leaf) is not torch.Tensor else leaf,
+            )
+    else:
+        for place, part in pytree.tree_leaves_with_path(data, is_leaf=is_tensor_collection):
+            for key, leaf in columns_of(part):
+                yield (*map(str, place), *key), leaf
