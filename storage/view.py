@@ -36,6 +36,8 @@ from .window import as_words
 
 #: The flags that are set where a segment ends and its episode continues.
 _ENDING = ("next/done", "next/truncated")
+#: Entries of the table by which runs are found.
+_LARGEST_TABLE = 1 << 16
 #: Entries of ``source`` in a manifest that apply to a part of the data, and to several datasets if all state them.
 _OF_ANY_PART = ("name", "dataset", "options", "environment", "reference_scores")
 
@@ -292,13 +294,23 @@ class _Runs:
         self.start, self.shift = np.append(start, int(count.sum())).astype(np.int64), there[begins] - start
         self.member, self.members, self.count = member[begins], members, int(count.sum())
         self._last: tuple[torch.Tensor, int, np.ndarray] | None = None
+        #: The run of every 2^k-th row, for long runs: searching costs ten times as much.
+        shortest = int(np.diff(self.start).min(initial=self.count))
+        self._every, self._known = max(0, shortest.bit_length() - 1), None
+        if self.count >> self._every < _LARGEST_TABLE:
+            self._known = np.searchsorted(self.start, np.arange(0, self.count, 1 << self._every), "right") - 1
 
     def of(self, rows: torch.Tensor) -> np.ndarray:
         """The run of each row. All leaves of a batch ask for the same rows, so the last answer is kept."""
         last = self._last
         if last is not None and last[0] is rows and not rows.is_inference() and last[1] == rows._version:
             return last[2]
-        found = np.searchsorted(self.start, rows.numpy(), "right") - 1
+        numbers = rows.numpy()
+        if self._known is None:
+            found = np.searchsorted(self.start, numbers, "right") - 1
+        else:
+            found = self._known.take(numbers >> self._every)
+            found += numbers >= self.start.take(found + 1)  # at most one run begins in between
         if not rows.is_inference():  # inference mode does not count changes in place
             self._last = rows, rows._version, found
         return found
@@ -318,10 +330,11 @@ class SegmentRows:
         addresses = np.array([one for one in found if one is not None], np.int64)
         self._origin: np.ndarray | None = None
         if len(rows) > 1 and len(addresses) == len(rows):
-            #: Where row 0 of the view would lie if all rows were those of a run; of runs without rows anywhere.
-            self._origin = addresses[runs.member] + runs.shift * leaf.row_bytes
-            self._base = int(addresses.min())
-            self._span = int(addresses.max()) - self._base + max(one.count for one in rows) * leaf.row_bytes
+            self._word, self._base = widest_word(leaf.row_bytes)[0], int(addresses.min())
+            #: Where row 0 of the view would lie if all rows were those of a run, in words from the lowest address.
+            self._origin = (addresses[runs.member] + runs.shift * leaf.row_bytes - self._base) // self._word
+            ends = addresses + np.array([one.count for one in rows]) * leaf.row_bytes
+            self._words, self._memory = (int(ends.max()) - self._base) // self._word, dict[int, np.ndarray]()
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         return self._read(index, 1, lambda rows, there: rows.take(there)).view(len(index), *self.leaf.shape)
@@ -365,7 +378,7 @@ class SegmentRows:
         """``length`` rows from each of ``first``, which lie in one run: ``[n, length, *shape]``, or as ``read`` gives them."""
         runs = self._runs.of(first)
         if self._origin is not None:
-            return self._gather(self._origin.take(runs) + first.numpy() * self.leaf.row_bytes, length)
+            return self._gather(self._origin.take(runs) + first.numpy() * (self.leaf.row_bytes // self._word), length)
         there = first + torch.from_numpy(self._runs.shift.take(runs))
         if len(self._rows) == 1:
             return read(self._rows[0], there)
@@ -378,17 +391,18 @@ class SegmentRows:
         return out
 
     def _gather(self, places: np.ndarray, length: int) -> torch.Tensor:
-        """``length`` rows from each of these addresses."""
+        """``length`` rows from each of these places, in words."""
         if not len(places):
             return self._empty(0, length)
-        size = self.leaf.row_bytes * length
-        word, _ = widest_word(self.leaf.row_bytes)
-        item = f"|V{size}" if size != word else f"<u{size}"
-        # An array over all the memory between the first and the last row, of which only these are touched.
-        memory = _Memory(self._base, (self._span - size) // word + 1, word, item)
-        rows = np.asarray(memory)[(places - self._base) // word]
-        made: torch.Tensor = torch.from_numpy(rows.view(np.uint8)).view(self._dtype)
-        return made.view(len(places), length, *self.leaf.shape)
+        memory = self._memory.get(length)
+        if memory is None:
+            size = self.leaf.row_bytes * length
+            item = f"<u{size}" if size == self._word else f"|V{size}"
+            # An array over all the memory between the first row and the last, of which only rows are touched.
+            made = _Memory(self._base, self._words - size // self._word + 1, self._word, item)
+            memory = self._memory[length] = np.asarray(made)
+        rows: torch.Tensor = torch.from_numpy(memory[places].view(np.uint8)).view(self._dtype)
+        return rows.view(len(places), length, *self.leaf.shape)
 
     def _empty(self, *batch: int) -> torch.Tensor:
         return torch.empty(*batch, *self.leaf.shape, dtype=self._dtype, device="cpu")

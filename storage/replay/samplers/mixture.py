@@ -14,6 +14,8 @@ from ..order import Turn
 from ..storages.storage import Storage
 from .sampler import Sampler
 
+#: Numbers in [0, 1) at which the dataset is known beforehand; a power of 2, by which numbers are multiplied exactly.
+_TABLE = 4096
 Shares = Literal["random", "exact"]
 
 
@@ -49,8 +51,9 @@ class MixtureSampler(Sampler):
         upto = np.cumsum(self.weights)
         # From the last dataset with a weight on: rounding may have made the sum smaller or larger.
         upto[np.flatnonzero(self.weights)[-1] :] = 1.0
-        self._edges = upto[:-1]
-        self._from = np.append(0.0, self._edges)
+        edges = upto[:-1]
+        self._upto, self._from = np.append(edges, np.inf), np.append(0.0, edges)
+        self._known = edges.searchsorted(np.arange(_TABLE) / _TABLE, "right")
         self._size = np.array(self.sizes, np.float64)
         width = upto - self._from
         self._rows_per_share = np.divide(self._size, width, out=np.zeros(len(width)), where=width > 0)
@@ -63,15 +66,24 @@ class MixtureSampler(Sampler):
         places = turn.floats(batch_size)
         if self.shares == "random":
             # Where in the share of its dataset a number lies says which row: 52 bits are enough.
-            which = self._edges.searchsorted(places, "right")
+            which = self._member_at(places)
             places -= self._from.take(which)
             places *= self._rows_per_share.take(which)
         else:
             begin = turn.floats(1)[:, None]
-            which = self._edges.searchsorted(((np.arange(batch_size) + begin) / batch_size).reshape(-1), "right")
+            which = self._member_at(((np.arange(batch_size) + begin) / batch_size).reshape(-1))
             places *= self._size.take(which)
         rows = np.minimum(self._first.take(which) + places.astype(np.int64), self._last.take(which))
         return Draw(torch.from_numpy(rows), [batch_size] * turn.count, turn.places)
+
+    def _member_at(self, places: np.ndarray) -> np.ndarray:
+        """The dataset in whose share of [0, 1) each number lies; from the table on, since searching costs ten times as much."""
+        which = self._known.take((places * _TABLE).astype(np.int64), mode="clip")
+        while True:
+            later = places >= self._upto.take(which)
+            if not later.any():
+                return which
+            which += later
 
     def __repr__(self) -> str:
         return f"MixtureSampler(sizes={list(self.sizes)}, weights={list(self.weights)}, shares={self.shares!r})"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rbdata.errors import SchemaError, UsageError
 from rbdata.storage.replay import (
+    Around,
     LazyTensorStorage,
     ReplayBuffer,
     SliceSampler,
@@ -100,8 +101,8 @@ def test_another_storage_or_writer_in_use():
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_step": 3},
-        {"frame_stack": 2},
+        {"around": Around(n_step=3)},
+        {"around": Around(frame_stack=2)},
         {"sampler": SliceSampler(slice_len=2)},
     ],
     ids=["n_step", "frame_stack", "slices"],

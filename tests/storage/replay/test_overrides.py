@@ -123,7 +123,11 @@ def test_slices_of_a_subclass_are_those_of_its_base(kind, options):
         arguments = (20, 0.7, 0.5) if kind.startswith("Prioritized") else ()
         own = sampler(*arguments, slice_len=3, traj_key="traj")
         buffer = rbdata.TensorDictReplayBuffer(
-            storage=rbdata.LazyTensorStorage(20), sampler=own, batch_size=9, seed=0, traj_key="traj", **options
+            storage=rbdata.LazyTensorStorage(20),
+            sampler=own,
+            batch_size=9,
+            seed=0,
+            around=rbdata.Around(traj_key="traj", **options),
         )
         buffer.extend(rollout([7, 5, 4]))
         batches.append(torch.cat([buffer.sample() for _ in range(4)]))
