@@ -254,7 +254,7 @@ def test_no_leaf_shares_memory(tmp_path, layout, options, prefetch):
         if {"alpha", "slice_len", "num_slices"} & set(options):
             return
         buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(40), batch_size=8, seed=1, prefetch=prefetch, **options
+            storage=LazyTensorStorage(40), batch_size=8, seed=1, prefetch=prefetch, around=rbdata.Around(**options)
         )
         buffer.extend(rollout([10, 12, 15]))
     else:
@@ -466,7 +466,8 @@ def test_windows_of_dtypes_that_torch_cannot_fill(dtype, shape):
     data = TensorDict({"observation": values, "next": {"observation": values.roll(-1, 0), "done": done}}, [size])
 
     def made(**options):
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=size, **options)
+        around = rbdata.Around(**options)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(size), batch_size=size, around=around)
         buffer.extend(data)
         return buffer.sample_at(range(size))
 

@@ -111,7 +111,8 @@ def test_with_other_samplers(dataset, options):
 @pytest.mark.parametrize("kind", [rbdata.TensorDictReplayBuffer, rbdata.ReplayBuffer])
 def test_slices_have_the_flags_of_their_steps(dataset, kind):
     sampler = rbdata.SliceSampler(slice_len=2, strict_length=False)
-    buffer = kind(storage=rbdata.DatasetStorage(dataset), sampler=sampler, batch_size=40, windows=WINDOWS, seed=0)
+    around = rbdata.Around(windows=WINDOWS)
+    buffer = kind(storage=rbdata.DatasetStorage(dataset), sampler=sampler, batch_size=40, around=around, seed=0)
     _, info = buffer.sample(return_info=True)
     stored = dataset[info["index"]]["next"]
     assert stored["terminated"].any() and torch.equal(info["next", "terminated"], stored["terminated"])

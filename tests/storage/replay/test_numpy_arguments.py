@@ -54,9 +54,9 @@ def slices(whole, real, flag):
 CASES = {
     "storage": lambda w, r, f: batches(storage=rbdata.LazyTensorStorage(w(30), ndim=w(1)), batch_size=w(5), seed=w(7)),
     "list": lambda w, r, f: batches(storage=rbdata.ListStorage(w(30)), prefetch=w(2)),
-    "n_step": lambda w, r, f: batches(n_step=w(3), gamma=r(0.5)),
-    "stack": lambda w, r, f: batches(frame_stack=w(3), stack_keys=["o"]),
-    "windows": lambda w, r, f: batches(windows={"o": (-w(0), w(2))}),
+    "n_step": lambda w, r, f: batches(around=rbdata.Around(n_step=w(3), gamma=r(0.5))),
+    "stack": lambda w, r, f: batches(around=rbdata.Around(frame_stack=w(3), stack_keys=["o"])),
+    "windows": lambda w, r, f: batches(around=rbdata.Around(windows={"o": (-w(0), w(2))})),
     "shares": lambda w, r, f: batches(rank=w(1), world_size=w(2)),
     "prioritized": lambda w, r, f: batches(sampler=rbdata.PrioritizedSampler(w(30), r(0.5), r(0.25), eps=r(0.125))),
     "prioritized slices": lambda w, r, f: batches(

@@ -156,7 +156,8 @@ def test_rings(storage, options):
     """A ring that has wrapped, and is not written meanwhile."""
 
     def ring(**more):
-        buffer = TensorDictReplayBuffer(storage=storage(40), batch_size=8, **{"seed": 3, **options, **more})
+        around = Around(**options)
+        buffer = TensorDictReplayBuffer(storage=storage(40), batch_size=8, around=around, **{"seed": 3, **more})
         buffer.extend(rollout([25, 30]))
         return buffer
 

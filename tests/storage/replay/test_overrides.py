@@ -354,7 +354,7 @@ def test_get_and_windows():
             return super().get(index)
 
     with pytest.raises(UsageError, match="your own"):
-        filled(rbdata, storage=Own(20), n_step=2).sample()
+        filled(rbdata, storage=Own(20), around=rbdata.Around(n_step=2)).sample()
 
 
 @BOTH
