@@ -109,11 +109,15 @@ class InputView:
 
     def read(self, steps: torch.Tensor) -> TensorDict:
         """Steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
-        from ..storage.replay.loading import read_steps
+        from ..storage.replay.around import Around
+        from ..storage.replay.reading import read_steps
+        from ..storage.replay.storages.dataset_storage import DatasetStorage
 
         options = self.options
         if options.reads_neighbours:
-            td = read_steps(self.dataset, steps, options.frame_stack, options.n_step, options.gamma)
+            gamma = 0.99 if options.n_step is None else options.gamma
+            around = Around(frame_stack=options.frame_stack, n_step=options.n_step, gamma=gamma)
+            td = read_steps(DatasetStorage(self.dataset), steps, around)
         else:
             td = self.dataset[steps]
         for path, rows in self._added(steps, lambda path: td.get(tuple(path.split("/")))).items():

@@ -215,7 +215,6 @@ class Run:
         self.request, self.place = request, place
         dataset, options = request.dataset, request.read_options
         if dataset is not None:
-            dataset._check_reading()
             self.path, self.manifest, self.folders = dataset.path, dataset.manifest, dataset.folders
             table = dataset.episodes
         else:

@@ -230,7 +230,7 @@ class _Apply:
 
 
 def _signature(cls: Any, source: str) -> Signature:
-    """The arguments of a class, of `_open`, of the buffer, of `Around`, of the samplers, and of a download with the source's options."""
+    """The arguments of a class, `_open`, the buffer, `Around`, the samplers, and of a download with the source's options."""
     own = [one for one in signature(cls.__init__).parameters.values() if one.kind is not Parameter.VAR_KEYWORD][1:]
     taken = {*(one.name for one in own), "self", "storage", "derive", "around"}
     taken |= {"procs"} if "num_procs" in taken else set()

@@ -156,7 +156,7 @@ def test_rings(storage, options):
     """A ring that has wrapped, and is not written meanwhile."""
 
     def ring(**more):
-        around = Around(**options)
+        around = rbdata.Around(**options)
         buffer = TensorDictReplayBuffer(storage=storage(40), batch_size=8, around=around, **{"seed": 3, **more})
         buffer.extend(rollout([25, 30]))
         return buffer
