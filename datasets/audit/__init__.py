@@ -8,5 +8,5 @@ arrays (`blocks`) and return findings (`findings`). They are grouped by what the
     transitions   a state and its successor: repeated, not joined, leading into another episode
     duplicates    episodes and transitions that occur twice, in one dataset or in two
     frames        images, of which a sample is read
-    pairs         two datasets that are used together: leaves, scales, shared episodes
+    pairs         two datasets that are used together: leaves, shared episodes
 """

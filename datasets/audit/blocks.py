@@ -142,15 +142,13 @@ class Reader:
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual in the sample of a leaf of columns: ``low`` and ``high`` are the quantiles 0.01 and 0.99, ``mean`` and
-    ``std``, all float64 ``[elements]``. For observations, ``step`` is the 0.95 quantile of the absolute difference between a
+    """What is usual in the sample of a leaf of columns: ``low`` and ``high`` are the quantiles 0.01 and 0.99, float64
+    ``[elements]``. For observations, ``step`` is the 0.95 quantile of the absolute difference between a
     state and its successor, 0 for columns that are mostly constant; the first and last steps of episodes are left out.
     ``measured``: the values are not all whole numbers, as counts, choices and pixels are."""
 
     low: Array
     high: Array
-    mean: Array
-    std: Array
     measured: bool
     step: Array | None = None
 
@@ -160,12 +158,8 @@ class Usual:
         values = np.concatenate([block.rows[name].astype(np.float64) for block in sample])
         values = values.reshape(len(values), -1)
         low, high = _quantiles(values, (0.01, 0.99))
-        if not np.isfinite(values).all():
-            values = np.ma.masked_invalid(values)
-        with np.errstate(invalid="ignore"):  # the masked ones
-            mean, std = (np.ma.filled(getattr(values, name)(0), np.nan) for name in ("mean", "std"))
-        measured = bool((values != np.rint(values)).any(1).mean() > 0.1)
-        return cls(low, high, mean, std, measured, cls._step(name, sample))
+        fractions = np.isfinite(values) & (values != np.rint(values))
+        return cls(low, high, bool(fractions.any(1).mean() > 0.1), cls._step(name, sample))
 
     @classmethod
     def _step(cls, name: str, sample: list[StepBlock]) -> Array | None:

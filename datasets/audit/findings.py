@@ -42,7 +42,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
         "action_not_finite": _error("one such value makes the loss, and then every weight, NaN"),
         "action_constant": _warning("nothing can be learnt about any other action"),
         "action_constant_column": _note("nothing can be learnt about other values of this part of the action"),
-        "action_unused": _note("values of actions that never occur are extrapolated"),
         "action_outlier": _warning("scaling by the largest action squeezes all others together"),
         "action_out_of_space": _warning("a policy bounded to the space cannot repeat these actions"),
         "action_no_choice": _error("an embedding or a one-hot code of the action fails or reads outside its table"),
@@ -84,7 +83,6 @@ GROUPS: Mapping[str, Mapping[str, Kind]] = {
     },
     "Two datasets": {
         "leaves_differ": _note("what is trained on the one cannot be evaluated on the other"),
-        "scales_differ": _warning("statistics of the one are wrong for the other"),
         "episode_shared": _warning("validation measures what was memorised"),
         "transition_shared": _warning("validation measures what was memorised"),
     },

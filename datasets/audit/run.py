@@ -94,7 +94,6 @@ class _Run:
         text = frozenset(name for name, one in self._bounds.items() if one.space.get("type") == "Text")
         self.leaves = Leaves.of(dataset, text)
         self._range = stated_range(dataset.manifest, reward_range)
-        self._usual: dict[str, Usual] = {}
         self._duplicates: Duplicates | None = None
         self._sampled: dict[str, int] = {}
         self._skipped: dict[str, str] = {}
@@ -108,7 +107,7 @@ class _Run:
             return
         reader = Reader(dataset, leaves)
         sample = reader.sample()
-        usual = self._usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
+        usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
         del sample
         roles = {"observation": leaves.observations, "action": leaves.actions, "other": leaves.others}
         values = {
@@ -141,7 +140,7 @@ class _Run:
             yield from check_frames(name, frames)
 
     def summary(self) -> Summary:
-        return Summary(self.dataset.id, self.dataset.schema, self._usual, self._duplicates)
+        return Summary(self.dataset.id, self.dataset.schema, self._duplicates)
 
     def audited(self) -> Audited:
         dataset, leaves = self.dataset, self.leaves

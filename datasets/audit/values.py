@@ -18,8 +18,6 @@ _FAR, _FAR_REWARD = 100.0, 1e4
 _RARE = 0.001
 #: Tolerance of bounds, relative to the bound: float32 rounds.
 _ROUNDED = 1e-5
-#: Discrete actions with up to this many choices are counted.
-_MAX_CHOICES = 1024
 
 
 def outlier_limits(usual: Usual, far: float) -> tuple[Array, Array]:
@@ -47,9 +45,6 @@ class ColumnValues:
         self.far_value = self.outside_value = ""
         self._limits = outlier_limits(usual, _FAR)
         self._bounds = _stated(bounds)
-        counts = bounds.counts if bounds is not None else None
-        few = role == "action" and counts is not None and len(counts) == 1 and counts[0] <= _MAX_CHOICES
-        self._counts = np.zeros(counts[0], np.int64) if few and counts is not None else None
 
     def see(self, block: StepBlock) -> None:
         """Look at the rows of a block, and at the final state of each episode that ends in it."""
@@ -70,10 +65,6 @@ class ColumnValues:
         self.high = np.maximum(self.high, high) if len(self.high) else high
         self.outside_value = self._beyond(values, steps, low, high, self._bounds, self.outside) or self.outside_value
         self.far_value = self._beyond(values, steps, low, high, self._limits, self.far) or self.far_value
-        if self._counts is not None:
-            flat = values.reshape(-1)
-            inside = flat[(flat >= 0) & (flat < len(self._counts))].astype(np.int64)
-            self._counts += np.bincount(inside, minlength=len(self._counts))
 
     def _beyond(self, values: Array, steps: Array, low: Array, high: Array, limits: Any, hits: Hits) -> str:
         """Note the rows beyond limits; the first such value as text, if it is the first of all."""
@@ -111,11 +102,6 @@ class ColumnValues:
         elif self.far.count and self.far.count <= max(3, _RARE * self.steps):
             what = f"a few values lie more than {_FAR:g} times the usual range outside of it, the first is {self.far_value}"
             yield find(f"{role}_outlier", what, self.far, self.steps, leaf=name)
-        if self._counts is not None and self.steps >= 100 * len(self._counts) and np.count_nonzero(self._counts) > 1:
-            unused = np.flatnonzero(self._counts == 0)
-            if len(unused):
-                what = "choices that no step takes"
-                yield find("action_unused", what, Hits.of(unused), len(self._counts), leaf=name, unit="choice")
 
 
 def constants(role: str, leaves: Sequence[ColumnValues], *, alone: bool) -> Iterator[Finding]:

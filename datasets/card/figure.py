@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The suffixes of figures; the first three formats carry the mark of rbdata.
-SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps", ".tif", ".tiff")
+#: The suffixes of figures; these formats carry the mark of rbdata.
+SUFFIXES = (".png", ".pdf", ".svg")
 
 _BLUE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
 _STYLE = {
@@ -41,7 +41,6 @@ _STYLE = {
     "text.color": _DARK,
     "axes.labelcolor": _DARK,
     "grid.color": _LINE,
-    "svg.fonttype": "none",
 }
 
 
@@ -81,12 +80,14 @@ def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
 
 
 def render_figure(figure: Figure, suffix: str) -> bytes:
-    """The figure in the format of a file's suffix."""
+    """The figure in the format of a file's suffix; SVG has its words as text, so that a page can choose their font."""
+    from matplotlib import rc_context
+
     kind = suffix.lower().removeprefix(".")
-    entry = {"png": "Software", "pdf": "Creator", "svg": "Creator"}.get(kind)
-    with warnings.catch_warnings(), BytesIO() as file:
+    entry = "Software" if kind == "png" else "Creator"
+    with warnings.catch_warnings(), rc_context({"svg.fonttype": "none"}), BytesIO() as file:
         warnings.simplefilter("ignore")  # characters that the font lacks
-        figure.savefig(file, format=kind, metadata={entry: MARK} if entry else None)
+        figure.savefig(file, format=kind, metadata={entry: MARK})
         return file.getvalue()
 
 
@@ -144,25 +145,19 @@ def draw_histogram(axes: Axes, histogram: Histogram, *, sideways: bool = False) 
     if not shares:
         _leave_empty(axes, "no finite value")
         return
-    if histogram.values:
-        values = np.array(histogram.values)
-        gaps, first = np.diff(values), histogram.values[0]
-        whole = np.array_equal(values, np.rint(values)) and values[-1] - first < 50
-        width = 0.75 * float(1 if whole else gaps.min()) if len(gaps) else max(abs(first) * 0.1, 0.5)
-        (axes.barh if sideways else axes.bar)(histogram.values, shares, width, color=_BLUE)
-        if not len(gaps):
-            (axes.set_ylim if sideways else axes.set_xlim)(first - 3 * width, first + 3 * width)
-        if not sideways and len(shares) <= 7:
-            for value, share in zip(histogram.values, shares):
-                axes.annotate(
-                    exact_percent(share), (value, share), (0, 2), textcoords="offset points", ha="center", fontsize=8
-                )
+    edges = np.array(histogram.edges)
+    places = np.array(histogram.values) if histogram.values else (edges[1:] + edges[:-1]) / 2
+    gap = float(np.diff(places).min()) if len(places) > 1 else 1.0
+    # Room between bars, so that equal neighbours are two.
+    bars = (axes.barh if sideways else axes.bar)(places, shares, gap * (0.75 if histogram.values else 0.9), color=_BLUE)
+    if len(places) == 1:
+        (axes.set_ylim if sideways else axes.set_xlim)(places[0] - 4, places[0] + 4)
+    if histogram.values and not sideways:
+        if len(bars) <= 7:
+            axes.bar_label(bars, [exact_percent(share) for share in shares], padding=2, fontsize=8)
             axes.margins(y=0.12)
-        if not sideways and whole:
+        if (places == np.rint(places)).all() and places[-1] - places[0] < 50:
             axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    else:
-        where: Any = "horizontal" if sideways else "vertical"
-        axes.stairs(shares, histogram.edges, fill=True, color=_BLUE, orientation=where)
     along = axes.xaxis if sideways else axes.yaxis
     along.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     along.set_major_locator(MaxNLocator(3 if sideways else 5))
@@ -174,12 +169,12 @@ def draw_histogram(axes: Axes, histogram: Histogram, *, sideways: bool = False) 
 
 def _draw_actions(axes: Axes, found: Overview) -> None:
     elements = [one for action in found.actions for one in action.elements]
-    if not elements:
-        _leave_empty(axes, "no small action tensor")
-    elif len(elements) == 1:
+    if len(elements) > 1:
+        draw_elements(axes, found.actions)
+    elif elements:
         draw_histogram(axes, elements[0])
     else:
-        draw_elements(axes, found.actions)
+        _leave_empty(axes, "no small action tensor")
 
 
 def draw_elements(axes: Axes, actions: Sequence[Distribution]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -110,7 +110,7 @@ ACROSS, ROWS = 8, 4
 _MAX_STRIPS = 16
 #: The longer side of a frame on the sheet, in pixels.
 _SHEET_SIDE = 168
-SHEET_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SHEET_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 _GAP, _MARGIN, _CAPTION, _TITLE = 6, 16, 17, 24
 _INK, _FAINT = (30, 30, 30), (110, 110, 110)
@@ -131,7 +131,8 @@ def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]
 
     Raises UsageError for unknown episodes, or too many.
     """
-    count = len(dataset.episodes)
+    table = dataset.episodes
+    count = len(table)
     if len(episodes) > _MAX_STRIPS:
         raise UsageError(f"a sheet has room for {_MAX_STRIPS} episodes, not {len(episodes)}")
     if not count:
@@ -139,7 +140,10 @@ def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]
     strips = []
     evenly = np.unique(np.linspace(0, count - 1, ROWS).astype(np.int64)).tolist()
     for number in dict.fromkeys(episodes or evenly):
-        first, length = _extent(dataset, number)
+        if not 0 <= number < count:
+            there = f"episodes are numbered 0 to {count - 1:,}"
+            raise UsageError(f"there is no episode {number} in {dataset.id}", hint=there)
+        first, length = int(table.start[number]), int(table.length[number])
         if episodes:
             shown = min(length, ACROSS * max(1, ROWS // len(set(episodes))))
             steps = np.arange(shown) + (length - shown) // 2
@@ -193,33 +197,17 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
 
 
 def encode_image(image: Image, suffix: str) -> bytes:
-    """The sheet in the format of a file's suffix, with the mark of rbdata if the format has a field for it."""
-    from PIL import Image as images
-
-    kind = images.registered_extensions()[suffix.lower()]
-    with BytesIO() as file:
-        image.save(file, kind, optimize=kind == "PNG", quality=92, **_mark(kind))
-        return file.getvalue()
-
-
-def _mark(kind: str) -> dict[str, Any]:
-    """Arguments of `Image.save` that put the mark into a file; none for formats without a field for it."""
+    """The sheet in the format of a file's suffix, with the mark of rbdata."""
     from PIL.PngImagePlugin import PngInfo
 
-    if kind == "PNG":
-        info = PngInfo()
-        info.add_text("Software", MARK)
-        return {"pnginfo": info}
-    entry = {"JPEG": "comment", "GIF": "comment", "WEBP": "xmp"}.get(kind)
-    return {entry: MARK.encode()} if entry else {}
-
-
-def _extent(dataset: Dataset, number: int) -> tuple[int, int]:
-    table = dataset.episodes
-    if not 0 <= number < len(table):
-        there = f"episodes are numbered 0 to {len(table) - 1:,}"
-        raise UsageError(f"there is no episode {number} in {dataset.id}", hint=there)
-    return int(table.start[number]), int(table.length[number])
+    with BytesIO() as file:
+        if suffix.lower() == ".png":
+            info = PngInfo()
+            info.add_text("Software", MARK)
+            image.save(file, "PNG", optimize=True, pnginfo=info)
+        else:
+            image.save(file, "JPEG", quality=92, comment=MARK.encode())
+        return file.getvalue()
 
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:

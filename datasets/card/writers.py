@@ -61,7 +61,7 @@ def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeT
     shell = f"<pre>{_escape(command)}</pre>" if command else f"<p>{_escape(no_source(manifest).replace('`', ''))}</p>"
     parts = [("At a glance", _rows(state_facts(manifest, found))), ("Load it", f"{shell}<pre>{_escape(python)}</pre>")]
     if found.steps:
-        figure = render_figure(draw_figure(manifest.id, found, table), ".svg")
+        figure = render_figure(draw_figure(manifest.id, found, table), ".svg").replace(b"'DejaVu Sans'", b"system-ui")
         parts.append(("Returns and distributions", _image("svg+xml", figure, "returns, lengths, rewards and actions")))
         sheet = _sheet(folder)
         parts += [("Frames", _image("png", sheet, "frames of a few episodes"))] if sheet else []

@@ -145,12 +145,6 @@ def fourth_of_three(columns):
     columns["action"][14] = 3
 
 
-@plants("action_unused", severity="note", first=(2,))
-def never_taken(columns):
-    choose(columns)
-    columns["action"][columns["action"] == 2] = 1
-
-
 def choose(columns):
     columns["action"] = np.digitize(columns["action"][:, 0], [-0.3, 0.3]).astype("int64")
     columns.spaces = {"action": {"type": "Discrete", "n": 3}}

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from io import BytesIO
+from itertools import pairwise
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
-from rbdata.datasets.card.figure import draw_figure, render_figure
-from rbdata.datasets.card.overview import overview
+from rbdata.datasets.card.figure import draw_figure, draw_histogram, render_figure
+from rbdata.datasets.card.overview import count_values, overview
 from rbdata.datasets.card.target import MARK
 from rbdata.storage.episodes import open_episodes
 from rbdata.storage.manifest import read_manifest
@@ -54,3 +56,15 @@ def test_nothing_to_draw_is_said(tmp_path):
     over_time, beside, *_ = draw_figure("my/test", overview(folder, manifest, table), table).axes
     assert (over_time.texts[0].get_text(), beside.texts[0].get_text()) == ("no finite return", "no finite value")
     assert not over_time.axison
+
+
+def test_equal_bars_beside_each_other_stay_apart():
+    figure = Figure()
+    for values in (np.repeat(np.arange(40), 5), np.arange(60) / 7, np.repeat([0, 1, 2], 9)):
+        axes = figure.subplots()
+        draw_histogram(axes, count_values(values))
+        bars = [patch for patch in axes.patches if patch.get_height() > 0]
+        assert len(bars) > 2
+        for left, right in pairwise(bars):
+            assert left.get_x() + left.get_width() < right.get_x()
+        figure.clear()

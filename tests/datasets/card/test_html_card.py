@@ -70,6 +70,8 @@ def test_the_page_is_whole_and_asks_for_nothing(made):
     assert not {"script", "link", "iframe", "object", "form", "a"} & set(page.tags)
     figure, sheet = page.sources
     assert figure.startswith("data:image/svg+xml;base64,") and sheet.startswith("data:image/png;base64,")
+    drawn = base64.b64decode(figure.partition(",")[2])
+    assert b">action of a step" in drawn and b"system-ui" in drawn and b"DejaVu" not in drawn  # in the page's font
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and MARK in text
     assert "nan" not in text.partition("<img")[0] and "/home/me" not in text and "\x1b" not in text
     assert "A second note." in text
