@@ -63,8 +63,7 @@ def test_equal_bars_beside_each_other_stay_apart():
     for values in (np.repeat(np.arange(40), 5), np.arange(60) / 7, np.repeat([0, 1, 2], 9)):
         axes = figure.subplots()
         draw_histogram(axes, count_values(values))
-        bars = [patch for patch in axes.patches if patch.get_height() > 0]
+        bars = [patch.get_extents() for patch in axes.patches if patch.get_extents().height > 0]
         assert len(bars) > 2
-        for left, right in pairwise(bars):
-            assert left.get_x() + left.get_width() < right.get_x()
+        assert all(left.x1 < right.x0 for left, right in pairwise(bars))
         figure.clear()
