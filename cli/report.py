@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,6 +141,9 @@ def finish(results: list[Result], root: Path | None, verb: str) -> int:
         out.facts(_facts(result.outcome))
     else:
         out.table(_COLUMNS, map(_row, results))
+        for result in results:
+            for note in _notes(result.outcome):
+                out.note(f"{result.id}: {note}")
     ready = [result.id for result in results if result.outcome and result.outcome.action != "planned"]
     if ready:
         out.hint(settings.command("inspect", ready[0], root=root))
@@ -185,8 +188,13 @@ def _facts(outcome: Outcome) -> list[Fact]:
     if steps is not None and episodes is not None:
         facts.append(Fact("steps", f"{amounts.count(steps)} in {amounts.plural(episodes, 'episode')}"))
     facts.append(Fact("size", amounts.size(size) if steps is not None else f"{amounts.size(size)} to fetch"))
-    notes = outcome.manifest.notes if outcome.manifest else outcome.estimate.notes if outcome.estimate else ()
-    return [*facts, *(Fact("note", note) for note in notes)]
+    return [*facts, *(Fact("note", note) for note in _notes(outcome))]
+
+
+def _notes(outcome: Outcome | None) -> Sequence[str]:
+    """What was assumed, dropped and left out, or in a dry run would be."""
+    told = outcome and (outcome.manifest or outcome.estimate)
+    return told.notes if told else ()
 
 
 def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:

@@ -168,7 +168,7 @@ def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> 
         message = f"the datasets have no observation in common: they differ in {', '.join(unlike)}"
         raise UsageError(message, hint="make their observations alike first, with `rbdata preprocess --fn`")
     if unlike and keys != "common":
-        message = f"the datasets have unlike leaves: {', '.join(unlike)}"
+        message = f"the datasets differ in their leaves: {', '.join(unlike)}"
         hint = 'rbdata.concat(datasets, keys="common"), or `rbdata preprocess` with --keys common, leaves these out'
         raise UsageError(message, hint=hint)
     return leaves

@@ -23,8 +23,8 @@ def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False
         *others, last = suffixes
         ends = f"{', '.join(others)} or {last}" if others else last
         hint = f"choose a name that ends in {ends}, such as {target.stem or 'card'}{suffixes[0]}"
-        what = f"{target.suffix} is not a format of" if target.suffix else "no format in the name of"
-        raise UsageError(f"{what} {target}", hint=hint)
+        what = f"{target.suffix} files are not written here" if target.suffix else "the name has no suffix"
+        raise UsageError(f"{target}: {what}", hint=hint)
     if not target.parent.is_dir():
         raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path")
     if target.exists() and not target.is_file():

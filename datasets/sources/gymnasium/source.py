@@ -107,7 +107,7 @@ class GymnasiumSource(Source):
                 now = user_code.identity(reference(policy))
             changed = [label for label in {**before, **now} if before.get(label) != now.get(label)]
             names = {next(iter(before)): "the policy's file"}
-            differs += [f"another contents of {names.get(label, label)}" for label in changed]
+            differs += [f"a different version of {names.get(label, label)}" for label in changed]
         if differs:
             message = f"{manifest.id} is there already, recorded with {' and '.join(differs)}"
             raise DatasetExistsError(message, hint="record it under another --name, or replace it with --force")

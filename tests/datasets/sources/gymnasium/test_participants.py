@@ -58,10 +58,10 @@ def test_a_policy_file_and_what_it_imports(here):
     assert not record(policy="pol.py").any()
     assert not record(policy="pol.py").any()
     Path("h2.py").write_text("ACTION = 1\n")
-    refused("another contents of h2.py", policy="pol.py")
+    refused("a different version of h2.py", policy="pol.py")
     assert record(policy="pol.py", force=True).all()
     Path("pol.py").write_text("def act(observation):\n    return 0\n")
-    refused("another contents of the policy's file", policy="pol.py")
+    refused("a different version of the policy's file", policy="pol.py")
     assert not record(policy="pol.py", force=True).any()
 
 
