@@ -8,7 +8,7 @@ from typer import Option
 
 from ..errors import RbdataError
 from ..storage import amounts
-from .console import Column, explain, out, wrapped
+from .console import explain, out
 from .options import CacheDir, CacheLimit, LocalIds, Root
 from .progress import phase
 from .verify import CannotCheckError
@@ -34,9 +34,6 @@ Exit codes:
 #: Leaves that are named as checked.
 _SHOWN = 8
 _STYLES = {"error": "bad", "warning": "doubtful", "note": "faint"}
-_COLUMNS = tuple(
-    Column(name) for name in ("id", "severity", "code", "leaf", "count", "total", "unit", "first", "what", "effect")
-)
 
 
 def run(
@@ -83,17 +80,13 @@ def _show(report: AuditReport) -> None:
         for one in report.datasets:
             if any(finding.severity != "note" for finding in _of(one, report.findings)):
                 out.line(one.id)
-    elif out.on_terminal:
+    else:
         for finding in report.findings:
             _show_finding(finding, several=len(report.datasets) > 1)
         for one in report.datasets:
-            out.line(wrapped(_headline(one, report.findings), out.width), _style(one, report.findings))
+            out.paragraph(_headline(one, report.findings), style=_style(one, report.findings))
             for line in _scope(one):
-                out.line(wrapped(line, out.width, "  "))
-    else:
-        out.table(_COLUMNS, map(_row, report.findings))
-        for one in report.datasets:
-            out.note(_headline(one, report.findings))
+                out.paragraph(line, "  ")
 
 
 def _of(one: Audited, findings: tuple[Finding, ...]) -> list[Finding]:
@@ -120,16 +113,8 @@ def _scope(one: Audited) -> list[str]:
 
 
 def _show_finding(finding: Finding, several: bool) -> None:
-    about = ([" and ".join(filter(None, (finding.dataset, finding.other)))] if several else []) + [finding.leaf]
-    head = f"{finding.severity} {finding.code}"
-    named = ", ".join(filter(None, about))
-    out.line(wrapped(f"{head}  {named}" if named else head, out.width), _STYLES[finding.severity])
-    out.line(wrapped(f"{finding.what} ({finding.where})", out.width, "  "))
-    out.line(wrapped(f"to a learner: {finding.effect}", out.width, "  "), "faint")
-
-
-def _row(finding: Finding) -> tuple[object, ...]:
-    first = ",".join(map(str, finding.first))
-    about = (finding.dataset if finding.other is None else f"{finding.dataset}+{finding.other}"), finding.severity
-    counts = (finding.count, finding.total, finding.unit, first or None)
-    return (*about, finding.code, finding.leaf or None, *counts, finding.what, finding.effect)
+    about = [" and ".join(filter(None, (finding.dataset, finding.other)))] * several + [finding.leaf]
+    head = f"{finding.severity} {finding.code}", ", ".join(filter(None, about))
+    out.paragraph("  ".join(filter(None, head)), style=_STYLES[finding.severity])
+    out.paragraph(f"{finding.what} ({finding.where})", "  ")
+    out.paragraph(f"to a learner: {finding.effect}", "  ", "faint")

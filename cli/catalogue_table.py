@@ -40,7 +40,7 @@ def show(entries: Sequence[CatalogueEntry], here: Here) -> None:
     """
     rows = [_row(ids, entry, here) for ids, entry in combine(entries, here)]
     known = [index for index in range(len(_COLUMNS)) if any(row[index] for row in rows)]
-    out.table([_COLUMNS[index] for index in known], [[row[index] for index in known] for row in rows], same=True)
+    out.table([_COLUMNS[index] for index in known], [[row[index] for index in known] for row in rows])
 
 
 def combine(entries: Iterable[CatalogueEntry], here: Here) -> list[tuple[str, CatalogueEntry]]:

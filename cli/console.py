@@ -1,12 +1,12 @@
 """The output of every command, all printed through ``out``.
 
 stdout carries only the result: tables, values or one JSON document. stderr carries progress, notes, hints, questions, errors,
-and what a user's function prints. Three modes: text, ``--json`` (one document, also for errors) and ``--quiet`` (ids or
-paths). Text is aligned columns on a terminal. In a pipe `list`, `search` and `sample` print the same; other commands print
-tab-separated rows with plain numbers.
+and what a user's function prints. Three modes: text for people, the same on a terminal and in a pipe, ``--json`` for programs
+(one document, also for errors), and ``--quiet`` (ids or paths).
 
 A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` adds colour
-on a dumb terminal, and in messages (stderr) that go to a file, such as the log of a CI job. Rows in a pipe are never coloured.
+on a dumb terminal, and in messages (stderr) that go to a file, such as the log of a CI job. Results in a pipe are never
+coloured.
 
 `explain` describes an exception to the user.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from ..errors import RbdataError, UsageError, without_logins
 from ..errors import printable as escaped
@@ -247,7 +247,7 @@ class OutputClosed(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column. ``show`` formats a value on a terminal; pipes get the bare value. None is shown as ``-``.
+    """A table's column. ``show`` formats a value that is not text; None is shown as ``-``.
 
     ``optional`` columns are left out on a terminal that is too narrow for all columns, and a note names them. ``style``
     chooses the style of a value (see `STYLES`).
@@ -268,13 +268,11 @@ AMOUNTS = (
 )
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A named value: styled text on a terminal, the bare ``value`` in a pipe (the text if ``value`` is None)."""
+class Fact(NamedTuple):
+    """A named value, in a style."""
 
     name: str
     text: str
-    value: object = None
     style: str = ""
 
 
@@ -289,9 +287,8 @@ class Console:
         self.arguments = words = list(arguments)
         if "--" in words:
             words = words[: words.index("--")]
-        self.json = "--json" in words
+        self.json, self.debug = "--json" in words, "--debug" in words
         self.quiet = "--quiet" in words or "-q" in words
-        self.debug = "--debug" in words
 
     # -- the streams -------------------------------------------------------------------------------------------------
 
@@ -310,6 +307,10 @@ class Console:
         """Columns of the terminal, 80 if unknown."""
         return shutil.get_terminal_size().columns
 
+    @property
+    def _result_width(self) -> int | None:
+        return self.width if self.on_terminal else None
+
     # -- the result: stdout ------------------------------------------------------------------------------------------
 
     def document(self, content: object) -> None:
@@ -319,6 +320,10 @@ class Console:
     def line(self, content: str = "", style: str = "") -> None:
         """Print one line of the result."""
         self._print(self._painted(printable(content), style))
+
+    def paragraph(self, content: str, indent: str = "", style: str = "") -> None:
+        """Print text of the result, wrapped on a terminal."""
+        self.line(wrapped(content, self._result_width, indent), style)
 
     def _print(self, content: str) -> None:
         with _named_stdout():
@@ -330,23 +335,13 @@ class Console:
             if sys.stdout is not None:
                 sys.stdout.flush()
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, same: bool = False) -> None:
-        """Print rows of bare values; in a pipe these, or with ``same`` what a terminal shows."""
-        if not (self.on_terminal or same):
-            for row in rows:
-                self.line("\t".join("-" if value is None else printable(str(value), one_line=True) for value in row))
-            return
-
-        def show(column: Column, value: Any) -> str:
-            shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
-            return printable(shown, one_line=True)
-
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
+        """Print a title and aligned rows."""
         values = [*rows]
-        cells = [[show(column, value) for column, value in zip(columns, row)] for row in values]
-        titles = [column.title for column in columns]
-        widths = [max(map(len, entries)) for entries in zip(titles, *cells)]
+        cells = [[_cell(column, value) for column, value in zip(columns, row)] for row in values]
+        widths = [max(map(len, entries)) for entries in zip([column.title for column in columns], *cells)]
         shown = list(range(len(columns)))
-        for index in reversed(range(len(columns))):
+        for index in reversed(shown[:]):
             is_wide = self.on_terminal and sum(widths[i] + 2 for i in shown) - 2 > self.width
             if columns[index].optional and is_wide:
                 shown.remove(index)
@@ -359,28 +354,24 @@ class Console:
                 aligned.append(space + painted if columns[i].right else painted + space)
             return "  ".join(aligned).rstrip()
 
+        titles = [column.title for column in columns]
         self._print(self._painted(align(titles, [""] * len(titles)), "strong"))
         for row, entries in zip(values, cells):
             self._print(align(entries, [column.style(value) for column, value in zip(columns, row)]))
         if left := [title for index, title in enumerate(titles) if index not in shown]:
             self.note(f"the terminal is too narrow for {', '.join(left)}: widen it, or use --json")
 
-    def facts(self, facts: Sequence[Fact], *, same: bool = False) -> None:
-        """Print named values, one per line; in a pipe bare ones, or with ``same`` what a terminal shows."""
-        margin = max((len(fact.name) for fact in facts), default=0) + 2
-        for fact in facts:
-            if self.on_terminal or same:
-                name = fact.name.ljust(margin)
-                shown = printable(wrapped(fact.text, self.width if self.on_terminal else None, name))
-                self._print(name + self._painted(shown.removeprefix(name), fact.style))
-            else:
-                value = printable(str(fact.text if fact.value is None else fact.value), one_line=True)
-                self.line(f"{fact.name}\t{value}")
+    def facts(self, facts: Sequence[Fact | tuple[str, str]]) -> None:
+        """Print named values, one per line."""
+        margin = max((len(fact[0]) for fact in facts), default=0) + 2
+        for name, text, style in (Fact(*fact) for fact in facts):
+            prefix = name.ljust(margin)
+            shown = printable(wrapped(text, self._result_width, prefix))
+            self._print(prefix + self._painted(shown.removeprefix(prefix), style))
 
     def heading(self, title: str) -> None:
-        """Start a section of a long result; on terminals only."""
-        if self.on_terminal:
-            self._print("\n" + self._painted(wrapped(title, self.width), "strong"))
+        """Start a section of a long result."""
+        self._print("\n" + self._painted(wrapped(title, self._result_width), "strong"))
 
     # -- everything else: stderr -------------------------------------------------------------------------------------
 
@@ -468,6 +459,11 @@ class Console:
 
     def _painted(self, content: str, style: str) -> str:
         return _paint(content, style) if wants_colour(terminal=self.on_terminal, messages=False) else content
+
+
+def _cell(column: Column, value: Any) -> str:
+    shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
+    return printable(shown, one_line=True)
 
 
 def discard(stream: Any) -> None:

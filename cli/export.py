@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from ..storage import amounts
-from .console import Fact, out
+from .console import out
 from .options import Force, LocalId, Root
 from .progress import byte_progress
 
@@ -59,11 +59,7 @@ def run(
         out.line(str(done.path))
     else:
         counts = f"{amounts.plural(done.steps, 'step')}, {amounts.plural(done.episodes, 'episode')}"
-        facts = [
-            Fact("id", done.id),
-            Fact("format", done.format),
-            Fact("written", f"{counts}, {amounts.size(done.bytes)}"),
-            Fact("path", str(done.path)),
-        ]
-        out.facts([*facts, *(Fact("note", note) for note in done.notes)])
+        written = f"{counts}, {amounts.size(done.bytes)}"
+        facts = [("id", done.id), ("format", done.format), ("written", written), ("path", str(done.path))]
+        out.facts([*facts, *(("note", note) for note in done.notes)])
     return 0

@@ -9,7 +9,7 @@ from typer import Argument
 
 from ..storage import amounts
 from . import catalogue_table
-from .console import Fact, out
+from .console import out
 from .options import Root, complete_any
 
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ def run(
     if out.quiet:
         out.line(entry.id)
         return
-    if out.on_terminal:
-        out.line(entry.id)
-    facts = [Fact("id", entry.id)] if not out.on_terminal else []
     recorded = not listed or catalogue.load_source(entry.source).makes
-    out.facts([*facts, *_facts(entry, local, mirror, recorded)])
+    out.line(entry.id)
+    out.facts([*_facts(entry, local, mirror, recorded)])
     if local and local.state == "complete":
         out.hint(settings.command("inspect", entry.id, root=root))
     elif recorded and "@" in entry.id and not mirror:
@@ -70,53 +68,45 @@ def run(
         out.note("not published at any known location: name a copy with --mirror, or RBDATA_MIRROR")
 
 
-def _facts(entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool) -> Iterator[Fact]:
+def _facts(
+    entry: CatalogueEntry, local: LocalDataset | None, mirror: str | None, recorded: bool
+) -> Iterator[tuple[str, str]]:
     if local:
-        shown = f"{catalogue_table.state(local)}, "
-        if local.steps:
-            shown += f"{amounts.plural(local.steps, 'step')} in {amounts.plural(local.episodes or 0, 'episode')}, "
-        yield Fact("here", f"{shown}{amounts.size(local.bytes)}: {local.path}", str(local.path))
-    yield Fact("environment", entry.environment or _UNKNOWN)
-    yield Fact("observations", _kind(entry.observations, entry.observation_space))
-    yield Fact("actions", _kind(entry.actions, entry.action_space))
-    yield _count("steps", entry.steps, entry)
-    yield _count("episodes", entry.episodes, entry)
+        steps = amounts.plural(local.steps or 0, "step"), amounts.plural(local.episodes or 0, "episode")
+        counts = f"{' in '.join(steps)}, " if local.steps else ""
+        yield "here", f"{catalogue_table.state(local)}, {counts}{amounts.size(local.bytes)}: {local.path}"
+    yield "environment", entry.environment or _UNKNOWN
+    yield "observations", _joined(", ", entry.observations, entry.observation_space)
+    yield "actions", _joined(", ", entry.actions, entry.action_space)
+    about = "about " * entry.approximate
+    for name, count in (("steps", entry.steps), ("episodes", entry.episodes)):
+        yield name, _UNKNOWN if count is None else f"{about}{amounts.count(count)}"
     if entry.horizon is not None:
-        yield Fact("time limit", f"{amounts.count(entry.horizon)} steps an episode", entry.horizon)
-    scores = entry.reference_scores
-    if scores:
-        shown = "; ".join(part for part in (scores.description, scores.caveat) if part)
-        yield Fact("scores", shown, f"{scores.low} {scores.high}")
+        yield "time limit", f"{amounts.plural(entry.horizon, 'step')} an episode"
+    if scores := entry.reference_scores:
+        yield "scores", _joined("; ", scores.description, scores.caveat)
     if not recorded:
-        yield Fact("download", _UNKNOWN if entry.bytes is None else amounts.size(entry.bytes), entry.bytes)
-        yield Fact("licence", entry.licence or "not stated", entry.licence or _UNKNOWN)
-    yield Fact("citation", entry.citation or _UNKNOWN)
-    yield Fact("origin", entry.origin or _UNKNOWN)
+        yield "download", _UNKNOWN if entry.bytes is None else amounts.size(entry.bytes)
+        yield "licence", entry.licence or "not stated"
+    yield "citation", entry.citation or _UNKNOWN
+    yield "origin", entry.origin or _UNKNOWN
     if mirror:
-        yield Fact("mirror", f"{mirror} (from your settings)", mirror)
-    for place in entry.places:
-        yield Fact("place", _place(place), f"{place.access} {place.url or place.name}")
-    yield from (Fact("note", note) for note in entry.notes)
-    if entry.options:
-        yield from (Fact("option", one) for one in _options(entry))
+        yield "mirror", f"{mirror} (from your settings)"
+    yield from (("place", _place(place)) for place in entry.places)
+    yield from (("note", note) for note in entry.notes)
+    yield from (("option", one) for one in _options(entry) if entry.options)
     if entry.date:
-        yield Fact("as of", entry.date)
-        yield from (Fact("from", figure) for figure in entry.figures)
+        yield "as of", entry.date
+        yield from (("from", figure) for figure in entry.figures)
 
 
-def _kind(kind: str | None, space: str | None) -> str:
-    return ", ".join(part for part in (kind, space) if part) or _UNKNOWN
-
-
-def _count(name: str, count: int | None, entry: CatalogueEntry) -> Fact:
-    shown = _UNKNOWN if count is None else f"{'about ' * entry.approximate}{amounts.count(count)}"
-    return Fact(name, shown, _UNKNOWN if count is None else count)
+def _joined(separator: str, *parts: str | None) -> str:
+    return separator.join(filter(None, parts)) or _UNKNOWN
 
 
 def _place(place: Place) -> str:
-    seen = f"{place.access}{f', seen {place.date}' * bool(place.date)}"
-    note = f"; {place.note}" if place.note else ""
-    return f"{place.name}{f': {place.url}' * bool(place.url)} ({seen}{note})"
+    seen = _joined(", seen ", place.access, place.date)
+    return _joined("; ", f"{_joined(': ', place.name, place.url)} ({seen})", place.note)
 
 
 def _options(entry: CatalogueEntry) -> Iterator[str]:
@@ -125,5 +115,5 @@ def _options(entry: CatalogueEntry) -> Iterator[str]:
 
     for option in catalogue.load_source(entry.source).options:
         if option.name in entry.options:
-            choices = f" {'|'.join(option.choices)}" if option.choices else f" {option.metavar or option.name.upper()}"
-            yield f"{option.flag}{choices if option.type is not bool else ''}: {option.help}"
+            choices = "|".join(option.choices) or option.metavar or option.name.upper()
+            yield f"{option.flag}{f' {choices}' * (option.type is not bool)}: {option.help}"

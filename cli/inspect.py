@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..datasets.fetch.location import is_remote, without_login
 from ..errors import UsageError
 from ..storage import amounts
 from ..storage.amounts import exact_percent
-from .console import Column, Fact, out
+from .console import Column, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase
 
@@ -41,7 +40,7 @@ _LEAVES = (
     Column("dtype"),
     Column("shape"),
     Column("codec", optional=True),
-    Column("size", amounts.size, right=True, optional=True),
+    Column("size", right=True, optional=True),
 )
 _ELEMENTS = (
     Column("element"),
@@ -95,36 +94,38 @@ def run(
     Distributions of more than 65,536 steps are computed from a sample, so that the command is quick for datasets of any size.
     """
     from ..datasets.card.overview import overview
+    from ..datasets.fetch.location import is_remote
     from ..datasets.local import find
     from ..datasets.remote import open_remote
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
 
-    charts = plot or html or croissant or card
-    writes = charts or frames or episode
-    needs_overview = charts or out.json or not (out.quiet or episodes)
+    files = {"plot": plot, "frames": frames, "html": html, "croissant": croissant, "card": card}
+    targets = {name: target for name, target in files.items() if target is not None}
+    if episode and frames is None:
+        raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
+    has_overview = bool(targets) or out.json or not (out.quiet or episodes)
     remote = None
     if is_remote(dataset):
-        if writes:
+        if targets:
             hint = "fetch it first with `rbdata download --mirror`"
             raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
         with phase("reading"):
             remote = open_remote(dataset, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
             path, manifest, table = remote.path, remote.manifest, remote.episodes
-            found = overview(path, manifest, table, remote.rows) if needs_overview else None
+            found = overview(path, manifest, table, remote.rows) if has_overview else None
     else:
         path = find(dataset, root)
 
         def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
             table = open_episodes(path, manifest.episodes, manifest.steps)
-            return manifest, table, overview(path, manifest, table) if needs_overview else None
+            return manifest, table, overview(path, manifest, table) if has_overview else None
 
         manifest, table, found = read_snapshot(path, read)
-    notes = []
-    if writes:
-        targets = _Targets(plot, frames, episode or [], html, croissant, card)
-        notes = _write_files(targets, path, manifest, table, found, force=force)
+    if targets and found:
+        from ..datasets.card.files import write_cards
 
+        write_cards(targets, episode or [], path, manifest, table, found, force=force)
     if out.json and found:
         record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
         if episodes:
@@ -136,60 +137,39 @@ def run(
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
     elif found:
-        out.facts([*_facts(path, manifest, found), *_cache_facts(dataset, remote)])
-        out.heading("tensors")
-        out.table(_LEAVES, _leaf_rows(manifest))
-        if out.on_terminal and manifest.steps:
-            _show_distributions(found)
-        out.heading("origin")
-        out.facts(_origin(manifest))
-        if manifest.lineage:
-            from ..datasets.card.overview import state_lineage
+        _show(path, manifest, found, _cache_record(dataset, remote))
+    for target in targets.values():
+        out.note(f"wrote {target}")
 
-            out.heading("lineage")
-            out.facts([Fact(name, value) for name, value in state_lineage(manifest.lineage)])
-    for note in notes:
-        out.note(note)
+
+def _show(path: Path, manifest: Manifest, found: Overview, cached: dict[str, Any]) -> None:
+    from ..datasets.card.overview import state_facts, state_lineage
+
+    facts = [("id", manifest.id), ("path", str(path)), *state_facts(manifest, found)]
+    facts += [("note", note) for note in manifest.notes]
+    if cached:
+        facts += [("url", cached["url"]), ("cached", amounts.size(cached["cached_bytes"]))]
+    out.facts(facts)
+    out.heading("tensors")
+    out.table(_LEAVES, _leaf_rows(manifest))
+    if manifest.steps:
+        _show_distributions(found)
+    out.heading("origin")
+    out.facts(_origin(manifest))
+    if manifest.lineage:
+        out.heading("lineage")
+        out.facts(state_lineage(manifest.lineage))
 
 
 def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
-    """For a remote dataset: its URL, the bytes in the cache, and the files that cannot be checked block by block."""
+    """For a remote dataset: its URL, and the bytes in the cache."""
     if dataset is None:
         return {}
+    from ..datasets.fetch.location import without_login
     from ..storage.remote.remote_dataset import RemoteDataset
 
     cached = dataset.cache.resident_bytes if isinstance(dataset, RemoteDataset) else dataset.manifest.bytes
     return {"url": without_login(url), "cached_bytes": cached}
-
-
-def _cache_facts(url: str, dataset: Dataset | None) -> list[Fact]:
-    record = _cache_record(url, dataset)
-    if not record:
-        return []
-    return [Fact("url", record["url"]), Fact("cached", amounts.size(record["cached_bytes"]), record["cached_bytes"])]
-
-
-def _facts(path: Path, manifest: Manifest, found: Overview) -> list[Fact]:
-    from ..datasets.card.overview import describe_episodes
-
-    ends = [(f"{amounts.count(number)} {name}", number) for name, number in found.outcomes.items() if number]
-    several = len(ends) > 1
-    ended = ", ".join(
-        f"{what} ({exact_percent(number / found.episodes)})" if several else what for what, number in ends
-    )
-    raw = sum(leaf.row_bytes * manifest.rows(leaf) for leaf in manifest.schema)
-    size = amounts.size(manifest.bytes)
-    if raw > 1.5 * manifest.bytes:
-        size += f" ({amounts.size(raw)} uncompressed)"
-    facts = [
-        Fact("id", manifest.id),
-        *([Fact("environment", found.environment)] if found.environment else []),
-        Fact("path", str(path)),
-        Fact("steps", amounts.count(manifest.steps), manifest.steps),
-        Fact("episodes", amounts.count(manifest.episodes) + (f": {ended}" if ends else ""), manifest.episodes),
-    ]
-    facts += [Fact(name, what) for name, what in describe_episodes(manifest, found)]
-    return [*facts, Fact("size", size, manifest.bytes), *(Fact("note", note) for note in manifest.notes)]
 
 
 def _show_distributions(found: Overview) -> None:
@@ -199,9 +179,8 @@ def _show_distributions(found: Overview) -> None:
     parts = [amounts.plural(found.sampled_episodes, "episode")] * of_episodes
     parts += [amounts.plural(found.sampled_steps, "step")] * of_steps
     out.heading("distributions" + (f" (of a sample of {' and '.join(parts)})" if parts else ""))
-    single = [one for one in found.actions if one.size == 1]
     charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
-    charts += [(one.key, one.elements[0]) for one in single]
+    charts += [(one.key, one.elements[0]) for one in found.actions if one.size == 1]
     for line in side_by_side([chart(name, histogram, blocks=blocks) for name, histogram in charts], out.width):
         out.line(line)
     for action in found.actions:
@@ -213,30 +192,24 @@ def _show_distributions(found: Overview) -> None:
                 out.line(f"and {amounts.plural(action.size - len(action.elements), 'more element')}")
 
 
-def _leaf_rows(manifest: Manifest) -> list[tuple[Any, ...]]:
-    """The keys of a batch and the leaves they are read from: a tree on a terminal, full names in a pipe."""
-    rows: list[tuple[Any, ...]] = []
+def _leaf_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    """The keys of a batch, as a tree, and the leaves they are read from."""
     seen: set[str] = set()
     keys = [(leaf.name, leaf) for leaf in manifest.schema]
     keys += [("next/" + leaf.name, leaf) for leaf in manifest.schema.states]
     for name, leaf in sorted(keys, key=lambda entry: (entry[0].startswith("next/"), "/" in entry[0], entry[0])):
-        shown = name
-        if out.on_terminal:
-            *folders, last = name.split("/")
-            for depth, folder in enumerate(folders):
-                parent = "/".join(folders[: depth + 1])
-                if parent not in seen:
-                    seen.add(parent)
-                    rows.append(("  " * depth + folder, "", "", "", "", ""))
-            shown = "  " * len(folders) + last
-        shape = f"[{', '.join(map(str, leaf.shape))}]"
+        *folders, last = name.split("/")
+        for depth, folder in enumerate(folders):
+            parent = "/".join(folders[: depth + 1])
+            if parent not in seen:
+                seen.add(parent)
+                yield ("  " * depth + folder, *[""] * 5)
         stored = leaf.name == name
         codec = leaf.codec if stored else f"rows of {leaf.name}"
         if leaf.constant is not None:
             codec = f"always {leaf.constant}".lower()
-        size = _bytes_of(manifest, leaf) if stored else "" if out.on_terminal else 0
-        rows.append((shown, leaf.kind, leaf.dtype, shape, codec, size))
-    return rows
+        size = amounts.size(_bytes_of(manifest, leaf)) if stored else ""
+        yield "  " * len(folders) + last, leaf.kind, leaf.dtype, str(list(leaf.shape)), codec, size
 
 
 def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
@@ -244,7 +217,7 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
     return sum(manifest.size_of(path) for path in manifest.files if path.startswith(files))
 
 
-def _origin(manifest: Manifest) -> list[Fact]:
+def _origin(manifest: Manifest) -> list[tuple[str, str]]:
     from ..datasets.card.overview import describe_creation, describe_unverified
 
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
@@ -261,7 +234,7 @@ def _origin(manifest: Manifest) -> list[Fact]:
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]
-    return [Fact(name, str(value)) for name, value in facts if value]
+    return [(name, str(value)) for name, value in facts if value]
 
 
 def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]:
@@ -272,23 +245,20 @@ def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]
 
 
 def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
-    record = manifest.to_json()
-    for name in ("files", "checksum", "format", "leaves", "parts"):
-        record.pop(name, None)
-    source = dict(manifest.source)
-    objects = source.pop("objects", [])
-    source["objects"] = len(objects)
-    source["bytes"] = sum(entry.get("size") or 0 for entry in objects)
-    leaves = [
-        {**leaf.to_json(), "rows": manifest.rows(leaf), "bytes": _bytes_of(manifest, leaf)} for leaf in manifest.schema
-    ]
+    left_out = ("files", "checksum", "format", "leaves", "parts")
+    record = {name: value for name, value in manifest.to_json().items() if name not in left_out}
+    objects = manifest.source.get("objects", [])
+    raw = sum(entry.get("size") or 0 for entry in objects)
     return {
         **record,
         "path": str(path),
         "bytes": manifest.bytes,
         "returns": {name: value if isfinite(value) else None for name, value in manifest.returns.items()},
-        "source": source,
-        "leaves": leaves,
+        "source": {**manifest.source, "objects": len(objects), "bytes": raw},
+        "leaves": [
+            {**leaf.to_json(), "rows": manifest.rows(leaf), "bytes": _bytes_of(manifest, leaf)}
+            for leaf in manifest.schema
+        ],
     }
 
 
@@ -398,70 +368,3 @@ def _bar(share: float, width: int, levels: str) -> str:
     filled = max(round(share * width * steps), 1) if share > 0 else 0
     full, rest = divmod(filled, steps)
     return levels[-1] * full + (levels[rest] if rest else "")
-
-
-# -- the files that the command writes ----------------------------------------------------------------------------------
-
-
-class _Targets(NamedTuple):
-    """The files to write, as the options name them; ``episodes`` are those to draw on ``frames``."""
-
-    plot: Path | None
-    frames: Path | None
-    episodes: list[int]
-    html: Path | None
-    croissant: Path | None
-    card: Path | None
-
-
-def _write_files(
-    files: _Targets, folder: Path, manifest: Manifest, table: EpisodeTable, found: Overview | None, *, force: bool
-) -> list[str]:
-    """Write the requested figure, frames and cards; returns a note about each.
-
-    Raises an error for any file that may not be written before the first one is drawn.
-    """
-    from ..datasets.card.figure import SUFFIXES, draw_figure, render_figure
-    from ..datasets.card.frames import SHEET_SUFFIXES, choose_strips, draw_sheet, encode_image
-    from ..datasets.card.target import check_outside, check_target
-    from ..datasets.card.writers import (
-        CROISSANT_SUFFIXES,
-        HTML_SUFFIXES,
-        README_SUFFIXES,
-        make_croissant,
-        make_html,
-        make_readme,
-    )
-    from ..storage.dataset import Dataset
-    from ..storage.durable import write_atomically
-
-    if files.episodes and files.frames is None:
-        raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
-    shown = cast("Overview", found)  # None only if neither charts nor cards are requested
-
-    def draw_frames(suffix: str) -> bytes:
-        dataset = Dataset(folder)
-        return encode_image(draw_sheet(dataset, choose_strips(dataset, files.episodes)), suffix)
-
-    # Target, formats, and a function that returns the content.
-    outputs: list[tuple[Path | None, tuple[str, ...], Callable[[str], bytes]]] = [
-        (files.plot, SUFFIXES, lambda suffix: render_figure(draw_figure(manifest.id, shown, table), suffix)),
-        (files.frames, SHEET_SUFFIXES, draw_frames),
-        (files.html, HTML_SUFFIXES, lambda suffix: make_html(folder, manifest, shown, table).encode()),
-        (files.croissant, CROISSANT_SUFFIXES, lambda suffix: make_croissant(folder, manifest, shown).encode()),
-        (files.card, README_SUFFIXES, lambda suffix: make_readme(manifest, shown).encode()),
-    ]
-    requested = [(target, suffixes, make) for target, suffixes, make in outputs if target is not None]
-    seen: set[Path] = set()
-    for target, suffixes, _ in requested:
-        check_outside(target, folder, manifest)
-        # Users edit metadata and READMEs: they are replaced only with --force.
-        check_target(target, suffixes, force=force, edited=suffixes in (CROISSANT_SUFFIXES, README_SUFFIXES))
-        if target.resolve() in seen:
-            raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
-        seen.add(target.resolve())
-    notes = []
-    for target, _, make in requested:
-        write_atomically(target, make(target.suffix))
-        notes.append(f"wrote {target}")
-    return notes

@@ -122,17 +122,17 @@ def _show(
     rows = list(map(_row, here.values()))
     if not absent:
         if rows:
-            out.table(_COLUMNS, rows, same=True)
+            out.table(_COLUMNS, rows)
         return
     if narrowed:
         rows = [_row(one) for one in here.values() if one.id not in known]
     if rows:
-        out.table(_COLUMNS, rows, same=True)
+        out.table(_COLUMNS, rows)
         out.line()
     if narrowed:
         catalogue_table.show([*(known[one] for one in here if one in known), *absent], here)
     else:
-        out.table(_SOURCES, map(_source_row, summarise(known.values())), same=True)
+        out.table(_SOURCES, map(_source_row, summarise(known.values())))
 
 
 def _matches(dataset_id: str, source: str | None, match: str | None) -> bool:

@@ -11,7 +11,7 @@ from .. import settings
 from ..datasets.fetch.location import is_hub_dataset, without_login
 from ..errors import UsageError
 from ..storage import amounts
-from .console import Column, Fact, out
+from .console import Column, out
 from .options import DryRun, IdOrFolder, Root, UserProject, Yes
 from .progress import byte_progress, count_progress
 
@@ -103,13 +103,9 @@ def push(
     else:
         sent = f"{amounts.plural(pushed.sent, 'file')}, {amounts.size(pushed.sent_bytes)}"
         stored = f"{amounts.plural(pushed.files, 'file')}, {amounts.size(pushed.bytes)}, verified"
-        facts = [
-            Fact("id", f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})", pushed.id),
-            Fact("url", pushed.url),
-            Fact("stored", stored, pushed.bytes),
-            Fact("sent", sent if pushed.sent else "nothing new", pushed.sent_bytes),
-        ]
-        out.facts(facts)
+        what = f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})"
+        told = sent if pushed.sent else "nothing new"
+        out.facts([("id", what), ("url", pushed.url), ("stored", stored), ("sent", told)])
         words = [pushed.url] if to_hub else [pushed.id, "--mirror", url]
         out.hint(settings.command("download", *words))
     return 0

@@ -11,7 +11,7 @@ from typer import Option
 from ..errors import UsageError
 from ..storage import amounts
 from ..storage.codecs import choices
-from .console import Column, Fact, out
+from .console import Column, out
 from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
@@ -188,15 +188,14 @@ def _show_dry_run(outcome: Preprocessed) -> None:
     if out.quiet:
         return
     out.table(_TREE, _rows(found))
-    if out.on_terminal:
-        out.line()
+    out.line()
     facts = [
-        Fact("functions", ", ".join(found.functions)),
-        Fact("per", found.per),
-        Fact("tried", _tried(found), found.steps_in),
-        Fact("steps", f"about {amounts.count(estimate.steps)}", estimate.steps),
-        Fact("size", f"about {amounts.size(estimate.disk_bytes)}", estimate.disk_bytes),
-        Fact("time", f"about {amounts.duration(found.estimated_seconds)}", round(found.estimated_seconds, 3)),
+        ("functions", ", ".join(found.functions)),
+        ("per", found.per),
+        ("tried", _tried(found)),
+        ("steps", f"about {amounts.count(estimate.steps)}"),
+        ("size", f"about {amounts.size(estimate.disk_bytes)}"),
+        ("time", f"about {amounts.duration(found.estimated_seconds)}"),
     ]
     out.facts(facts)
     for name, number in found.nans.items():

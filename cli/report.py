@@ -14,7 +14,6 @@ from ..storage.lock import WAITING
 from .console import (
     AMOUNTS,
     Column,
-    Fact,
     Failure,
     Interrupted,
     explain,
@@ -134,7 +133,7 @@ def finish(results: list[Result], root: Path | None, verb: str) -> int:
         for result in results:
             if result.outcome:
                 out.line(str(result.outcome.path))
-    elif len(results) == 1 and out.on_terminal:
+    elif len(results) == 1:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported
         out.line(_headline(result.outcome, verb), state_style(result.outcome.action))
@@ -171,8 +170,7 @@ _COLUMNS = (Column("id"), Column("result", style=state_style), *AMOUNTS, Column(
 def _row(result: Result) -> tuple[Any, ...]:
     if result.outcome is None:
         return result.id, "failed", None, None, None, None
-    record = _record(result)
-    return tuple(record[name] for name in ("id", "action", "steps", "episodes", "bytes", "path"))
+    return result.id, result.outcome.action, *_counts(result.outcome), str(result.outcome.path)
 
 
 def _headline(outcome: Outcome, verb: str) -> str:
@@ -182,13 +180,13 @@ def _headline(outcome: Outcome, verb: str) -> str:
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 
 
-def _facts(outcome: Outcome) -> list[Fact]:
+def _facts(outcome: Outcome) -> list[tuple[str, str]]:
     steps, episodes, size = _counts(outcome)
-    facts = [Fact("path", str(outcome.path))]
+    facts = [("path", str(outcome.path))]
     if steps is not None and episodes is not None:
-        facts.append(Fact("steps", f"{amounts.count(steps)} in {amounts.plural(episodes, 'episode')}"))
-    facts.append(Fact("size", amounts.size(size) if steps is not None else f"{amounts.size(size)} to fetch"))
-    return [*facts, *(Fact("note", note) for note in _notes(outcome))]
+        facts.append(("steps", f"{amounts.count(steps)} in {amounts.plural(episodes, 'episode')}"))
+    facts.append(("size", amounts.size(size) if steps is not None else f"{amounts.size(size)} to fetch"))
+    return [*facts, *(("note", note) for note in _notes(outcome))]
 
 
 def _notes(outcome: Outcome | None) -> Sequence[str]:

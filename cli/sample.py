@@ -14,7 +14,7 @@ from typer import Option
 
 from ..errors import DatasetExistsError, UsageError
 from ..storage import amounts
-from .console import Column, Fact, out
+from .console import Column, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 from .progress import phase
 
@@ -104,11 +104,11 @@ def run(
         if save is not None:
             out.line(str(save))
     elif speed:
-        out.facts(_speed_facts(speed), same=True)
+        out.facts(_speed_facts(speed))
     else:
-        out.table(_COLUMNS, _rows(batch), same=True)
+        out.table(_COLUMNS, _rows(batch))
         shown = ", ".join(map(str, index[:8].tolist())) + (", ..." if len(index) > 8 else "")
-        out.facts([Fact("first index" if len(index) > 8 else "index", shown)], same=True)
+        out.facts([("first index" if len(index) > 8 else "index", shown)])
     if save is not None:
         out.note(f"wrote {save}")
 
@@ -230,17 +230,14 @@ def _median_seconds(*functions: Callable[[], object]) -> list[float]:
     return [statistics.median(times) for times in seconds]
 
 
-def _rounded(rate: float) -> str:
-    """A measured rate: repeated, it differs by some percent."""
-    return amounts.count(round(rate)) if rate >= 100 else f"{rate:.3g}"
+def _speed_facts(speed: dict[str, float]) -> list[tuple[str, str]]:
+    def rounded(rate: float) -> str:  # repeated, it differs by some percent
+        return amounts.count(round(rate)) if rate >= 100 else f"{rate:.3g}"
 
-
-def _speed_facts(speed: dict[str, float]) -> list[Fact]:
-    batches, transitions, size = (speed[f"{name}_per_second"] for name in ("batches", "transitions", "bytes"))
-    share, floor = speed["share_of_floor"], speed["floor_batches_per_second"]
+    floor = rounded(speed["floor_batches_per_second"])
     return [
-        Fact("batches", f"{_rounded(batches)} per second", batches),
-        Fact("transitions", f"{amounts.count(round(transitions))} per second", transitions),
-        Fact("bytes", f"{amounts.size(size)}/s", size),
-        Fact("copy floor", f"{amounts.percent(share)} of {_rounded(floor)} batches per second", share),
+        ("batches", f"{rounded(speed['batches_per_second'])} per second"),
+        ("transitions", f"{amounts.count(round(speed['transitions_per_second']))} per second"),
+        ("bytes", f"{amounts.size(speed['bytes_per_second'])}/s"),
+        ("copy floor", f"{amounts.percent(speed['share_of_floor'])} of {floor} batches per second"),
     ]

@@ -11,8 +11,8 @@ whatever the number of workers:
     batches       0 1 2 3 4 5 ...       worker 0 of 2 makes 0 2 4, worker 1 makes 1 3 5
 
 The parent counts the batches that were returned: that is the place of its own order, in its states too, and where the next
-iterator begins, or a run that is resumed. An iterator that is left inside a pass does not continue: the next one begins the next
-pass. A ``DataLoader`` not made by ``loader`` does not count: each of its iterators draws from a seed of its own. Give it
+iterator begins, or a run that is resumed. An iterator that is left inside a pass does not continue: the next one begins the
+next pass. A ``DataLoader`` not made by ``loader`` does not count: each of its iterators draws from a seed of its own. Give it
 ``batch_size=None, collate_fn=lambda batch: batch``: torch would otherwise put each batch into a batch of 1, or without a batch
 size treat a TensorDict as a dictionary.
 """

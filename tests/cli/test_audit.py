@@ -39,15 +39,15 @@ def call(root, capsys):
     return run
 
 
-def test_a_pipe_gets_a_row_for_each_finding(call):
-    code, answer, notes = call("my/spoilt")
+def test_findings_and_what_was_checked(call):
+    code, answer, _ = call("my/spoilt")
     assert code == 0
-    first, second = (line.split("\t") for line in answer.splitlines())
-    assert first[:3] == ["my/spoilt", "error", "reward_not_finite"] and first[7] == "17"
-    assert second[:3] == ["my/spoilt", "note", "action_constant_column"]
-    assert notes.startswith("my/spoilt: 1 error, 1 note in ")
-    code, answer, notes = call("my/clean")
-    assert (code, answer) == (0, "") and "my/clean: no findings in" in notes
+    lines = answer.splitlines()
+    assert lines[0] == "error reward_not_finite  next/reward" and "1,519 steps: 17" in lines[1]
+    assert lines[2].startswith("  to a learner: ") and lines[3].startswith("note action_constant_column")
+    assert lines[6].startswith("my/spoilt: 1 error, 1 note in ") and lines[7].startswith("  checked: ")
+    code, answer, _ = call("my/clean")
+    assert code == 0 and answer.startswith("my/clean: no findings in")
 
 
 def test_strict_is_for_scripts(call):
@@ -65,10 +65,9 @@ def test_strict_is_for_scripts(call):
 
 
 def test_the_range_of_rewards_can_be_given(call):
-    code, answer, _ = call("my/clean", "--strict", "--reward-range", "-100", "100")
-    assert (code, answer) == (0, "")
+    assert call("my/clean", "--strict", "--reward-range", "-100", "100")[0] == 0
     code, answer, _ = call("my/clean", "--strict", "--reward-range", "0", "1")
-    assert code == 1 and "\treward_out_of_range\tnext/reward\t" in answer and "outside 0 to 1 (as given)" in answer
+    assert code == 1 and "warning reward_out_of_range  next/reward" in answer and "outside 0 to 1 (as given)" in answer
     code, _, notes = call("my/clean", "--reward-range", "1", "0")
     assert code == 2 and "is empty" in notes
 

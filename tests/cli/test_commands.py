@@ -63,6 +63,11 @@ def ask(call):
     return run
 
 
+def cells(answer: str) -> list[list[str]]:
+    """The cells of a table without its title, or names and values of facts."""
+    return [re.split(r" {2,}", line.strip()) for line in answer.splitlines() if not line.startswith("id  ")]
+
+
 class TestEveryCommand:
     @pytest.mark.parametrize(
         "name", ["list", "search", "info", "download", "convert", "inspect", "sample", "verify", "audit", "delete"]
@@ -381,10 +386,11 @@ class TestSearch:
 class TestInfo:
     def test_what_is_known_and_the_command(self, call, ask, made):
         code, answer, notes = call("info", "hopper-medium-v2", "--root", made)
-        facts = dict(line.split("\t", 1) for line in answer.splitlines())
-        assert code == 0
-        assert (facts["id"], facts["steps"], facts["download"]) == ("d4rl/hopper-medium-v2", "1000000", "152756557")
-        assert facts["scores"] == "-20.272305 3234.3"
+        (name,), *rows = cells(answer)
+        facts = dict(rows)
+        assert (code, name) == (0, "d4rl/hopper-medium-v2")
+        assert (facts["steps"], facts["download"]) == ("about 1,000,000", "153 MB")
+        assert facts["scores"] == "0 is random (-20.2723), 100 is expert (3234.3); D4RL"
         # Without --mirror: its places are tried in order.
         assert notes == f"next: rbdata download d4rl/hopper-medium-v2 --root {made}\n"
         code, document = ask("info", "hopper-medium-v2", "--root", made)
@@ -394,12 +400,16 @@ class TestInfo:
 
     def test_on_this_machine(self, call, own):
         code, answer, notes = call("info", "Pong/5", "--root", own)
-        assert code == 0 and f"here\t{own / 'atari/Pong/5'}" in answer
+        assert code == 0 and re.search(f"complete, 11,956 steps in 14 episodes, .* MB: {own / 'atari/Pong/5'}", answer)
         assert notes == f"next: rbdata inspect atari/Pong/5 --root {own}\n"
         (own / "my").mkdir()
         (own / "atari/Pong/5").rename(own / "my/pong")
         code, answer, _ = call("info", "my/pong", "--root", own)
-        assert code == 0 and "steps\t11956" in answer and "observations\timage, Box [84, 84] uint8" in answer
+        assert (
+            code == 0
+            and ["steps", "11,956"] in cells(answer)
+            and ["observations", "image, Box [84, 84] uint8"] in cells(answer)
+        )
 
     def test_what_no_source_lists(self, call, ask):
         code, document = ask("info", "openml/12345")
@@ -412,7 +422,9 @@ class TestInfo:
         assert code == 0 and "next:" not in notes and "--mirror" in notes
         monkeypatch.setenv("RBDATA_ATARI_MIRROR", "/mnt/dqn")
         code, answer, notes = call("info", "atari/Skiing/1")
-        assert "mirror\t/mnt/dqn" in answer and notes == "next: rbdata download atari/Skiing/1\n"
+        assert ["mirror", "/mnt/dqn (from your settings)"] in cells(
+            answer
+        ) and notes == "next: rbdata download atari/Skiing/1\n"
 
 
 class TestDownload:
@@ -434,7 +446,7 @@ class TestDownload:
         words = ("download", "Nope/1", "Pong/5", "Breakout/1", "--shards", "0", "--root", own, "--mirror", MIRROR)
         code, answer, notes = call(*words, "--procs", 1)
         assert code == 1
-        assert [row.split("\t")[:2] for row in answer.splitlines()] == [
+        assert [row[:2] for row in cells(answer)] == [
             ["Nope/1", "failed"],
             ["atari/Pong/5", "complete"],
             ["atari/Breakout/1", "written"],
@@ -471,7 +483,7 @@ class TestConvert:
     def test_makes_a_dataset_of_ones_own(self, call, ask, tmp_path):
         code, answer, notes = call("convert", RAW, "--source", "atari", "--name", "my/pong", "--root", tmp_path)
         assert code == 0
-        assert answer.split("\t")[:3] == ["my/pong", "written", "11956"]
+        assert answer.startswith("Converted my/pong in ") and ["steps", "11,956 in 14 episodes"] in cells(answer)
         assert "fetch" in notes
         assert "next: rbdata inspect my/pong --root" in notes
         assert ask("inspect", "my/pong", "--root", tmp_path)[1]["steps"] == 11956
@@ -529,14 +541,14 @@ class TestInspect:
         assert leaves["observation"]["bytes"] == small
 
     def test_in_a_pipe(self, call, made):
-        rows = dict(line.split("\t", 1) for line in call("inspect", "Pong/5", "--root", made)[1].splitlines())
-        assert rows["steps"] == "11956"
-        assert rows["next/observation"].startswith("state\tuint8\t[84, 84]\trows of observation")
+        rows = cells(call("inspect", "Pong/5", "--root", made)[1])
+        assert ["steps", "11,956"] in rows
+        assert ["observation", "state", "uint8", "[84, 84]", "rows of observation"] in rows[rows.index(["next"]) :]
 
     def test_episodes(self, call, ask, made):
-        rows = [line.split("\t") for line in call("inspect", "Pong/5", "--episodes", "--root", made)[1].splitlines()]
-        assert len(rows) == 14
-        assert rows[1][1] == rows[0][2]  # the second begins where the first ends
+        rows = cells(call("inspect", "Pong/5", "--episodes", "--root", made)[1])
+        assert len(rows) == 15 and rows[0] == ["episode", "start", "length", "return", "outcome"]
+        assert rows[2][1] == rows[1][2]  # the second begins where the first ends
         table = ask("inspect", "Pong/5", "--episodes", "--root", made)[1]["episode_table"]
         assert sum(episode["length"] for episode in table) == 11956
 
@@ -554,8 +566,8 @@ class TestInspect:
         episodes[0].steps["next/reward"][1] = np.nan
         folder = Recipe(episodes).write(tmp_path)
         assert ask("inspect", folder)[1]["returns"]["mean"] is None
-        rows = dict(line.split("\t", 1) for line in call("inspect", folder)[1].splitlines())
-        assert rows["return"].endswith("; 1 of 2 episodes not finite") and "nan" not in rows["return"]
+        told = next(row[1] for row in cells(call("inspect", folder)[1]) if row[0] == "return")
+        assert told.endswith("; 1 of 2 episodes not finite") and "nan" not in told
 
     def test_cards(self, call, made, tmp_path):
         page, croissant, readme = (tmp_path / name for name in ("card.html", "croissant.json", "README.md"))
@@ -692,7 +704,7 @@ def test_a_root_that_is_a_file_is_called_so(call, tmp_path):
 class TestVerify:
     def test_good(self, call, ask, made):
         code, answer, _ = call("verify", "Pong/5", "--root", made)
-        assert (code, answer.split("\t")[:2]) == (0, ["atari/Pong/5", "good"])
+        assert (code, cells(answer)[0][:2]) == (0, ["atari/Pong/5", "good"])
         code, document = ask("verify", "Pong/5", "--quick", "--root", made)
         assert (code, document["datasets"][0]["result"]) == (0, "good")
 
@@ -715,7 +727,7 @@ class TestVerify:
         file.write_bytes(data)
         code, answer, _ = call("verify", "Pong/5", "--root", own)
         assert code == 1
-        assert answer.split("\t")[:3] == ["atari/Pong/5", "damaged", "next/reward.memmap"]
+        assert cells(answer)[0][:3] == ["atari/Pong/5", "damaged", "next/reward.memmap"]
         assert call("verify", "Pong/5", "--quick", "--root", own)[0] == 0
         file.write_bytes(data[:50])
         code, document = ask("verify", "Pong/5", "--quick", "--root", own)
@@ -727,7 +739,7 @@ class TestVerify:
         data = file.read_bytes()
         file.write_bytes(data[:50])
         code, answer, notes = call("verify", "Pong/5", "--root", own)
-        assert (code, answer.split("\t")[:2]) == (1, ["atari/Pong/5", "damaged"])
+        assert (code, cells(answer)[0][:2]) == (1, ["atari/Pong/5", "damaged"])
         assert notes.splitlines()[-1] == f"next: rbdata verify atari/Pong/5 --repair --root {own}"
         code, document = ask("verify", "Pong/5", "--repair", "--root", own)
         (record,) = document["datasets"]
@@ -736,7 +748,7 @@ class TestVerify:
         left = own / "atari/Pong/.5.old"  # of a repair that was killed when it had replaced the dataset
         shutil.copytree(own / "atari/Pong/5", left)
         code, answer, _ = call("verify", "Pong/5", "--repair", "--root", own)
-        assert (code, answer.split("\t")[:2]) == (0, ["atari/Pong/5", "good"]) and not left.exists()
+        assert (code, cells(answer)[0][:2]) == (0, ["atari/Pong/5", "good"]) and not left.exists()
         assert call("verify", "Pong/5", "--mirror", MIRROR, "--root", own)[0] == 2
 
     def test_what_cannot_be_repaired(self, call, ask, own):
@@ -746,7 +758,7 @@ class TestVerify:
         write_manifest(path, replace(manifest, id="my/pong", source={**manifest.source, "name": "gymnasium"}))
         (path / "action.memmap").write_bytes(b"")
         code, answer, notes = call("verify", "my/pong", "--repair", "--root", own)
-        assert (code, answer.split("\t")[1]) == (1, "damaged")
+        assert (code, cells(answer)[0][1]) == (1, "damaged")
         assert "recorded on this machine" in notes and "hint: " in notes and "next: " not in notes
         assert ask("verify", "my/pong", "--repair", "--root", own)[1]["datasets"][0]["error"]["code"] == "damaged"
 
@@ -754,7 +766,7 @@ class TestVerify:
         (own / "atari/Pong/5/rbdata.json").write_text("{")
         code, answer, _ = call("verify", "Pong/5", "--root", own)
         assert code == 1
-        assert answer.split("\t")[2] == "rbdata.json"
+        assert cells(answer)[0][2] == "rbdata.json"
 
     def test_cannot_be_checked(self, call, ask, made):
         assert call("verify", "Pong/4", "--root", made)[0] == 2
@@ -762,7 +774,7 @@ class TestVerify:
         assert (code, document["error"]["code"]) == (2, "not_found")
         code, answer, _ = call("verify", "Pong/5", "Nope/1", "--root", made)
         assert code == 2
-        assert [row.split("\t")[1] for row in answer.splitlines()] == ["good", "not checked"]
+        assert [row[1] for row in cells(answer)] == ["good", "not checked"]
 
 
 class TestDelete:
@@ -776,7 +788,7 @@ class TestDelete:
     def test_a_dry_run_shows_what_would_go(self, call, own):
         code, answer, _ = call("delete", "Pong/5", "--root", own, "--dry-run")
         assert code == 0
-        assert answer.startswith("atari/Pong/5\t")
+        assert cells(answer)[0][0] == "atari/Pong/5"
         assert (own / "atari/Pong/5").exists()
 
     def test_yes(self, ask, call, own):
@@ -794,10 +806,9 @@ class TestDelete:
         (own / "atari/Pong/5").rename(elsewhere)
         (own / "atari/Pong/5").symlink_to(elsewhere)
         words = ("delete", "Pong/5", "--root", own)
-        assert call(*words, "--dry-run")[1:] == (
-            f"atari/Pong/5\t0\t{own / 'atari/Pong/5'}\n",
-            "would delete atari/Pong/5, 0 bytes\n",
-        )
+        _, answer, note = call(*words, "--dry-run")
+        assert cells(answer) == [["atari/Pong/5", "0 bytes", f"{own / 'atari/Pong/5'} (only the link to {elsewhere})"]]
+        assert note == "would delete atari/Pong/5, 0 bytes\n"
         assert call(*words, "--yes")[0] == 0
         assert (elsewhere / "rbdata.json").exists()
         assert not (own / "atari/Pong/5").is_symlink()
@@ -815,7 +826,7 @@ class TestDelete:
             assert call(command, "my/moved", "--root", tmp_path)[2].startswith(f"error: my/moved {why}\n")
         assert "next:" not in call("info", "my/moved", "--root", tmp_path)[2]
         code, answer, note = call("delete", "my/moved", "--root", tmp_path, "--yes")
-        assert (code, answer.split("\t")[0], answer.split("\t")[2]) == (0, "my/moved", f"{link}\n")
+        assert (code, cells(answer)[0][::2]) == (0, ["my/moved", str(link)])
         assert note.startswith("deleted my/moved, ")
         assert list(tmp_path.iterdir()) == []
 

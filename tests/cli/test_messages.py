@@ -115,13 +115,14 @@ def test_temporary_names_are_not_shown(path, known):
     assert failure.message == f"Input/output error: {known}"
 
 
-def test_a_dry_run_in_a_pipe_says_what_is_assumed(said, tmp_path, capsys):
+def test_a_dry_run_in_a_pipe_says_what_is_assumed(tmp_path, capsys):
     """As on a terminal: two shards, of which the first ends without a flag."""
-    (tmp_path / "shards").mkdir()
+    shards, words = tmp_path / "shards", ["convert", str(tmp_path / "shards"), "--dry-run"]
+    shards.mkdir()
     for number in range(2):
         columns = {"observation": np.arange(10.0).reshape(5, 2), "action": np.zeros(5), "reward": np.zeros(5)}
         ends = np.arange(5) == 4 * (number or -1)
-        np.savez(tmp_path / "shards" / f"train-0000{number}-of-00002.npz", terminal=ends, **columns)
-    told = said("convert", tmp_path / "shards", "--dry-run", code=0)
-    assert "my/shards: Files in which the last episode of the file before goes on" in told
-    assert "goes on" not in said("convert", tmp_path / "shards", "--dry-run", "--quiet", code=0)
+        np.savez(shards / f"train-0000{number}-of-00002.npz", terminal=ends, **columns)
+    assumed = "Files in which the last episode of the file before goes on"
+    assert command_line(words) == 0 and assumed in capsys.readouterr().out
+    assert command_line([*words, "--json"]) == 0 and assumed in capsys.readouterr().out

@@ -24,4 +24,4 @@ class TestDryRun:
     def test_with_a_first_pass(self, inputs, capsys):
         words = ["preprocess", "my/flat", "--fn", "rbdata:normalize_observations", "--dest", "my/dry"]
         assert command([*words, "--root", str(inputs), "--dry-run"]) == 0
-        assert "tried\t" in capsys.readouterr().out
+        assert "tried  " in capsys.readouterr().out

@@ -28,7 +28,7 @@ class TestLineage:
         assert lineage["leaves"] == {"added": [], "dropped": [], "changed": ["next/reward"]}
         assert command(["inspect", "my/scaled", "--root", str(inputs)]) == 0
         told = capsys.readouterr().out
-        assert "made from\tmy/flat" in told
+        assert "made from  my/flat" in told
         assert "rbdata:scale_rewards(scale=2)" in told
         assert command(["inspect", "my/scaled", "--root", str(inputs), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["lineage"] == lineage
