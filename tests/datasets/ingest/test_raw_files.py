@@ -87,11 +87,11 @@ def test_bytes_that_nothing_verified_are_named(web: Proxy, tmp_path: Path, keep_
     manifest = read_manifest(made)
     path = "gym_mujoco_v2/hopper_medium-v2.hdf5"
     assert manifest.provenance["unverified"] == {"files": 1, "first": path}
-    shown = {fact.name: fact.text for fact in _origin(manifest)}
+    shown = {fact[0]: fact[1] for fact in _origin(manifest)}
     assert shown["unverified transfer"] == f"1 of the raw files came without checksums ({path})"
     local = download(Request(NAME, tmp_path / "local", str(tmp_path / "files"), procs=1)).path
     assert "unverified" not in read_manifest(local).provenance
-    assert "unverified transfer" not in {fact.name for fact in _origin(read_manifest(local))}
+    assert "unverified transfer" not in {fact[0] for fact in _origin(read_manifest(local))}
 
 
 @pytest.mark.parametrize("leaf", ["rewards", "observations"])
