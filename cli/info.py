@@ -94,7 +94,8 @@ def _facts(
         yield "mirror", f"{mirror} (from your settings)"
     yield from (("place", _place(place)) for place in entry.places)
     yield from (("note", note) for note in entry.notes)
-    yield from (("option", one) for one in _options(entry) if entry.options)
+    if entry.options:
+        yield from (("option", one) for one in _options(entry))
     if entry.date:
         yield "as of", entry.date
         yield from (("from", figure) for figure in entry.figures)
