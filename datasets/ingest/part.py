@@ -96,7 +96,9 @@ class PartWriter:
     def _begin(self, schema: Schema) -> None:
         self.schema = schema
         self._compressed = [leaf for leaf in schema if not codec_of(leaf).fixed_rows]
-        self._twins = {leaf.name for leaf in schema.steps if leaf.name[:5] != "next/" and "next/" + leaf.name in schema}
+        self._twins = {
+            leaf.name for leaf in schema.steps if (after := schema.get("next/" + leaf.name)) and after.constant is None
+        }
         if any(not dictionary_path(self._folder, leaf).is_file() for leaf in self._trained()):
             self._waiting = []
 
@@ -118,7 +120,7 @@ class PartWriter:
             }
             self._file(section, BITS).append(block.bits)
             for name, values in flags.items():
-                if name in self.schema and name not in block.columns:
+                if name in self.schema and self.schema[name].constant is None and name not in block.columns:
                     self._file(section, self.schema[name]).append(values[:, None])
         first = None
         if final is not None and len(final):
@@ -482,7 +484,8 @@ def _stretches(
             yield held_bits, held_rewards
             held_bits, held_rewards = held_bits[:0], held_rewards[:0]
         place = section["place"]
-        bits, rewards = part.rows(section, BITS), part.rows(section, reward)
+        bits = part.rows(section, BITS)
+        rewards = part.rows(section, reward) if reward.constant is None else np.full(len(bits), reward.constant)
         low = 0
         while low < len(bits):
             high = min(len(bits), low + size - len(held_bits))

@@ -13,7 +13,6 @@ with one such file.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, suppress
@@ -25,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ChecksumError, CorruptSourceError
 from ...storage.checksums import Crc32c, hash_file
 from ...storage.folder import RAW, check_space, remove_tree
-from ..fetch import Location, RemoteObject, Verifier, fetch_to_file, resolve
+from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
 from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
-from .job import ConvertOptions, Job, Plan, RawObject
+from .job import Job, Plan, RawObject
 
 if TYPE_CHECKING:
     from ...storage.work import Work
@@ -286,63 +285,3 @@ def _head_names(path: Path, _: Any) -> dict[str, str]:
     from ..formats.hdf5 import head_names  # imports numpy, which listings do not need
 
     return head_names(path)
-
-
-# -- jobs with one raw file ----------------------------------------------------------------------------------------------
-
-ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
-
-
-class WholeFileJob(Job):
-    """A job with one raw file, which is fetched whole, checked and read in place.
-
-    ``item`` is the object, ``path`` the file, known from `inspect` on, ``sha256`` its checksum, which `plan` or `inspect` sets
-    (`hash_whole`). A dataset that is replaced must be made from a file of the same checksum, unless the source has the option
-    ``accept_changed`` and it is given: not every place states what its files must hold.
-    """
-
-    path: Path
-    sha256: str
-    _recorded: str | None = None
-
-    def __init__(self, name: str | None, location: Location, item: RemoteObject, options: ConvertOptions) -> None:
-        super().__init__(name, location, options)
-        self.item = resolve(location, [item])[0]
-        self.accept_changed: bool = options.extra.get("accept_changed", False)
-
-    def files(self) -> list[RemoteObject]:
-        return [self.item]
-
-    def inspect_files(self, files: Mapping[str, Path]) -> None:
-        self.path = files[self.item.url]
-        self.inspect()
-
-    def inspect(self) -> None:
-        """Read the head of the file at ``path``, and set the columns. Raises as `inspect_files`."""
-        raise NotImplementedError
-
-    def hash_whole(self) -> None:
-        """Set ``sha256``. Raises ChecksumError for a file that is not the one that the dataset to be replaced was made from."""
-        self.sha256 = hash_file(self.path, hashlib.sha256(usedforsecurity=False)).hexdigest()
-        self.check_recorded()
-
-    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
-        self._recorded = next((str(sha256) for sha256 in same if sha256), None)
-
-    def check_recorded(self) -> None:
-        """Raise ChecksumError where ``sha256`` is not that of the file that the dataset to be replaced was made from."""
-        if self._recorded in (None, self.sha256) or self.accept_changed:
-            return
-        message = (
-            f"{self.item.url} is not the file this dataset was made from before: its sha256 is {self.sha256}, "
-            f"not {self._recorded}"
-        )
-        raise ChecksumError(message, hint=ACCEPT)
-
-    def objects(self) -> list[dict[str, Any]]:
-        return [{"name": self.item.name, "size": self.path.stat().st_size, "sha256": self.sha256}]
-
-    def raw_objects(self) -> list[RawObject]:
-        """The file, with its name at the top of a mirror."""
-        return [RawObject(self.item.name, self.item, self.location)]

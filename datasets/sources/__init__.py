@@ -13,31 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...storage.checksums import hash_file
-    from ...storage.episodes import CUT, TERMINATED, TRUNCATED
-    from ...storage.writer import ColumnWriter
+    from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
     from ..fetch import Location, RemoteObject
+    from ..ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
     from ..ingest.episode_files import (
         Episode,
         EpisodeFilesJob,
         EpisodeReader,
         LazyRows,
         RawInput,
-        Unit,
         raw_object,
         units_of_files,
     )
-    from ..ingest.job import ConvertOptions, Job, PartSpec, Plan, RawObject, StagedJob, count_notes, name_left_out
-    from ..ingest.raw_files import WholeFileJob
-    from ..ingest.row_source import Block, CountedStream, RowSource, block_of_rows
-    from ..ingest.trajectories import Column, TrajectoryWriter, resolve_transitions, reward_columns, to_rewards
+    from ..ingest.job import ConvertOptions, Job, PartSpec, RawObject, StagedJob, count_notes, name_left_out
+    from ..ingest.row_source import CountedStream, RowSource, block_of_rows
+    from ..ingest.trajectories import Column, count_outcomes, resolve_transitions, to_rewards
+    from ..ingest.unit import LEAD, Facts, Part, Reader, Unit
+    from ..ingest.whole_file import WholeFileReader
     from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
     from .options import SourceOption
     from .source import Source, files_below, first_found, only_object
 
 _HOMES = {
     "...storage.checksums": ("hash_file",),
-    "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED"),
-    "...storage.writer": ("ColumnWriter",),
+    "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED", "EpisodeTable"),
     "..fetch": ("Location", "RemoteObject"),
     "..ingest.episode_files": (
         "Episode",
@@ -45,7 +44,6 @@ _HOMES = {
         "EpisodeReader",
         "LazyRows",
         "RawInput",
-        "Unit",
         "raw_object",
         "units_of_files",
     ),
@@ -53,15 +51,16 @@ _HOMES = {
         "ConvertOptions",
         "Job",
         "PartSpec",
-        "Plan",
         "RawObject",
         "StagedJob",
         "count_notes",
         "name_left_out",
     ),
-    "..ingest.row_source": ("Block", "CountedStream", "RowSource", "block_of_rows"),
-    "..ingest.raw_files": ("WholeFileJob",),
-    "..ingest.trajectories": ("Column", "TrajectoryWriter", "resolve_transitions", "reward_columns", "to_rewards"),
+    "..ingest.row_source": ("CountedStream", "RowSource", "block_of_rows"),
+    "..ingest.block": ("END_CUT", "END_TERMINATED", "END_TRUNCATED", "Block"),
+    "..ingest.whole_file": ("WholeFileReader",),
+    "..ingest.unit": ("LEAD", "Facts", "Part", "Reader", "Unit"),
+    "..ingest.trajectories": ("Column", "count_outcomes", "resolve_transitions", "to_rewards"),
     ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
     ".options": ("SourceOption",),
     ".source": ("Source", "files_below", "first_found", "only_object"),

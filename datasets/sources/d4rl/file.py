@@ -1,4 +1,4 @@
-"""A D4RL file: what it holds (`survey`), and its rows, as columns of the dataset (`RowWriter`) or state rows (`PixelSource`).
+"""A D4RL file: what it holds (`survey`).
 
     observations, actions                        [N, ...]
     rewards, terminals                           [N] or [N, 1]
@@ -9,15 +9,11 @@
 
 The file is not trusted: links out of it, arrays kept in other files, and shapes that its bytes cannot hold are
 refused before anything is read.
-
-Large observations (CARLA's flattened images) are state rows. Those of an episode are the observations of its steps and, last,
-its final state: the stated successor, the observation of a row that was given up, or zeros after a terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +24,9 @@ import numpy as np
 from ....errors import CorruptSourceError
 from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
-from ....storage.schema import Leaf
-from ....storage.writer import ColumnWriter
 from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
-from ...ingest.row_source import Block, RowSource
-from ...ingest.trajectories import TransitionRows, compare_successors, reward_columns, to_flags, to_rewards
+from ...ingest.trajectories import to_flags
 
 if TYPE_CHECKING:
     import h5py
@@ -48,6 +41,8 @@ SCALARS = ("rewards", "terminals", "timeouts")
 _FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
 #: Chunks that two blocks share are unpacked once.
 _CHUNK_CACHE = 16 << 20
+#: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
+_SAMPLE_ROWS, _SAMPLE_RUNS, _SAMPLE_BYTES = 3000, 16, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -199,139 +194,6 @@ def _json(value: Any) -> Any:
     if isinstance(value, (bool, int, float, type(None))):
         return value
     return str(value)[:_LONGEST_TEXT]
-
-
-#: Bytes of observations in a block, and the most rows.
-_BLOCK_BYTES, _BLOCK_ROWS = 8 << 20, 1 << 16
-#: Bytes of all columns in a block.
-_ALL_BYTES = 64 << 20
-#: Bytes of large observations in a block.
-_PIXEL_BLOCK_BYTES = 16 << 20
-#: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
-_SAMPLE_ROWS, _SAMPLE_RUNS, _SAMPLE_BYTES = 3000, 16, 64 << 20
-
-
-class RowWriter:
-    """Appends a file's steps to columns, and counts what it meets."""
-
-    def __init__(
-        self,
-        file: h5py.File,
-        name: str,
-        contents: FileContents,
-        transitions: TransitionRows,
-        keys: Mapping[str, str],
-        jump: float | None,
-        pool: Executor,
-    ) -> None:
-        self._name, self._contents, self._transitions = name, contents, transitions
-        self._keys, self._jump = keys, jump
-        every = sum(array.row_bytes for array in (*contents.arrays.values(), *contents.infos))
-        most = min(_BLOCK_BYTES // contents.arrays["observations"].row_bytes, _ALL_BYTES // every)
-        self._block = max(1, min(_BLOCK_ROWS, most))
-        self._arrays = {path: ChunkedRows(file[path], pool, self._block, name) for path in [*contents.arrays, *keys]}
-        self.counts = {"seams": 0, "rounded_successors": 0, "rows_not_finite": 0, "position_jumps": 0}
-
-    def write(self, columns: ColumnWriter, *, observations: bool, inner_key: str | None) -> np.ndarray:
-        """Append all steps; returns their rewards, float32 ``[steps]``.
-
-        ``observations``: whether they are among the columns. ``inner_key``: the column for terminals inside trajectories.
-        """
-        transitions = self._transitions
-        rewards = [np.zeros(0, np.float32)]
-        for low in range(0, self._contents.rows, self._block):
-            high = min(low + self._block, self._contents.rows)
-            if observations or self._contents.has_next:
-                states, successors = self._states(low, high)
-            kept: Any = transitions.keep[low:high]
-            kept = slice(None) if kept.all() else kept
-            block: dict[str, np.ndarray] = {}
-            if observations:
-                block["observation"], block["next/observation"] = states[kept], successors[kept]
-            block["action"] = self._read("actions", low, high)[kept]
-            reward = to_rewards(self._read("rewards", low, high), self._name, "row", low)[kept]
-            rewards.append(reward)
-            flags = (transitions.terminated[low:high][kept], transitions.truncated[low:high][kept])
-            block.update(reward_columns(reward, *flags))
-            if inner_key is not None:
-                terminals = transitions.inner[low:high] | transitions.terminated[low:high]
-                block[inner_key] = terminals[kept, None]
-            for path, key in self._keys.items():
-                block[key] = self._read(path, low, high)[kept]
-            if len(reward):
-                columns.append(block)
-        return np.concatenate(rewards)
-
-    def _read(self, path: str, low: int, high: int) -> np.ndarray:
-        return self._arrays[path].read(low, high)
-
-    def _states(self, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-        """Observations of these rows, and their successors."""
-        shape = self._contents.arrays["observations"].shape
-        beyond = min(high + 1, self._contents.rows)
-        states = self._read("observations", low, beyond).reshape(beyond - low, *shape)
-        here, after = states[: high - low], states[1:]
-        self._count_odd(here, after, low)
-        if not self._contents.has_next:
-            successors = np.zeros_like(here)
-            successors[: len(after)] = after
-            successors[self._transitions.blank[low:high]] = 0
-            return here, successors
-        successors = self._read("next_observations", low, high).reshape(high - low, *shape)
-        # Inside an episode the successor of a row is the next row's observation; where it is not, the episode ends.
-        # Successors that differ by rounding alone become the observation that the next row states.
-        inside = ~self._transitions.last[low : low + len(after)]
-        other, rounded = (found & inside for found in compare_successors(after, successors[: len(after)]))
-        successors[: len(after)][rounded] = after[rounded]
-        self._transitions.cut_after(low + np.flatnonzero(other))
-        self.counts["rounded_successors"] += int(rounded.sum())
-        self.counts["seams"] += int(other.sum())
-        return here, successors
-
-    def _count_odd(self, here: np.ndarray, after: np.ndarray, low: int) -> None:
-        if here.dtype.kind == "f" and not np.isfinite(here).all():
-            self.counts["rows_not_finite"] += int((~np.isfinite(here.reshape(len(here), -1)).all(1)).sum())
-        if self._jump is not None and here.ndim == 2 and here.shape[1] >= 2:
-            moved = np.abs(after[:, :2] - here[: len(after), :2]).max(1) > self._jump
-            self.counts["position_jumps"] += int((moved & ~self._transitions.end[low : low + len(after)]).sum())
-
-
-@dataclass(frozen=True)
-class PixelSource(RowSource):
-    """The observations of a file; progress counts its rows. ``has_next``: the file states the successor of every row."""
-
-    path: Path
-    name: str
-    transitions: TransitionRows
-    has_next: bool
-
-    @property
-    def rows(self) -> int:
-        return len(self.transitions.keep)
-
-    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
-        (leaf,) = leaves
-        size = max(1, min(1 << 14, _PIXEL_BLOCK_BYTES // leaf.row_bytes))
-        position = 0
-        pool = ThreadPoolExecutor(max(1, threads), "rbdata-d4rl")
-        try:
-            with open_file(self.path, self.name) as file:
-                here = ChunkedRows(file["observations"], pool, size, self.name)
-                after = ChunkedRows(file["next_observations"], pool, size, self.name) if self.has_next else None
-                for low in range(0, self.rows, size):
-                    high = min(low + size, self.rows)
-                    blocks = [here.read(low, min(high + 1, self.rows))]
-                    if after is not None:
-                        blocks.append(after.read(low, high))
-                    buffer = np.concatenate(
-                        [np.ascontiguousarray(block, leaf.np_dtype).view(np.uint8).reshape(-1) for block in blocks]
-                        + [np.zeros(leaf.row_bytes, np.uint8)]
-                    )
-                    rows = self.transitions.state_rows(low, high, len(blocks[0]), has_next=self.has_next)
-                    yield Block(leaf.name, buffer, [(position, rows * leaf.row_bytes)], high)
-                    position += len(rows)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def sample(path: Path, name: str, rows: int) -> np.ndarray:

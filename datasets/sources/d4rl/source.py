@@ -93,7 +93,7 @@ class D4rlSource(Source):
 
         Raises FetchErrors.
         """
-        from .job import D4rlJob
+        from .reader import D4rlReader
 
         entry = registry()[name]
         paths = dict.fromkeys((entry.path, entry.file, f"offline_rl/{entry.path}", f"datasets/offline_rl/{entry.path}"))
@@ -101,7 +101,7 @@ class D4rlSource(Source):
         hint = "looked for {paths}; without --mirror, the public places are asked"
         _, item = first_found(list(paths), location.stat, missing, hint)
         published = location.url.rstrip("/") in {url.rstrip("/") for url in (self.home, self.copy)}
-        return D4rlJob(entry, location, item, options, published=published)
+        return D4rlReader(entry, location, item, options, published=published)
 
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
@@ -117,7 +117,7 @@ class D4rlSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one HDF5 file, or with that of ``dataset``."""
-        from .job import D4rlJob
+        from .reader import D4rlReader
 
         files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
         wanted = self.asked_dataset(options)
@@ -130,4 +130,4 @@ class D4rlSource(Source):
         if entry is None:  # ids may share a file
             same = [one for one in registry().values() if one.file == files[0].name]
             entry = same[0] if len(same) == 1 else None
-        return D4rlJob(entry, location, files[0], options, published=False)
+        return D4rlReader(entry, location, files[0], options, published=False)

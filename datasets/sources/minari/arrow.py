@@ -34,7 +34,7 @@ from ...formats.arrow import (
 from ...formats.limits import REFETCH, check_rows
 from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
-from .reader import DataFiles, Field, Kind, LeafPath
+from .files import DataFiles, Field, Kind, LeafPath
 
 METADATA = "metadata.json"
 _NUMBER = r"(0|[1-9]\d{0,17})"
@@ -54,8 +54,8 @@ def is_part(path: str) -> bool:
     return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
 
 
-class ArrowReader:
-    """A `MinariReader` of a folder of episodes; the episode asked for last is kept open."""
+class ArrowFiles:
+    """A `MinariFiles` of a folder of episodes; the episode asked for last is kept open."""
 
     def __init__(self, data: DataFiles) -> None:
         require_pyarrow(f"{data.name} is in {data.format} format, and pyarrow is not installed")

@@ -19,7 +19,8 @@ final one of the step before (or, asked for ``unknown_next`` zero, it is kept wi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -27,12 +28,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ....errors import CorruptSourceError, SchemaError, UsageError
-from ....storage.episodes import EpisodeTable
-from ....storage.schema import Leaf, clean_keys
-from ....storage.writer import ColumnWriter
+from ....storage.checksums import Crc32c, hash_file
+from ....storage.schema import clean_keys
 from ...formats.limits import REFETCH
 from ...formats.pictures import decode_jpegs
-from ...ingest.row_source import BLOCK_BYTES, Block, RowSource, block_of_rows
+from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, outcomes
 from ...ingest.spaces import (
     Json,
     SpaceLeaf,
@@ -44,8 +44,9 @@ from ...ingest.spaces import (
     stored_dtype,
     text_rows,
 )
-from ...ingest.trajectories import Column, TrajectoryWriter, block_steps, outcome_of, to_flags, to_rewards
-from .reader import DataFiles, Field, Kind, LeafPath, Metadata, MinariReader
+from ...ingest.trajectories import BLOCK_BYTES, Column, block_steps, count_outcomes, to_flags, to_rewards
+from ...ingest.unit import Unit
+from .files import DataFiles, Field, Kind, LeafPath, Metadata, MinariFiles
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Survey:
         return [(what, count, held[what]) for what, count in stated.items() if count not in (None, held[what])]
 
 
-def survey(reader: MinariReader, metadata: Metadata, name: str, text: TextAs) -> Survey:
+def survey(reader: MinariFiles, metadata: Metadata, name: str, text: TextAs) -> Survey:
     """Look through a dataset without reading its rows.
 
     Raises CorruptSourceError where the files do not hold what the spaces say, UsageError for what cannot be stored.
@@ -138,7 +139,7 @@ class _SpaceColumn:
         self._kind: Kind | None = None
         self._dtypes: dict[np.dtype, None] = {}
 
-    def add(self, reader: MinariReader, episode: int, name: str) -> int:
+    def add(self, reader: MinariFiles, episode: int, name: str) -> int:
         """Take an episode; returns how many rows it has."""
         wanted = tuple(self.leaf.space.get("shape", ()))
         found = reader.field(episode, self.place, wanted)
@@ -279,25 +280,23 @@ PART_BYTES = 256 << 20
 _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 
-def open_reader(data: DataFiles) -> AbstractContextManager[MinariReader]:
+def open_files(data: DataFiles) -> AbstractContextManager[MinariFiles]:
     """Open a dataset's files for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
     if data.format == "hdf5":
-        from .hdf5 import Hdf5Reader
+        from .hdf5 import Hdf5Files
 
-        return closing(Hdf5Reader(data))
-    from .arrow import ArrowReader
+        return closing(Hdf5Files(data))
+    from .arrow import ArrowFiles
 
-    return closing(ArrowReader(data))
+    return closing(ArrowFiles(data))
 
 
 class _Run(NamedTuple):
-    """Steps ``first..first+steps-1`` of an episode, as one of the dataset; ``terminated`` and ``truncated`` flag the last."""
+    """Steps ``first..first+steps-1`` of an episode, as one of the dataset; ``bits`` is how the last one ends it."""
 
     first: int
     steps: int
-    terminated: bool
-    truncated: bool
-    outcome: int
+    bits: int
 
 
 def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> Iterator[_Run]:
@@ -308,17 +307,16 @@ def split_episode(states: int, terminated: np.ndarray, truncated: np.ndarray, un
         ends.append(steps - 1)
     first = 0
     for end in ends:
-        last, is_terminated, is_truncated = end, bool(terminated[end]), bool(truncated[end])
-        outcome = outcome_of(is_terminated, is_truncated)
-        if end + 1 >= states and not is_terminated and unknown_next == "truncate":
+        last, bits = end, int(terminated[end]) * END_TERMINATED | int(truncated[end]) * END_TRUNCATED
+        if end + 1 >= states and not terminated[end] and unknown_next == "truncate":
             last -= 1
         if last >= first:
-            yield _Run(first, last - first + 1, is_terminated, is_truncated or not is_terminated, outcome)
+            yield _Run(first, last - first + 1, bits or END_CUT)
         first = end + 1
 
 
 def column_rows(
-    reader: MinariReader, source: ColumnSource, found: Survey, index: int, low: int, high: int, name: str
+    reader: MinariFiles, source: ColumnSource, found: Survey, index: int, low: int, high: int, name: str
 ) -> np.ndarray:
     """Rows ``low..high-1`` of a column in one episode; zeros beyond what there is."""
     column, episode = source.column, found.episodes[index]
@@ -348,7 +346,7 @@ def column_rows(
 class ColumnRows:
     """Rows of one column by ranges in ascending order: ``size`` rows are read at once, whatever is asked for."""
 
-    def __init__(self, reader: MinariReader, source: ColumnSource, found: Survey, size: int, name: str) -> None:
+    def __init__(self, reader: MinariFiles, source: ColumnSource, found: Survey, size: int, name: str) -> None:
         self._reader, self._source, self._found, self._size, self._name = reader, source, found, size, name
         self._rows, self._episode, self._first = np.zeros(0), -1, 0
 
@@ -361,35 +359,60 @@ class ColumnRows:
         return self._rows[low - self._first : high - self._first]
 
 
-class EpisodePlanner:
-    """Appends all small columns of a dataset, and keeps where the states of its episodes come from."""
+@dataclass(frozen=True)
+class StepUnit(Unit):
+    """All steps with their small columns; ``name`` is the dataset's."""
 
-    def __init__(
-        self, reader: MinariReader, found: Survey, name: str, unknown_next: str, columns: ColumnWriter
-    ) -> None:
+    data: DataFiles
+    found: Survey
+    unknown_next: str
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        with ThreadPoolExecutor(1, "rbdata-crc32c") as pool:
+            sums = pool.submit(lambda: {path: hash_file(file, Crc32c()) for path, file in self.data.files.items()})
+            with open_files(self.data) as files:
+                steps = _Steps(files, self.found, self.name, self.unknown_next)
+                yield from steps.blocks()
+            if not steps.runs:
+                raise CorruptSourceError(f"{self.name} holds no step whose successor is known")
+            large = any(source.column.large for source in self.found.sources)
+            record = {
+                "counts": steps.counts,
+                "checksums": {path: one.hexdigest() for path, one in sums.result().items()},
+                "runs": steps.runs.tolist() if large else [],
+            }
+            yield Block({}, done=self.rows, record=record)
+
+
+class _Steps:
+    """Reads all small columns of a dataset, and keeps where the states of its episodes come from."""
+
+    def __init__(self, files: MinariFiles, found: Survey, name: str, unknown_next: str) -> None:
         #: Each is an episode of the dataset, so a small file may not have a million of them.
         self._most_runs = len(found.episodes) + max(_FEW_RUNS, found.size // 32)
-        self._reader, self._found, self._name, self._unknown_next = reader, found, name, unknown_next
+        self._files, self._found, self._name, self._unknown_next = files, found, name, unknown_next
         pictures = [source.column.row_bytes for source in found.sources if source.kind == "jpeg"]
         if int(found.states.sum()) * sum(pictures) > max(_FEW_PIXELS, found.size * _LARGEST_RATIO):
             raise CorruptSourceError(f"{name} holds larger pictures than its {found.size} bytes can be JPEG of")
-        self._writer = TrajectoryWriter(columns, found.columns)
         self._size = block_steps(found.columns)
         self._small = {
-            source.column: ColumnRows(reader, source, found, self._size + 1, name)
+            source.column: ColumnRows(files, source, found, self._size + 1, name)
             for source in found.sources
             if not source.column.large
         }
-        #: Segments that wait until there are enough for a block: rows by key, rewards, and flags and outcomes uint8 [3, n].
-        self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
+        #: Pieces of episodes that wait until there are enough for a block: rows by key, with rewards; and bits.
+        self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray]] = []
+        #: Index of the episode, first state row, number of state rows; of each run. 24 bytes, where every step may end one.
+        self.runs = array("q")
         self._waiting_steps = 0
-        #: int64 ``[runs, 3]``: index of the episode, its first state row, number of state rows.
-        self.runs = np.zeros((0, 3), np.int64)
-        self.counts = {"empty_episodes": 0, "split_episodes": 0, "given_up_steps": 0, "blank_successors": 0}
+        self.counts = {
+            **count_outcomes(np.zeros(0, np.uint8)),
+            **dict.fromkeys(("empty_episodes", "split_episodes", "given_up_steps", "blank_successors"), 0),
+        }
 
-    def run(self, on_progress: Any) -> EpisodeTable:
-        """Read and append everything."""
-        found, runs = self._found, array("q")  # 24 bytes a run, where every step may end one
+    def blocks(self) -> Iterator[Block]:
+        """All steps."""
+        found = self._found
         for index, episode in enumerate(found.episodes):
             steps, states = int(found.steps[index]), int(found.states[index])
             if not steps:
@@ -399,92 +422,81 @@ class EpisodePlanner:
             rewards = self._rewards(episode, steps)
             given = kept = 0
             for one in split_episode(states, terminated, truncated, self._unknown_next):
-                runs.extend((index, one.first, one.steps + 1))
-                if len(runs) > 3 * self._most_runs:
+                self.runs.extend((index, one.first, one.steps + 1))
+                if len(self.runs) > 3 * self._most_runs:
                     message = f"{self._name} flags more than {self._most_runs} ends inside of its episodes"
                     raise CorruptSourceError(message, hint=f"the file is damaged: {REFETCH}")
-                self._append(index, one, rewards)
+                yield from self._pieces(index, one, rewards)
                 given, kept = given + 1, kept + one.steps
             self.counts["given_up_steps"] += steps - kept
             self.counts["split_episodes"] += max(0, given - 1)
             self.counts["blank_successors"] += bool(given) and states <= steps and kept == steps
-            if not index % 64:
-                on_progress(index, len(found.episodes))
-        self._flush()
-        self.runs = np.frombuffer(runs, np.int64).reshape(-1, 3) if runs else self.runs
-        table = self._writer.episodes()
-        self.counts = {**self._writer.counts, **self.counts}
-        return table
+        if self._waiting:
+            yield self._block(len(found.episodes))
 
-    def _append(self, index: int, run: _Run, rewards: np.ndarray) -> None:
-        for low in range(run.first, run.first + run.steps, self._size):
-            high = min(low + self._size, run.first + run.steps)
-            rows = {}
+    def _pieces(self, index: int, run: _Run, rewards: np.ndarray) -> Iterator[Block]:
+        stop = run.first + run.steps
+        for low in range(run.first, stop, self._size):
+            high = min(low + self._size, stop)
+            is_last = high == stop
+            rows = {"next/reward": rewards[low:high]}
             for column, reader in self._small.items():
-                rows[column.key] = reader.read(index, low, high + 1 if column.per == "state" else high)
-            flags = np.zeros((3, high - low), np.uint8)
-            if high == run.first + run.steps:
-                flags[:, -1] = (run.terminated, run.truncated, run.outcome)
-            self._waiting.append((rows, rewards[low:high], flags))
+                rows[column.key] = reader.read(index, low, high + (is_last and column.per == "state"))
+            bits = np.zeros(high - low, np.uint8)
+            bits[-1] = run.bits if is_last else 0
+            self._waiting.append((rows, bits))
             self._waiting_steps += high - low
             if self._waiting_steps >= self._size:
-                self._flush()
+                yield self._block(index)
 
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        all_rows, rewards, flags = zip(*self._waiting)
-        rows = {key: np.concatenate([one[key] for one in all_rows]) for key in all_rows[0]}
-        lengths = np.array([len(one) for one in rewards], np.int64)
-        terminated, truncated, outcome = np.concatenate(flags, axis=1)
-        self._writer.append(
-            rows, lengths, np.concatenate(rewards), terminated.astype(bool), truncated.astype(bool), outcome
-        )
+    def _block(self, done: int) -> Block:
+        pieces, every = zip(*self._waiting)
         self._waiting, self._waiting_steps = [], 0
+        bits = np.concatenate(every)
+        for name, count in count_outcomes(outcomes(bits[bits != 0])).items():
+            self.counts[name] += count
+        return Block({key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}, bits, done=done)
 
     def _rewards(self, episode: int, steps: int) -> np.ndarray:
-        values = self._reader.read(episode, ("rewards",), 0, steps, "numbers")
+        values = self._files.read(episode, ("rewards",), 0, steps, "numbers")
         rewards = to_rewards(values, f"{self._name}: episode {episode}")
         if len(rewards) != steps:
             raise CorruptSourceError(f"{self._name}: episode {episode} has rewards of shape {np.shape(values)}")
         return rewards
 
     def _flags(self, episode: int, name: str, steps: int) -> np.ndarray:
-        field = self._reader.field(episode, (name,), ())
-        values = np.asarray(self._reader.read(episode, (name,), 0, steps, "numbers")).reshape(-1)
+        field = self._files.field(episode, (name,), ())
+        values = np.asarray(self._files.read(episode, (name,), 0, steps, "numbers")).reshape(-1)
         if field.rows != steps or len(values) != steps or values.dtype.kind not in "biuf":
             raise CorruptSourceError(f"{self._name}: episode {episode} has {field.rows} {name} and {steps} steps")
         return to_flags(values, f"{self._name}: episode {episode}: {name}", "step")
 
 
 @dataclass(frozen=True)
-class LargeRows(RowSource):
-    """The large columns of one part. ``runs``: see `EpisodePlanner`. Progress counts states."""
+class LargeUnit(Unit):
+    """The large columns of some episodes.
+
+    ``runs``: int64 ``[n, 3]``, index of the episode, first state row, number of state rows. Progress counts states.
+    """
 
     data: DataFiles
     found: Survey
     sources: tuple[ColumnSource, ...]
     runs: np.ndarray
 
-    @property
-    def rows(self) -> int:
-        return int(self.runs[:, 2].sum())
-
-    def blocks(self, leaves: Sequence[Leaf], threads: int) -> Generator[Block, None, None]:
-        with open_reader(self.data) as reader:
-            for number, (source, leaf) in enumerate(zip(self.sources, leaves)):
-                position = 0
-                for rows in self._read(reader, source):
-                    done = (number * self.rows + position + len(rows)) // len(leaves)
-                    yield block_of_rows(leaf, position, rows, done)
-                    position += len(rows)
-
-    def _read(self, reader: MinariReader, source: ColumnSource) -> Iterator[np.ndarray]:
-        size = max(1, BLOCK_BYTES // source.column.row_bytes)
-        column = ColumnRows(reader, source, self.found, size, self.data.name)
-        for index, first, states in self.runs.tolist():
-            for low in range(first, first + states, size):
-                yield column.read(index, low, min(low + size, first + states))
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        with open_files(self.data) as files:
+            for number, source in enumerate(self.sources):
+                size, position = max(1, BLOCK_BYTES // source.column.row_bytes), 0
+                column = ColumnRows(files, source, self.found, size, self.data.name)
+                for index, first, states in self.runs.tolist():
+                    for low in range(first, first + states, size):
+                        high = min(low + size, first + states)
+                        rows, final = column.read(index, low, high), np.zeros(high - low, bool)
+                        final[-1] = high == first + states
+                        position += len(rows)
+                        done = (number * self.rows + position) // len(self.sources)
+                        yield Block({source.column.key: rows}, final=final, done=done)
 
 
 def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:
@@ -503,7 +515,7 @@ def sample(data: DataFiles, found: Survey, sources: Sequence[ColumnSource], runs
     """Rows to train the dictionary on, uint8 ``[row bytes]`` each, spread over all runs and large columns."""
     taken: list[np.ndarray] = []
     ends = np.cumsum(runs[:, 2])
-    with open_reader(data) as reader:
+    with open_files(data) as reader:
         for source in sources:
             want = min(_SAMPLE_ROWS, _SAMPLE_BYTES // source.column.row_bytes) // len(sources)
             for row in np.unique(np.linspace(0, int(ends[-1]) - 1, max(1, want)).astype(np.int64)).tolist():

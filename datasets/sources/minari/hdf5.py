@@ -27,7 +27,7 @@ from ...formats.hdf5 import DEEPEST, ChunkedRows, attributes, check_storage, dam
 from ...formats.limits import check_row_bytes
 from ...formats.pictures import frame_shape, is_jpeg
 from ...ingest.spaces import Json
-from .reader import DataFiles, Field, Kind, LeafPath, Metadata, metadata_from
+from .files import DataFiles, Field, Kind, LeafPath, Metadata, metadata_from
 
 FILE = "main_data.hdf5"
 _EPISODE = re.compile(r"episode_(0|[1-9]\d{0,17})")
@@ -38,8 +38,8 @@ _AT_ONCE, _BYTES_AT_ONCE = 8, 8 << 20
 _MOST_VALUES = 64 << 20
 
 
-class Hdf5Reader:
-    """A `MinariReader` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
+class Hdf5Files:
+    """A `MinariFiles` of ``main_data.hdf5``. Uses HDF5's own calls: a file has thousands of small arrays."""
 
     def __init__(self, data: DataFiles) -> None:
         import h5py

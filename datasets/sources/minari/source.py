@@ -214,13 +214,13 @@ class MinariSource(Source):
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""
         from .hdf5 import FILE
-        from .job import MinariJob
+        from .reader import MinariReader
 
         if "data" in location.folders():
             return _make_job(None, "data", location, options, "")
         files = [item for item in location.list() if item.name.endswith((".hdf5", ".h5"))]
         if len(files) == 1 and files[0].name != FILE:
-            return MinariJob(None, location, [(FILE, files[0])], None, None, options, "")
+            return MinariReader(None, location, [(FILE, files[0])], None, None, options, "")
         return _make_job(None, "", location, options, "")
 
 
@@ -230,9 +230,9 @@ def _root_url() -> str:
 
 def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Job:
     from .arrow import is_part
+    from .files import parse_metadata
     from .hdf5 import FILE
-    from .job import MinariJob
-    from .reader import parse_metadata
+    from .reader import MinariReader
 
     try:
         item = location.stat(join_path(folder, METADATA))
@@ -242,7 +242,7 @@ def _make_job(name: str | None, folder: str, location: Location, options: Conver
         except ObjectNotFoundError:
             message = f"{location.url}/{folder} holds no Minari dataset: there is neither {METADATA} nor {FILE}"
             raise ObjectNotFoundError(message, hint=missing.hint) from missing
-        return MinariJob(name, location, objects, None, None, options, why)
+        return MinariReader(name, location, objects, None, None, options, why)
     data = read_all(location, item, limit_bytes=_LARGEST_METADATA)
     metadata = parse_metadata(data, item.url)
     if metadata.format == "hdf5":
@@ -253,7 +253,7 @@ def _make_job(name: str | None, folder: str, location: Location, options: Conver
         objects = [(path.removeprefix(top), item) for path, item in found if is_part(path.removeprefix(top))]
         if not objects:
             raise CorruptSourceError(f"{location.url}/{folder} holds no episodes in {metadata.format} format")
-    return MinariJob(name, location, objects, (item, data), metadata, options, why)
+    return MinariReader(name, location, objects, (item, data), metadata, options, why)
 
 
 def _other_names(name: str, location: Location, known: Sequence[str]) -> str:
@@ -305,7 +305,7 @@ def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int 
 def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
     if item is None or (item.size or 0) > _LARGEST_PARSED:
         return RemoteDataset(name, bytes=size)
-    from .reader import parse_metadata  # here, since it needs numpy: a stored listing is read without it
+    from .files import parse_metadata  # here, since it needs numpy: a stored listing is read without it
 
     try:
         metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_PARSED), item.url)

@@ -45,7 +45,7 @@ class OpenmlSource(Source):
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
-        from .job import OpenmlJob
+        from .reader import OpenmlReader
 
         preset = PRESETS.get(name)
         table = table_options(options, preset.options if preset else {})
@@ -55,7 +55,7 @@ class OpenmlSource(Source):
         file, is_parquet = self._file(about, location, table)
         answers = [(path, RemoteObject(f"{location.url}/{path}", path.rpartition("/")[2])) for path in api.paths]
         mirrored = [RawObject(path, item, location) for path, item in answers]
-        return OpenmlJob(about, file, table, notes, mirrored, options, is_parquet=is_parquet)
+        return OpenmlReader(about, file, table, notes, mirrored, options, is_parquet=is_parquet)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.arrow import holds_steps  # imports numpy
@@ -65,12 +65,12 @@ class OpenmlSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
         """A folder with one ARFF or Parquet file; its label has to be named."""
-        from .job import OpenmlJob
+        from .reader import OpenmlReader
 
         table = table_options(options, {})
         item = only_object(location, "ARFF or Parquet", ".arff", *_PARQUET)
         about, file = Description(0, item.name.rpartition(".")[0]), RawObject(item.name, item, location)
-        return OpenmlJob(about, file, table, (), (), options, is_parquet=item.name.lower().endswith(_PARQUET))
+        return OpenmlReader(about, file, table, (), (), options, is_parquet=item.name.lower().endswith(_PARQUET))
 
     def _file(self, about: Description, location: Location, table: TableOptions) -> tuple[RawObject, bool]:
         """The ARFF file, or the Parquet one where that is asked for, or all there is; and whether it is Parquet."""

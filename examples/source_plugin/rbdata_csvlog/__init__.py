@@ -1,6 +1,6 @@
 """Episodes logged as CSV files, one file for each dataset: ``<place>/<name>.csv``.
 
-This module is imported for `rbdata list` and `rbdata download --help`, so it stays light: the job, which needs numpy, is
+This module is imported for `rbdata list` and `rbdata download --help`, so it stays light: the reader, which needs numpy, is
 imported when a dataset is opened.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rbdata.datasets.sources import ConvertOptions, Job, Location, Source, SourceOption, only_object
+from rbdata.datasets.sources import ConvertOptions, Location, Reader, Source, SourceOption, only_object
 
 
 class CsvLogSource(Source):
@@ -31,14 +31,14 @@ class CsvLogSource(Source):
     def knows(self, name: str) -> bool:
         return re.fullmatch(r"[\w-]+", name) is not None
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Raises ObjectNotFoundError where the place has no such file."""
-        from .job import CsvLogJob
+        from .reader import CsvLogReader
 
-        return CsvLogJob(name, location, location.stat(f"{name}.csv"), options)
+        return CsvLogReader(name, location, location.stat(f"{name}.csv"), options)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder with one CSV file."""
-        from .job import CsvLogJob
+        from .reader import CsvLogReader
 
-        return CsvLogJob(None, location, only_object(location, "CSV", ".csv"), options)
+        return CsvLogReader(None, location, only_object(location, "CSV", ".csv"), options)

@@ -21,7 +21,7 @@ from rbdata.datasets.ingest.spaces import (
     text_width,
 )
 from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, schema_of, split_states
-from rbdata.datasets.sources.minari.reader import metadata_from
+from rbdata.datasets.sources.minari.files import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key

@@ -42,7 +42,7 @@ from rbdata.datasets.sources.vd4rl.source import VD4RLSource
 from rbdata.storage.dataset import Dataset
 from rbdata.testing import SourceTests
 from rbdata_csvlog import CsvLogSource
-from rbdata_csvlog.job import CsvLogJob
+from rbdata_csvlog.reader import CsvLogReader
 from transitions_truth import Truth
 
 EXORL = DATA / "exorl"
@@ -328,7 +328,7 @@ class TestMinariFrames(SourceTests):
         minari_tools.compare(dataset, self.episodes)
 
     def test_values_of_several_parts(self, raw, tmp_path, monkeypatch):
-        bounds = "rbdata.datasets.sources.minari.job.part_bounds"
+        bounds = "rbdata.datasets.sources.minari.reader.part_bounds"
         monkeypatch.setattr(bounds, lambda states, row: part_bounds(states, row, 12 * row))
         dataset = Dataset(self.make(raw, tmp_path / "parts", procs=0).path)  # workers would not see the change
         assert len(dataset.manifest.parts) == 3
@@ -472,14 +472,14 @@ class TestCsvLog(SourceTests):
 
 
 class Broken(SourceTests):
-    """A class of its own for every call: what it breaks is in ``job``."""
+    """A class of its own for every call: what it breaks is in ``reader``."""
 
     name = "mine"
 
-    def __init__(self, job: type[CsvLogJob]) -> None:
+    def __init__(self, reader: type[CsvLogReader]) -> None:
         class Source(CsvLogSource):
             def find(self, name, location, options):
-                return job(name, location, location.stat(f"{name}.csv"), options)
+                return reader(name, location, location.stat(f"{name}.csv"), options)
 
         self.source = Source()
 
@@ -495,9 +495,9 @@ def raw(tmp_path):
 
 
 def test_wrong_values_are_found(raw, tmp_path):
-    class Inverted(CsvLogJob):
-        def inspect(self):
-            super().inspect()
+    class Inverted(CsvLogReader):
+        def take_head(self, head):
+            super().take_head(head)
             self.values["action"] = 1 - self.values["action"]
 
     tests = Broken(Inverted)
@@ -508,11 +508,9 @@ def test_wrong_values_are_found(raw, tmp_path):
 def test_bytes_that_vary_are_found(raw, tmp_path):
     runs = iter(range(99))
 
-    class Varying(CsvLogJob):
-        def plan(self, *given):
-            plan = super().plan(*given)
-            plan.notes.append(f"run {next(runs)}")
-            return plan
+    class Varying(CsvLogReader):
+        def facts(self, *given):
+            return replace(super().facts(*given), notes=[f"run {next(runs)}"])
 
     tests = Broken(Varying)
     made = tests.make(raw, tmp_path / "root").path
@@ -523,19 +521,19 @@ def test_bytes_that_vary_are_found(raw, tmp_path):
 
 
 def test_errors_that_do_not_name_the_file_are_found(raw, tmp_path):
-    class Silent(CsvLogJob):
-        def inspect(self):
+    class Silent(CsvLogReader):
+        def read_head(self, path):
             self.item: Any = replace(self.item, url="a file")
-            super().inspect()
+            return super().read_head(path)
 
     with pytest.raises(AssertionError, match="cut to"):
         Broken(Silent).test_damaged_files(raw, tmp_path)
 
 
 def test_raw_files_that_are_changed_are_found(raw, tmp_path):
-    class Changing(CsvLogJob):
-        def inspect(self):
-            super().inspect()
+    class Changing(CsvLogReader):
+        def take_head(self, head):
+            super().take_head(head)
             self.path.write_text(LOG + "\n")
 
     with pytest.raises(AssertionError):

@@ -19,7 +19,7 @@ from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.d4rl.job import EndFlags, choose_ends
+from rbdata.datasets.sources.d4rl.reader import EndFlags, choose_ends
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
 
 REAL = DATA / "d4rl"

@@ -20,8 +20,8 @@ from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari import episodes
 from rbdata.datasets.sources.minari.episodes import part_bounds
-from rbdata.datasets.sources.minari.hdf5 import FILE, Hdf5Reader
-from rbdata.datasets.sources.minari.reader import DataFiles
+from rbdata.datasets.sources.minari.files import DataFiles
+from rbdata.datasets.sources.minari.hdf5 import FILE, Hdf5Files
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
@@ -179,7 +179,7 @@ def test_channel_first_frames(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
 def test_interrupted_while_frames_are_stored(tmp_path, monkeypatch, options):
     monkeypatch.setattr(
-        "rbdata.datasets.sources.minari.job.part_bounds", lambda states, row: part_bounds(states, row, 5 * row)
+        "rbdata.datasets.sources.minari.reader.part_bounds", lambda states, row: part_bounds(states, row, 5 * row)
     )
     made = write("tests/stop-v0", spaces.Box(0, 255, (40, 32, 3), np.uint8), BOX, [4, 3, 9, 1, 2], jpeg_encoding=False)
 
@@ -330,13 +330,13 @@ def test_a_file_that_hdf5_cannot_close(tmp_path, monkeypatch):
     struct.pack_into("<Q", data, data.index(b"FRHP") + 22, (1 << 64) - (1 << 32) + 7)
     path.write_bytes(sealed(data))
     monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
-    reader = Hdf5Reader(DataFiles("hdf5", "x", {FILE: path}, checked=True))
+    reader = Hdf5Files(DataFiles("hdf5", "x", {FILE: path}, checked=True))
     with pytest.raises(CorruptSourceError, match="is not a whole HDF5 file"):
         reader.attributes()
     reader.close()
     del reader
-    monkeypatch.setattr(Hdf5Reader, "_check_links", lambda self: self.attributes())
+    monkeypatch.setattr(Hdf5Files, "_check_links", lambda self: self.attributes())
     with pytest.raises(CorruptSourceError, match="is not a whole HDF5 file"):
-        Hdf5Reader(DataFiles("hdf5", "x", {FILE: path}))
+        Hdf5Files(DataFiles("hdf5", "x", {FILE: path}))
     gc.collect()
     assert not printed

@@ -7,37 +7,32 @@ It is fetched whole, resumably, and read in place. What is in it decides the lea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageError
+from ....storage.episodes import EpisodeTable
 from ....storage.schema import clean_keys
-from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions, PartSpec, Plan, RawObject, count_notes, name_left_out
-from ...ingest.raw_files import ACCEPT, WholeFileJob
+from ...ingest.job import ConvertOptions, PartSpec, RawObject, count_notes, name_left_out
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
-from ...workers.task import usable_cpus
-from .file import FileContents, PixelSource, RowWriter, open_file, read_flags, sample, survey
+from ...ingest.unit import BITS, LEAD, Facts, Part
+from ...ingest.whole_file import ACCEPT, WholeFileReader
+from .file import FileContents, open_file, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
+from .rows import INNER, PixelUnit, StepUnit
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
     "Justin Fu, Aviral Kumar, Ofir Nachum, George Tucker, Sergey Levine. D4RL: Datasets for Deep Data-Driven "
     "Reinforcement Learning. 2020. arXiv:2004.07219"
 )
-#: Chunks unpacked at once; one thread more hashes the file.
-_THREADS = 4
-
-#: The leaf for terminals that do not end a trajectory.
-_INNER = "next/terminal"
-
 _ENTRY_NOTES = {
     "hopper-medium-expert-v0": "This file holds expert and medium-replay data, not expert and medium (D4RL issue 19).",
     "hopper-medium-v1": "Medium and expert were swapped in the first upload of hopper v1 (D4RL issues 76, 86).",
@@ -58,7 +53,7 @@ _COUNTED = {
         "such a step is the final one of the step before it."
     ),
     "unknown_next_steps": "{n} steps with no next state in the file are kept, truncated, with a next state of zeros.",
-    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + _INNER + " holds the flags.",
+    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
     "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
     "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",
     "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
@@ -69,17 +64,26 @@ _COUNTED = {
 By = Literal["timeouts", "terminals", "both", "horizon"]
 
 
-class D4rlJob(WholeFileJob):
+@dataclass(frozen=True)
+class Found:
+    """What a file holds, what ends its episodes, what becomes of its rows, and the leaves of its other arrays by path."""
+
+    contents: FileContents
+    by: By
+    transitions: TransitionRows
+    keys: dict[str, str]
+
+
+class D4rlReader(WholeFileReader):
     """One file, from a place to a dataset."""
 
     source, converter = "d4rl", "d4rl 2"
     native_libraries = ("h5py", "isal.isal_zlib")
-    #: Set by `inspect`: what the file holds, what ends its episodes, what becomes of its rows, and the keys of its other arrays
-    #: by path.
-    _contents: FileContents
-    _by: By
-    _transitions: TransitionRows
-    _keys: dict[str, str]
+    return_steps = sys.maxsize  # rewards of an episode are summed at once
+    #: Set by `take_head`.
+    _found: Found
+    #: Set by `units`: what the lead said of the steps.
+    _lead: Mapping[str, Any]
 
     def __init__(
         self,
@@ -101,81 +105,80 @@ class D4rlJob(WholeFileJob):
 
     def identity(self) -> dict[str, Any]:
         # Without what the place states about the file: if that differs, the file is fetched again. Its checksum and the options
-        # are in the plan's digest.
+        # are in the digest.
         return {"converter": self.converter, "dataset": self.name, "file": self.item.name}
 
-    def inspect(self) -> None:
+    def read_head(self, path: Path) -> Found:
         """What the file holds decides the leaves. Raises CorruptSourceError, UsageError."""
         name = self.item.url
-        with open_file(self.path, name) as file:
+        with open_file(path, name) as file:
             contents = survey(file, name)
             terminals = read_flags(file, name, "terminals")
             timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
         flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
-        self._by = choose_ends(self._asked, flags, name)
-        ends, by_clock = _ends(self._by, flags)
-        self._transitions = resolve_transitions(
+        by = choose_ends(self._asked, flags, name)
+        ends, by_clock = _ends(by, flags)
+        transitions = resolve_transitions(
             ends, terminals, by_clock, has_next=contents.has_next, unknown_next=self.options.unknown_next
         )
-        if not self._transitions.steps:
+        if not transitions.steps:
             raise CorruptSourceError(f"{name} holds no step whose successor is known")
-        self._contents, self._keys = contents, _info_keys(contents, name)
+        return Found(contents, by, transitions, _info_keys(contents, name))
+
+    def take_head(self, found: Found) -> None:
+        self._found, contents = found, found.contents
         every = {**contents.arrays, **{array.path: array for array in contents.infos}}
         columns = [
             Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
-            for path, key in {"observations": "observation", "actions": "action", **self._keys}.items()
+            for path, key in {"observations": "observation", "actions": "action", **found.keys}.items()
         ]
-        if (self._transitions.inner & self._transitions.keep).any():
-            columns.append(Column(_INNER, "bool", (1,), "step"))
+        if (found.transitions.inner & found.transitions.keep).any():
+            columns.append(Column(INNER, "bool", (1,), "step"))
         self.set_columns(columns)
         if self.options.layout == "ted":
-            self.bulk = ()  # no second pass: the plan writes observations of any size as two columns
+            self.bulk = ()  # the steps hold observations of any size as two columns
 
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        contents, transitions, name = self._contents, self._transitions, self.item.url
-        columns.reserve(transitions.steps)
-        pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
-        try:
-            hashed = pool.submit(self.hash_whole)
-            with open_file(self.path, name) as file:
-                writer = RowWriter(file, name, contents, transitions, self._keys, self.family.jump, pool)
-                inner = _INNER if _INNER in self.schema else None
-                rewards = writer.write(columns, observations=not self.bulk, inner_key=inner)
-            hashed.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def lead(self) -> StepUnit:
+        found = self._found
+        how = (found.contents, found.transitions, found.keys, not self.bulk, INNER in self.schema, self.family.jump)
+        return StepUnit(LEAD, self.item.url, found.contents.rows, "steps", self.path, *how)
+
+    def units(self, lead: Part | None) -> list[PixelUnit]:
+        assert lead is not None
+        self._lead, self.sha256 = lead.about, lead.about["sha256"]
+        self.check_recorded()
         self._check_published()
-        on_progress(1, 1)
-        episodes = transitions.episodes(rewards)
-        counts = {**transitions.counts, **writer.counts, **count_outcomes(episodes.outcome)}
-        counts["longest_trajectory"] = longest(transitions.end)
-        part = PartSpec(self.item.name, transitions.steps + len(episodes), "whole", self._object())
-        leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
-        return Plan(
-            episodes,
-            counts,
-            list(self._notes(counts)),
-            parts=[part] if self.bulk else [],
-            spaces={key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()},
-            digest=f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}",
-        )
-
-    # -- large observations ----------------------------------------------------------------------------------------
-
-    def parts(self) -> int:
-        return 1 if self.bulk else 0
+        self.digest = f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}"
+        self.notes = list(self._notes(self._lead["counts"]))
+        if not self.bulk:
+            return []
+        found = self._found
+        transitions = replace(found.transitions, last=np.zeros_like(found.transitions.last))
+        for section in lead.sections():  # a dry run has none
+            transitions.last[transitions.keep] = lead.rows(section, BITS) != 0
+        spec = self._part(self._lead["states"])
+        leaf = self.schema["observation"]
+        how = (self.path, self.item.url, leaf.dtype, leaf.shape, transitions, found.contents.has_next)
+        return [PixelUnit(0, spec.name, found.contents.rows, self.digest, *how, spec=spec)]
 
     def sample_rows(self) -> np.ndarray:
-        return sample(self.path, self.item.url, self._contents.rows)
+        return sample(self.path, self.item.url, self._found.contents.rows)
 
-    def row_sources(self) -> list[PixelSource]:
-        whole = PixelSource(self.path, self.item.url, self._transitions, self._contents.has_next)
-        return [whole] if self.bulk else []
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        counts = {**self._lead["counts"], **count_outcomes(episodes.outcome)}
+        counts["longest_trajectory"] = self._lead["longest"]
+        specs = [self._part(episodes.steps + len(episodes))] if self.bulk else []
+        leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
+        spaces = {key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()}
+        return Facts(counts, self.notes, specs, spaces)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
         return [] if self.bulk else [self._object()]  # with bulk leaves it is that of their part
+
+    def _part(self, states: int) -> PartSpec:
+        return PartSpec(self.item.name, states, "whole", self._object())
 
     def _object(self) -> dict[str, Any]:
         size = self.path.stat().st_size
@@ -197,21 +200,21 @@ class D4rlJob(WholeFileJob):
             "family": entry.family if entry else None,
             "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
             "options": self._options(),
-            "keys": {key: path for path, key in self._keys.items()},
-            "left_out": self._contents.left_out,
-            "metadata": self._contents.metadata,
+            "keys": {key: path for path, key in self._found.keys.items()},
+            "left_out": self._found.contents.left_out,
+            "metadata": self._found.contents.metadata,
         }
 
     def _options(self) -> dict[str, Any]:
         """The options with the values that were used."""
         large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
         unknown_next = self.options.unknown_next
-        return {"unknown_next": unknown_next, "episodes_by": self._by, "horizon": self.horizon, **large}
+        return {"unknown_next": unknown_next, "episodes_by": self._found.by, "horizon": self.horizon, **large}
 
     # -- behind it -------------------------------------------------------------------------------------------------
 
     def _notes(self, counts: Mapping[str, int]) -> Iterator[str]:
-        """What a user should know about the converted file, in sentences; ``counts`` are those of the plan."""
+        """What a user should know about the converted file, in sentences; ``counts`` are those of the steps."""
         entry, horizon = self.entry, self.horizon
         if entry:
             yield from self.family.notes
@@ -221,17 +224,17 @@ class D4rlJob(WholeFileJob):
                 yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
             if not entry.listed:
                 yield "D4RL registers this id but does not list it among its downloads."
-        yield _BY[self._by].format(horizon=horizon)
+        yield _BY[self._found.by].format(horizon=horizon)
         yield from count_notes(_COUNTED, counts)
-        if horizon and counts["longest_trajectory"] > horizon + 1:
-            yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
-        stored = self._contents.arrays["rewards"].dtype.name
+        if horizon and self._lead["longest"] > horizon + 1:
+            yield f"The longest trajectory has {self._lead['longest']} rows, more than the horizon of {horizon}."
+        stored = self._found.contents.arrays["rewards"].dtype.name
         if stored != "float32":
             yield f"Rewards were {stored} and are float32; all other values are as in the file."
         if entry and entry.sha256 and entry.sha256 != self.sha256:
             yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
-        if self._contents.left_out:
-            yield f"Left out: {name_left_out(self._contents.left_out)}."
+        if self._found.contents.left_out:
+            yield f"Left out: {name_left_out(self._found.contents.left_out)}."
 
     def _check_published(self) -> None:
         """Raise ChecksumError for a file that is not the one published."""
