@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -39,9 +39,7 @@ _TITLES = ("index of", "directory listing", "directory index", "listing of")
 #: A start tag of a link up to its end or the next tag, and what it links to. Neither pattern backtracks: pages have megabytes.
 _LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
 _TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
-#: A typical name, which needs no parsing: a page may have half a million.
-_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-#: Longer texts are not names of files.
+#: Longer texts are neither titles nor links to files.
 _LONGEST_LINK = 4096
 
 
@@ -272,46 +270,25 @@ def parse_index(page: str, url: str) -> Index:
     """
     first, *rest = page.split("<!--")
     page = first + "".join(part.partition("-->")[2] for part in rest)  # without comments
-    files: set[str] = set()
-    folders: set[str] = set()
-    has_parent = False
-    here, server = _segments(url), urlsplit(url).netloc
-    is_folder = url.endswith("/") and not urlsplit(url).query
-    for link in dict.fromkeys(_links(page)):
-        if is_folder and _NAME.fullmatch(link.removesuffix("/")):
-            (folders if link.endswith("/") else files).add(link.removesuffix("/"))
-            continue
-        try:
-            target = urlsplit(urljoin(url, link))
-        except ValueError:
-            continue
-        if target.netloc != server or target.query or target.scheme not in ("http", "https"):
-            continue
-        names = _segments(target.geturl())
-        if names == here[:-1]:
-            has_parent = True
-        if len(names) != len(here) + 1 or names[:-1] != here or not is_plain_name(names[-1]):
-            continue
-        (folders if target.path.endswith("/") else files).add(names[-1])
     lower = page.lower()
-    titled = any(word in _content(lower, tag) for tag in ("title", "h1") for word in _TITLES)
-    is_index = bool(titled or files or folders or has_parent)
+    heads = (lower.partition(f"<{tag}")[2][:_LONGEST_LINK].partition(f"</{tag}")[0] for tag in ("title", "h1"))
+    is_index = any(title in head for head in heads for title in _TITLES)
+    children: dict[bool, set[str]] = {False: set(), True: set()}  # by whether they are folders
+    here, server = _segments(url), urlsplit(url).netloc
+    for tag in dict.fromkeys(tag[1] for tag in _LINK.finditer(page)):
+        with suppress(ValueError):
+            found = _TARGET.search(tag)
+            link = html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
+            target = urlsplit(urljoin(url, link[:_LONGEST_LINK]))
+            if not link or target.netloc != server or target.query or target.scheme not in ("http", "https"):
+                continue
+            names = _segments(target.geturl())
+            is_index |= names == here[:-1]
+            if names and names[:-1] == here and is_plain_name(names[-1]):
+                children[target.path.endswith("/")].add(names[-1])
+    files, folders = sorted(children[False] - children[True]), sorted(children[True])
     is_whole = "<html" not in lower or "</html" in lower
-    return Index(tuple(sorted(files - folders)), tuple(sorted(folders)), is_index, is_whole)
-
-
-def _links(page: str) -> Iterator[str]:
-    for tag in _LINK.finditer(page):
-        found = _TARGET.search(tag[1])
-        link = html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
-        if link and len(link) <= _LONGEST_LINK:
-            yield link
-
-
-def _content(page: str, tag: str) -> str:
-    """The content of the first element of a name, with its tag's attributes; cut at the longest length of a title."""
-    start = page.find(f"<{tag}")
-    return page[start : start + _LONGEST_LINK].partition(f"</{tag}")[0] if start >= 0 else ""
+    return Index(tuple(files), tuple(folders), bool(is_index or files or folders), is_whole)
 
 
 def _segments(url: str) -> list[str]:
