@@ -15,10 +15,10 @@ from ...errors import ObjectNotFoundError
 from .location import DirectoryLocation
 from .location import Location as Location
 from .location import RemoteObject as RemoteObject
-from .reading import Readahead as Readahead
 from .reading import Verifier as Verifier
 from .reading import fetch_to_file as fetch_to_file
 from .reading import pin as pin
+from .reading import read_ahead as read_ahead
 from .reading import read_all as read_all
 from .reading import resolve as resolve
 from .reading import stream as stream

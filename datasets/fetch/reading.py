@@ -1,4 +1,4 @@
-"""Reads objects: as a stream (`stream`), with read-ahead (`Readahead`), into a file (`fetch_to_file`).
+"""Reads objects: as a stream (`stream`), with read-ahead (`read_ahead`), into a file (`fetch_to_file`).
 
 A stream yields every byte exactly once and in order, across network failures, and verifies size and checksum. A fetch into a
 file is resumable by another process, and the file is at its path only when it is complete: until then ``<path>.part`` holds
@@ -16,18 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
-from queue import Empty, Full, Queue
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, TypeVar
 
-from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError, UsageError
+from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError
 from ...storage.checksums import Crc32c
 from ...storage.durable import hold, is_full, read_plain, sync_folder
 from ...storage.threads import map_in_threads
@@ -174,74 +172,21 @@ def read_all(location: Location, obj: RemoteObject, *, limit_bytes: int) -> byte
 T = TypeVar("T")
 
 
-class Readahead(Generic[T]):
-    """Yields the same items in the same order; a thread, started at once, fetches up to `depth` of them in advance.
+def read_ahead(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
+    """The same items in the same order; from the first one on, a thread fetches up to ``depth`` of them in advance.
 
-    An exception of the inner iterator is raised in place of the item. Close it if it is not read to its end: that stops the
-    thread and closes the inner iterator.
+    Close it if it is not read to its end: the thread ends after the item that it waits for, and then the inner iterator is
+    closed.
     """
-
-    def __init__(self, iterable: Iterable[T], depth: int) -> None:
-        if depth < 1:
-            raise UsageError(f"depth must be at least 1, not {depth}")
-        self._items: Queue[Any] = Queue(depth)
-        self._stopped = threading.Event()
-        # The thread does not refer to this object, so that garbage collection of it ends the thread.
-        self._thread = threading.Thread(
-            target=_fill, args=(iter(iterable), self._items, self._stopped), name="rbdata-readahead", daemon=True
-        )
-        self._stop = weakref.finalize(self, self._stopped.set)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        item = _End(StopIteration()) if self._stopped.is_set() else self._items.get()
-        if isinstance(item, _End):
-            self._stopped.set()
-            raise item.error
-        return item
-
-    def close(self) -> None:
-        """Stop the thread, close the inner iterator and drop the remaining items. May be called twice."""
-        self._stop()
-        with suppress(Empty):
-            while True:
-                self._items.get_nowait()
-        if self._thread is not threading.current_thread():
-            self._thread.join(0.2)  # it may be blocked in a read, after which it ends
-
-
-@dataclass
-class _End:
-    """What follows the last item: StopIteration, or the error of the inner iterator."""
-
-    error: BaseException
-
-
-def _fill(iterator: Iterator[Any], items: Queue[Any], stopped: threading.Event) -> None:
-    """In the thread: put the items, until they end or the consumer stops."""
-
-    def put(item: Any) -> None:
-        waiting = True
-        while waiting and not stopped.is_set():
-            with suppress(Full):
-                items.put(item, timeout=0.1)
-                waiting = False
-
-    end: BaseException = StopIteration()
-    try:
-        for item in iterator:
-            put(item)
+    end: Any = object()
+    with closing(
+        map_in_threads(lambda inner: next(inner, end), repeat(iter(iterable)), 1, "rbdata-readahead", ahead=depth)
+    ) as ahead:
+        for item in ahead:
+            if item is end:
+                return
+            yield item
             del item  # it would stay in memory until the next one arrives
-            if stopped.is_set():
-                break
-        if isinstance(iterator, Generator):
-            iterator.close()
-    except BaseException as error:
-        end = error
-    put(_End(end))
 
 
 FORMAT = 1

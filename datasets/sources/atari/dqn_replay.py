@@ -24,7 +24,7 @@ from ....storage.checksums import crc32c
 from ....storage.codecs import codec_of
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from ....storage.threads import map_in_threads
-from ...fetch import Location, Readahead, RemoteObject, read_all, resolve
+from ...fetch import Location, RemoteObject, read_ahead, read_all, resolve
 from ...formats.npy import Expected, NpyStream
 from ...formats.packed import gunzip
 from ...ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED, Block, final_states
@@ -196,10 +196,9 @@ def _frame_blocks(
 ) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
     """The rows of an observation object, and its blocks of ``size`` rows: ``(first, count, bytes)``, with one row of zeros
     after the rows of each."""
-    with closing(Readahead(source, depth=16)) as network:
-        npy = NpyStream(gunzip(network, obj.url), _EXPECTED, obj.url)
-        with closing(Readahead(npy.blocks(size, spare=1), depth=2)) as blocks:
-            yield npy.rows, blocks
+    npy = NpyStream(gunzip(read_ahead(source, 16), obj.url), _EXPECTED, obj.url)
+    with closing(read_ahead(npy.blocks(size, spare=1), 2)) as blocks:
+        yield npy.rows, blocks
 
 
 def _peek_blank(location: Location, obj: RemoteObject, rows: list[int]) -> list[bool]:

@@ -40,7 +40,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.episodes import CUT, TERMINATED, TRUNCATED
-from ...fetch import Location, Readahead, RemoteObject
+from ...fetch import Location, RemoteObject, read_ahead
 from ...formats.limits import check_rows
 from ...formats.packed import gunzip
 from ...formats.png import SIDE, PngError, decode_frames
@@ -143,10 +143,7 @@ class EpisodeStream:
         """Every record, with its name for messages. Raises CorruptSourceError and the fetch errors."""
         hint = "the file is not of RL Unplugged's Atari episodes"
         rows = 0
-        with (
-            closing(Readahead(self.source, depth=16)) as network,
-            closing(Readahead(self._unpack(network), depth=2)) as pieces,
-        ):
+        with closing(read_ahead(self._unpack(read_ahead(self.source, 16)), 2)) as pieces:
             for record in read_records(pieces, self._url):
                 where = f"{self._url}: record {record.number} (at byte {record.offset} of the unpacked file)"
                 try:
