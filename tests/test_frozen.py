@@ -523,7 +523,7 @@ def test_the_program(words, code, root):
     """As a process, nobody at its terminal."""
     program = Path(sys.executable).with_name("rbdata")
     done = subprocess.run(
-        [program, *words.split(), "--root", root], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [program, *words.split(), "--root", root], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, bool(done.stdout)) == (code, code == 0)
     assert len(list(root.rglob("rbdata.json"))) == 2

@@ -153,3 +153,18 @@ def test_reference_pages_are_those_of_this_code(monkeypatch):
     spec.loader.exec_module(reference)
     for page in reference.PAGES:
         assert reference.written(page) == (reference.DOCS / page).read_text(encoding="utf-8"), page
+
+
+def test_the_tests_of_the_promises_are_there():
+    """The table in CONTRIBUTING.md, from each promise of the README to the tests that fail if it breaks."""
+    table = (HOUSE / "CONTRIBUTING.md").read_text().partition("## What the tests hold")[2]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    for row in rows:
+        for name in re.findall(r"`([\w/*.]+(?:::\w+)*)`", row.rsplit("|", 2)[1]):
+            path, *inner = name.split("::")
+            # A file name without a folder follows one in the same folder.
+            found = [*(HOUSE / "tests").glob(path)] or [*(HOUSE / "tests").glob(f"**/{path}")]
+            assert found, f"{name} of {row}"
+            for one in inner:
+                assert any(f" {one}" in file.read_text() for file in found), f"{name} of {row}"
+    assert len(rows) > 20

@@ -30,7 +30,7 @@ MIRROR = str(DATA / "atari")
 
 
 def run(*words: object, **settings) -> subprocess.CompletedProcess:
-    return subprocess.run([*RBDATA, *map(str, words)], capture_output=True, text=True, timeout=60, **settings)
+    return subprocess.run([*RBDATA, *map(str, words)], capture_output=True, text=True, timeout=600, **settings)
 
 
 def in_terminal(*words: object, answer: str = "", columns: int = 80, **environment: str) -> tuple[int, str]:
@@ -48,7 +48,7 @@ def in_terminal(*words: object, answer: str = "", columns: int = 80, **environme
         while data := os.read(leader, 65536):
             seen += data
     os.close(leader)
-    return process.wait(30), seen.decode().replace("\r\n", "\n")
+    return process.wait(600), seen.decode().replace("\r\n", "\n")
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +59,19 @@ def made(tmp_path_factory) -> Path:
 
 
 class TestStart:
-    @pytest.mark.parametrize(
-        ("words", "limit"), [(["--help"], 0.25), (["search", "maze"], 0.4), (["list"], 0.4), (["inspect", "-h"], 0.25)]
-    )
+    @pytest.mark.parametrize(("words", "limit"), [("--help", 4), ("search maze", 12), ("list", 12), ("inspect -h", 6)])
     def test_is_quick(self, words, limit, made):
-        """The limits are seconds of an idle machine; the processor time of a busy one is up to four times as much."""
+        """In processor time, of which importing typer takes 1 on any machine, these take 1, 4, 4 and 2, and torch takes 20."""
 
-        def spent() -> float:
-            usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-            return usage.ru_utime + usage.ru_stime
+        def spent(*command: str) -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            environment = {**os.environ, "RBDATA_ROOT": str(made)}
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-        times = []
-        for _ in range(2):
-            before = spent()
-            assert run(*words, env={**os.environ, "RBDATA_ROOT": str(made)}).returncode == 0
-            times.append(spent() - before)
-        assert min(times) < 4 * limit
+        unit = min(spent(sys.executable, "-c", "import typer") for _ in range(2))
+        assert min(spent(*RBDATA, *words.split()) for _ in range(2)) < limit * unit
 
     @pytest.mark.parametrize(
         "words",
@@ -103,7 +100,7 @@ class TestStart:
         )
         environment = {**os.environ, "RBDATA_ROOT": str(made)}
         done = subprocess.run(
-            [sys.executable, "-c", script, *words.split()], capture_output=True, text=True, env=environment, timeout=60
+            [sys.executable, "-c", script, *words.split()], capture_output=True, text=True, env=environment, timeout=600
         )
         assert done.stderr.splitlines()[-1] == "0 []"
 
@@ -168,7 +165,7 @@ class TestPipes:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run([*RBDATA, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+            done = subprocess.run([*RBDATA, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
         finally:
             os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
@@ -177,7 +174,7 @@ class TestPipes:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run([*RBDATA, "inspect", "Nope/1"], stderr=writer, capture_output=False, timeout=60)
+            done = subprocess.run([*RBDATA, "inspect", "Nope/1"], stderr=writer, capture_output=False, timeout=600)
         finally:
             os.close(writer)
         assert done.returncode == 2
@@ -188,7 +185,7 @@ class TestPipes:
             "import rbdata.cli as cli; cli.run = lambda words: open(words[0], 'w').fileno(); main()"
         )
         done = subprocess.run(
-            ["sh", "-c", 'exec "$@" 0<&- 2>&-', "sh", sys.executable, "-c", script, str(tmp_path / "file")], timeout=60
+            ["sh", "-c", 'exec "$@" 0<&- 2>&-', "sh", sys.executable, "-c", script, str(tmp_path / "file")], timeout=600
         )
         assert done.returncode > 2
 
@@ -196,7 +193,7 @@ class TestPipes:
     def test_an_answer_that_cannot_be_written_is_a_failure(self):
         with Path("/dev/full").open("w") as full:
             for words in (["list"], ["list", "--json"], ["list", "-q"], ["list", "--json", "--nonsense"]):
-                done = subprocess.run([*RBDATA, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+                done = subprocess.run([*RBDATA, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
                 if "--nonsense" in words:
                     assert done.returncode == 2 and done.stderr.startswith("error: No such option")
                     continue
@@ -268,7 +265,7 @@ class _Gate(SimpleHTTPRequestHandler):
                 if self.seen > 1 and not self.opened.is_set():
                     outputfile.write(source.read(1000))
                     outputfile.flush()
-                    self.opened.wait(30)
+                    self.opened.wait(600)
             super().copyfile(source, outputfile)
 
 
@@ -293,7 +290,7 @@ def _parts_done(root: Path) -> int:
 
 def _session_ends(leader: int) -> bool:
     """Whether all processes of a session end (zombies nobody waits for count as gone)."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         listed = subprocess.run(["ps", "-A", "-o", "sid=,stat="], capture_output=True, text=True).stdout
         if not any(int(sid) == leader and stat[0] != "Z" for sid, stat in map(str.split, listed.splitlines())):
@@ -310,14 +307,14 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(procs, gate, tmp_pa
     answer, notes = tmp_path / "stdout", tmp_path / "stderr"  # files, as a worker left behind would keep pipes open
     with answer.open("w") as stdout, notes.open("w") as stderr:
         process = start_interruptible([*RBDATA, *words], stdout=stdout, stderr=stderr, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while _parts_done(root) < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     try:
         for _ in range(3):  # people press it until something happens
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes of the group get it
             time.sleep(0.05)
-        assert process.wait(60) == 130, notes.read_text()
+        assert process.wait(600) == 130, notes.read_text()
         assert _session_ends(process.pid), "a worker process was left behind"
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -372,5 +369,5 @@ def test_ignored_interrupts_stay_ignored():
         "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN));"
         f"import sys; sys.argv = ['rbdata', 'list', '--local']; {RBDATA[-1]}"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True")

@@ -510,7 +510,7 @@ def test_worker_is_killed(original, tmp_path):
 
         def strike() -> None:
             """Once a worker sits in a read that hangs."""
-            planned.wait(60)
+            planned.wait(600)
             while not done.is_set():
                 if any("observation" in path for path, _ in server.faults.gets()) and workers():
                     time.sleep(0.1)

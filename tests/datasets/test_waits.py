@@ -93,7 +93,7 @@ def test_the_other_process_is_waited_for(verb, ends, hold, tmp_path):
         other.kill()
     else:
         other.communicate("\n")
-    thread.join(60)
+    thread.join(600)
     assert made == [tmp_path / dataset_id] and len(notes) == 1
     assert rbdata.verify(made[0]).ok
 
@@ -113,7 +113,7 @@ def test_what_the_other_process_made_is_complete(hold, tmp_path):
     shutil.copytree(done, tmp_path / "gymnasium/CartPole-v1")
     before = (done / "rbdata.json").read_bytes()
     other.communicate("\n")
-    thread.join(60)
+    thread.join(600)
     assert (paths[0] / "rbdata.json").read_bytes() == before
 
 
@@ -134,7 +134,7 @@ def test_what_the_other_process_made_with_other_options_is_refused(hold, tmp_pat
     made = rbdata.record(CartPoleEnv, lambda seen: 1, name="mine", steps=61, root=tmp_path / "other")
     shutil.copytree(made, tmp_path / "my/mine")
     other.communicate("\n")
-    thread.join(60)
+    thread.join(600)
     assert failures
 
 
@@ -174,7 +174,7 @@ LINES = {
 @pytest.mark.parametrize("dataset_id", LINES)
 def test_no_wait(dataset_id, hold, tmp_path):
     hold(dataset_id)
-    out, _ = (failed := command(*LINES[dataset_id], "--root", tmp_path, "--no-wait", "--json")).communicate(timeout=60)
+    out, _ = (failed := command(*LINES[dataset_id], "--root", tmp_path, "--no-wait", "--json")).communicate(timeout=600)
     assert failed.returncode == 1 and json.loads(out)["error"]["code"] == "busy"
 
 
@@ -187,12 +187,12 @@ def test_on_the_command_line(hold, tmp_path):
         assert said
     assert f"process {other.pid} on " in said
     stopped.send_signal(signal.SIGINT)
-    _, rest = stopped.communicate(timeout=60)
+    _, rest = stopped.communicate(timeout=600)
     assert stopped.returncode == 130 and "interrupted while waiting" in rest and "Traceback" not in rest
     waits = command(*line, "--json")
     assert waits.stderr is not None
     while "waiting" not in (said := waits.stderr.readline()):
         assert said
     other.communicate("\n")
-    out, _ = waits.communicate(timeout=60)
+    out, _ = waits.communicate(timeout=600)
     assert waits.returncode == 0 and json.loads(out)["datasets"][0]["action"] == "written"

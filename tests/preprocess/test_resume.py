@@ -151,7 +151,7 @@ class TestKilled:
                 rng.choice(workers).kill()
             else:
                 process.kill()
-            process.wait(30)
+            process.wait(600)
         dataset = run(tmp_path, slow, dest="my/killed", batch_size=7, procs=0)
         assert dest_files(tmp_path, "killed") == dest_files(tmp_path, "calm")
         assert verify(dataset.path).ok
@@ -165,12 +165,12 @@ class TestKilled:
         while process.poll() is None and not (journal.exists() and '"part"' in journal.read_text()):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=30)
+        out, told = process.communicate(timeout=600)
         assert (process.returncode, out) == (130, "")
         assert "of my/stopped are kept" in told
         assert f"continue with: rbdata preprocess my/input --fn {slow}" in told
         assert "Traceback" not in told
-        again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        again = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert again.returncode == 0
         assert "continuing:" in again.stderr
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")

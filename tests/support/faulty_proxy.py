@@ -231,7 +231,7 @@ _OF_A_HOP = ("connection", "transfer-encoding", "keep-alive")
 
 def pass_on(upstream: str, handler: _Handler, sent: bytes) -> Answer:
     """The answer of the server behind."""
-    connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=600)
     headers = {name: value for name, value in handler.headers.items() if name.lower() not in _OF_A_HOP}
     with contextlib.closing(connection):
         connection.request(handler.command, handler.path, sent or None, headers)

@@ -25,7 +25,7 @@ def run_forked(code: str, *arguments: str) -> int:
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_execute, args=(code, arguments, dict(os.environ)))
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode is not None
     return process.exitcode
 

@@ -66,7 +66,7 @@ class Ticking:
 
     def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
         if task.index == 0:  # a Ray of its own may take seconds to start its second worker
-            end = time.monotonic() + 100
+            end = time.monotonic() + 600
             while time.monotonic() < end and not any(self.folder.iterdir()):
                 time.sleep(0.01)
             return {}
@@ -108,7 +108,7 @@ class Slow:
 
         node = ray.get_runtime_context().get_node_id()
         (self.folder / f"{node}.{task.index}.{time.time_ns()}").touch()
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while time.monotonic() < end and (node != self.home or not self.elsewhere()):
             time.sleep(0.05)
         return {"index": task.index}

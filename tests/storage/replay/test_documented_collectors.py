@@ -93,7 +93,7 @@ def in_the_background(lib, frames):
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(max_size=10_000), sampler=sampler)
     started = collector(frames=20, batches=50, replay_buffer=buffer)
     started.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while len(buffer) < 200 and time.monotonic() < end:
         time.sleep(0.01)
     batch = buffer.sample(batch_size=32)

@@ -96,7 +96,7 @@ def test_no_thread_outlives_its_buffer(folder):
 
 def test_a_process_ends_with_batches_on_their_way(folder):
     code = f"import rbdata; b = rbdata.load({str(folder)!r}, batch_size=8, prefetch=3); b.sample(); print('done')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout == "done\n" and not done.stderr
 
 

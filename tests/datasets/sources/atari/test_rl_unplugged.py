@@ -416,13 +416,13 @@ def test_killed_outright(tmp_path: Path) -> None:
     episodes = make_episodes([[5, 30], [20], [40]])
     folder = write_run(tmp_path, [[e for e in episodes if e.checkpoint == number] for number in range(3)])
     root = tmp_path / "root"
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(root)], capture_output=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(root)], capture_output=True, timeout=600)
     assert run.returncode == -9, run.stderr
     assert not (root / "atari" / "Qbert" / "1").exists()
     assert_holds(get(tmp_path, root), episodes)
     # A file that changed meanwhile is decoded again, and the others are not.
     two = tmp_path / "two"
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(two)], capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(two)], capture_output=True, timeout=600)
     changed = [Made(0, 0, [1, 2, 3]), *episodes[2:]]
     write_records(folder / "run_1-00000-of-00003", [changed[0].record()])
     assert_holds(get(tmp_path, two), changed)

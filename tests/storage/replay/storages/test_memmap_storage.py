@@ -71,7 +71,7 @@ def test_what_was_written_survives_a_kill(tmp_path):
     """A process that writes and dies without a word leaves all rows of its finished writes."""
     process = multiprocessing.get_context("forkserver").Process(target=write_and_die, args=(tmp_path / "ring",))
     process.start()
-    process.join(60)
+    process.join(600)
     assert process.exitcode == 9
     again = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "ring", existsok=True), batch_size=4)
     assert equal(again[:], rollout([30]))
