@@ -53,7 +53,9 @@ def test_processes_with_unlike_numbers_of_workers_share_a_pass(folder, workers, 
     for rank, number in enumerate(workers):
         alone = rbdata.load(folder, rank=rank, **options)
         shares.append({step for batch in alone for step in batch["index"].tolist()})
-        loader = rbdata.load(folder, rank=rank, **options).as_iterable().loader(num_workers=number)
+        # Importing torchrl.envs makes spawn the default, and each worker would import torch for itself.
+        how = {"multiprocessing_context": "fork"} if number else {}
+        loader = rbdata.load(folder, rank=rank, **options).as_iterable().loader(num_workers=number, **how)
         drawn.append([step for batch in loader for step in batch["index"].tolist()])
     assert sorted(step for steps in drawn for step in steps) == list(range(67))
     assert [set(steps) for steps in drawn] == shares
