@@ -104,9 +104,7 @@ def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram
         edges = np.arange(math.ceil((high - low + 1) / width) + 1) * width + (low - 0.5)
     else:
         edges = np.linspace(low, high, bins_wanted + 1)
-    scaled = (finite / 2 - edges[0] / 2) / (edges[-1] / 2 - edges[0] / 2) * (len(edges) - 1)
-    bins = scaled.astype(np.int64).clip(0, len(edges) - 2)
-    counts = np.bincount(bins, minlength=len(edges) - 1)
+    counts, _ = np.histogram(finite, edges)
     return Histogram(len(flat), missing, tuple(counts.tolist()), (), tuple(edges.tolist()), *statistics)
 
 

@@ -297,11 +297,8 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         root: PathLike | None = None,
         download: bool | str = True,
         num_procs: int = 0,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
         strict_len: bool = True,
         strict_length: bool = True,
-        replacement: bool = True,
         mp_start_method: str = "fork",
         **options: Any,
     ) -> None:
@@ -313,10 +310,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
             root=root,
             download=download,
             procs=num_procs or None,
-            num_slices=num_slices,
-            slice_len=slice_len,
             strict_length=strict_len and strict_length,
-            replacement=replacement,
             **options,
         )
 
