@@ -15,9 +15,9 @@ from ..storage.folder import DatasetPlace
 from ..storage.lock import when_free
 from . import acquire, catalogue
 from .ingest.job import ConvertOptions
+from .ingest.pipeline import run
 from .ingest.progress import progress_listener
 from .ingest.request import Listener, Request, find_existing
-from .ingest.run import run
 
 if TYPE_CHECKING:
     import gymnasium
@@ -85,7 +85,7 @@ def record(
             return acquire.download(asked, events).path
 
     from .sources.gymnasium.policy import name_policy
-    from .sources.gymnasium.policy_recording import RecordingJob
+    from .sources.gymnasium.policy_recording import PolicyReader
     from .sources.gymnasium.source import check_name, join_name
 
     environment, made = _environment(env, env_args or {}, num_envs)
@@ -109,7 +109,7 @@ def record(
         return check(existing)
     options = catalogue.load_source("gymnasium").check(asked.options, "download")
     made = replace(made, id=environment.partition("@")[0] if environment else str(name))
-    job = RecordingJob(made, options, None if isinstance(policy, str) else policy, version)
+    job = PolicyReader(made, options, None if isinstance(policy, str) else policy, version)
     with progress_listener(full, listener, progress) as events:
         action = partial(run, job, place, asked, events, job.location.url, check)
         return when_free(action, wait, events.on_note, events.on_stage).path

@@ -81,9 +81,11 @@ class Work:
         return {}
 
     def holds_work(self) -> bool:
-        """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join."""
+        """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join, a log."""
         if self._journal.find(_ONCE):
             return False
+        if self._journal.find("log"):
+            return True
         done = any(path.name[:4] != "lead" for path in self.part_folders())
         return done or holds_files(self.folder / RAW) or (self.folder / JOIN).exists()
 

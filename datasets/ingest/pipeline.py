@@ -140,7 +140,7 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     """
     reader = copy.copy(reader)
     old = _old(reader, place, request)
-    folder = place.working if Work.belongs(place, _mark(reader, place), restart=request.force) else None
+    folder = place.working if Work.belongs(place, mark_of(reader, place), restart=request.force) else None
     expected = reader.expect()
     if expected is not None:
         units = reader.units(None)
@@ -165,7 +165,7 @@ def _done(folder: Path | None, units: Sequence[Unit]) -> set[int]:
     return {index for index, parts in found.items() if parts and parts[-1].record["goes_on"] is None}
 
 
-def _mark(reader: Reader, place: DatasetPlace, original: Manifest | None = None) -> str:
+def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None) -> str:
     """Identifies everything that the resulting bytes depend on."""
     # Not the old dataset, which may be gone when the run is continued.
     identity = {"id": place.id, **reader.identity()}
@@ -199,7 +199,7 @@ def _write(
     original: Manifest | None = None,
 ) -> tuple[Estimate, Manifest]:
     """Make the dataset with the place's lock held; ``original``: the manifest of the dataset that is made again."""
-    old, mark = _old(reader, place, request), _mark(reader, place, original)
+    old, mark = _old(reader, place, request), mark_of(reader, place, original)
     work = Work(place, mark, restart=request.force, command=request.command, continues=reader.continues)
     if work.discarded and not request.force:
         listener.on_note(

@@ -4,7 +4,7 @@ The log is one file that grows; its records survive the death of the process. A 
 from the beginning of an episode or from the end of the record before:
 
     head      crc32c of the rest (8 hex digits), uint32 environment, uint32 steps, uint64 bytes of rows, uint8 whether an
-              episode begins, uint8 how it ends (`ingest.recording`), 0 if it continues
+              episode begins, uint8 how it ends (`ingest.block`), 0 if it continues
     rows      of each column, one more row of a per-state column where an episode begins; then rewards, float64; compressed
 
 A record without steps says how the record before it ends. Only the last record can be cut short by a kill; it is dropped, and

@@ -12,29 +12,35 @@ did not end leaves nothing behind: the same seed gives the same one again.
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ....errors import RbdataError, UsageError, reason
-from ....storage.codecs.compressed import compressed_codec
+from ....storage.codecs import codec_of
 from ... import user_code
-from ...ingest.estimate import compressed_share
+from ...ingest.block import END_CUT, Block
+from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.job import ConvertOptions, Expectation
-from ...ingest.recording import END_CUT, RecordingWriter, block_rows
-from ...ingest.row_source import staging_folder, unfinished
 from ...ingest.spaces import SpaceLeaf, space_json
 from ...ingest.trajectories import Column
-from ...workers.task import OnBlock, Task
+from ...ingest.unit import Part, Unit
 from .environments import Made, heard, importable
 from .policy import RANDOM, Actor, find_policy, name_policy, reference, seed_generators
-from .recording import EnvironmentJob, Lane, LeafRows, count_outside, first_observation, step_results
+from .recording import (
+    EnvironmentReader,
+    Lane,
+    LeafRows,
+    Section,
+    block_rows,
+    count_outside,
+    first_observation,
+    step_results,
+)
 
 _REPORT_EVERY = 256
 _NO_END = 1 << 62
@@ -45,65 +51,42 @@ _DEFAULT_STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class RecordTask:
-    """Everything needed to make one recording; picklable if policy and environment are given by name."""
+class PolicyUnit(Unit):
+    """One recording; picklable if policy and environment are given by name. ``rows`` counts steps, or episodes where only their
+    number is given. ``given``: the options of the recording: steps, episodes, epsilon, seed."""
 
-    index: int
     made: Made
     policy: Any
     observation: tuple[SpaceLeaf, ...]
     action: tuple[SpaceLeaf, ...]
     columns: tuple[Column, ...]
-    #: The options of the recording: steps, episodes, epsilon, seed.
     given: Mapping[str, Any]
-    codec: str
-    threads: int
-    target: Path
 
-    @property
-    def label(self) -> str:
-        return f"the recording with {self.given['policy'] or 'random actions'}"
-
-    @property
-    def rows(self) -> int:
-        """Steps, or episodes where only their number is given."""
-        return self.given["steps"] or self.given["episodes"]
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Make a recording in the folder ``target``. Returns an empty record.
-
-        Seeds the global generators of Python, NumPy and torch. Raises UsageError for a policy that cannot be used, RbdataError
-        when policy or environment fail.
-        """
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        """Seeds the global generators of Python, NumPy and torch. Raises UsageError for a policy that cannot be used,
+        RbdataError when policy or environment fail."""
         notes: list[str] = []
-        try:
-            with staging_folder(self.target) as folder, importable():
-                with heard(notes):
-                    policy = self.policy
-                    if isinstance(policy, str):
-                        policy = None if policy == RANDOM else find_policy(policy)
-                    seed_generators(self.given["seed"])
-                    with self.made.opened() as envs:
-                        name = name_policy(self.policy)
-                        actor = Actor(envs, policy, name, self.given["epsilon"], self.given["seed"])
-                        recording = _Recording(self, envs, actor, folder)
-                        recording.run(on_block)
-                recording.finish(notes)
-        except BaseException:
-            shutil.rmtree(unfinished(self.target), ignore_errors=True)
-            if not any(self.target.parent.iterdir()):
-                self.target.parent.rmdir()  # so that nothing is left to be continued
-            raise
-        return {}
+        with importable():
+            with heard(notes):
+                policy = self.policy
+                if isinstance(policy, str):
+                    policy = None if policy == RANDOM else find_policy(policy)
+                seed_generators(self.given["seed"])
+                with self.made.opened() as envs:
+                    actor = Actor(envs, policy, name_policy(self.policy), self.given["epsilon"], self.given["seed"])
+                    recording = _Recording(self, envs, actor)
+                    yield from recording.blocks()
+            yield Block({}, place=(0, 0), record=recording.about(notes), done=self.rows)
 
 
 class _Copy(Lane):
     """One of the environments that are stepped together, and its share of steps and episodes."""
 
     env: Any
+    section: Section
     steps_share: int
     episodes_share: int
-    made = ended = all_states = 0
+    made = ended = 0
     is_active = True
 
 
@@ -114,14 +97,14 @@ class _Recording:
     terminated or truncated step is the true final one, and no step is a reset in disguise.
     """
 
-    def __init__(self, task: RecordTask, envs: list[Any], actor: Actor, folder: Path) -> None:
+    def __init__(self, task: PolicyUnit, envs: list[Any], actor: Actor) -> None:
         self._task, self._actor, self._done = task, actor, 0
-        self._writer = RecordingWriter(folder, task.columns, codec=task.codec, threads=task.threads)
         self._values = LeafRows(task.made.id, space_json(envs[0].observation_space))
         room = block_rows(task.columns, len(envs))
         self._lanes = [_Copy(n, self._values, task.observation, task.action, room) for n in range(len(envs))]
         for lane, env in zip(self._lanes, envs):
             lane.env = env
+            lane.section = Section(lane.number, task.columns)
             lane.steps_share, lane.episodes_share = (
                 _share(task.given.get(unit), len(envs), lane.number) for unit in ("steps", "episodes")
             )
@@ -129,7 +112,7 @@ class _Recording:
         self._copies = len(envs) > 1 and not actor.is_random
         self._outside = 0  # actions beyond the bounds of their Box
 
-    def run(self, on_block: OnBlock) -> None:
+    def blocks(self) -> Iterator[Block]:
         """Step the environments until each has its share."""
         lanes, actor, seed = self._lanes, self._actor, self._task.given["seed"]
         observations = [self._reset(lane, seed=seed + lane.number) for lane in lanes]
@@ -144,16 +127,14 @@ class _Recording:
             for lane in over:
                 observations[lane.number] = self._reset(lane)
             if any(lane.is_full for lane in lanes):
-                self._flush()
+                yield from self._rows()
             if not self._done % _REPORT_EVERY:
-                self._report(on_block)
-        self._flush()
-        self._report(on_block)
+                yield Block({}, place=(0, 0), done=self._counted())
+        yield from self._rows()
 
-    def finish(self, notes: Sequence[str]) -> None:
-        """Write what is known of the whole recording."""
-        states, counts = [lane.all_states for lane in self._lanes], {"actions_out_of_bounds": self._outside}
-        self._writer.finish({"states": states, "counts": counts, "notes": [*notes, *self._values.notes()]})
+    def about(self, notes: Sequence[str]) -> dict[str, Any]:
+        """What is known of the whole recording."""
+        return {"counts": {"actions_out_of_bounds": self._outside}, "notes": [*notes, *self._values.notes()]}
 
     def _round(self, actions: Sequence[Any], observations: list[Any]) -> list[_Copy]:
         """Step every environment; returns those whose episode ends. One that has its share is stepped with the others, and
@@ -196,21 +177,17 @@ class _Recording:
         hint = getattr(error, "hint", None) or "nothing was written; the same --seed fails at the same place"
         return RbdataError(message, hint=hint)
 
-    def _report(self, on_block: OnBlock) -> None:
+    def _counted(self) -> int:
         by_steps = self._task.given["steps"] is not None
-        on_block(sum(lane.made if by_steps else lane.ended for lane in self._lanes), 0, 0)
+        return sum(lane.made if by_steps else lane.ended for lane in self._lanes)
 
-    def _flush(self) -> None:
-        """Write what is in memory."""
+    def _rows(self) -> Iterator[Block]:
+        """What is in memory."""
+        first = len(self._task.observation)
         for lane in self._lanes:
-            lane.all_states += lane.states
-            rows, reward, end = lane.take()
-            for number, column in enumerate(rows):
-                if len(column):
-                    self._writer.column(lane.number, number, column)
-            self._writer.steps(lane.number, reward, end)
-            first = len(self._task.observation)
+            rows, rewards, bits = lane.take()
             self._outside += sum(map(count_outside, self._task.action, rows[first:]))
+            yield lane.section.block(rows, rewards, bits, self._counted())
 
 
 def _share(total: int | None, count: int, number: int) -> int:
@@ -218,13 +195,15 @@ def _share(total: int | None, count: int, number: int) -> int:
     return _NO_END if total is None else total // count + (number < total % count)
 
 
-class RecordingJob(EnvironmentJob):
+class PolicyReader(EnvironmentReader):
     """A recording that a policy makes; ``policy`` (an object) replaces that of the options.
 
     ``version`` is the user's own word for what objects are; without it their recording is not continued.
     """
 
     converter = "gymnasium 2"
+    #: The share of their size that compressed rows took in a trial, if there was one.
+    _ratio: float | None = None
 
     def __init__(self, made: Made, options: ConvertOptions, policy: Any = None, version: str | None = None) -> None:
         self.given = {name: value for name, value in options.extra.items() if name != "name"}
@@ -248,9 +227,10 @@ class RecordingJob(EnvironmentJob):
             with replace(self._made, count=1).opened() as (env,), heard(notes):  # one is enough for the spaces
                 super().__init__(made.id, env, count, options)
                 if not made.is_object and self.compresses:
-                    self.measured_ratio = self._measure(env)
+                    self._ratio = self._measure(env)
         # An id may be registered with a class or function of this process.
         self.in_worker = not self._objects and isinstance(env.spec.entry_point, str)
+        self.here = not self.in_worker
         if self.in_worker:
             self._made = replace(self._made, spec=env.spec)
         self.more_notes = notes
@@ -273,7 +253,14 @@ class RecordingJob(EnvironmentJob):
 
     def expect(self) -> Expectation:
         steps, episodes = self.given["steps"], self.given.get("episodes") or 0
-        return self.expect_rows(steps or 0, episodes)  # the lengths of episodes are unknown beforehand
+        # The lengths of episodes are unknown beforehand.
+        return expect_rows(self, steps or 0, episodes, **({} if self._ratio is None else {"ratio": self._ratio}))
+
+    def units(self, lead: Part | None) -> list[PolicyUnit]:
+        title = f"the recording with {self.given['policy'] or 'random actions'}"
+        rows = self.given["steps"] or self.given["episodes"]
+        leaves = (tuple(self.observation), tuple(self.action), tuple(self.columns))
+        return [PolicyUnit(0, title, rows, self.fingerprint, self._made, self._policy, *leaves, self.given)]
 
     def _measure(self, env: Any) -> float | None:
         """The compressed share of large rows, measured in a short trial of the environment with random actions."""
@@ -292,9 +279,4 @@ class RecordingJob(EnvironmentJob):
                 over = terminated or truncated
         except Exception:  # the recording will report the error
             return None
-        codec = compressed_codec(self._codec)(self.schema[self.bulk[0]])
-        return compressed_share(codec, rows)
-
-    def record_task(self, target: Path, threads: int) -> Task:
-        leaves = (tuple(self.observation), tuple(self.action), tuple(self.columns))
-        return RecordTask(0, self._made, self._policy, *leaves, self.given, self._codec, threads, target)
+        return compressed_share(codec_of(self.schema[self.bulk[0]]), rows)

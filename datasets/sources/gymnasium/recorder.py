@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -30,15 +31,26 @@ from .... import settings
 from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError, reason
 from ....storage.folder import DatasetPlace, make_writable
 from ....storage.keywords import with_options
-from ....storage.writer import DatasetWriter, fingerprint
+from ....storage.work import Work
+from ...ingest.block import END_CUT, END_TRUNCATED, Block
+from ...ingest.estimate import expect_rows
 from ...ingest.job import ConvertOptions, Expectation
-from ...ingest.recording import END_CUT, END_TRUNCATED, RecordingWriter, block_rows
+from ...ingest.pipeline import mark_of, run
 from ...ingest.request import Listener, Request
-from ...ingest.run import run
-from ...workers.task import OnBlock
+from ...ingest.unit import Part, Unit
 from .episode_log import EpisodeLog, Piece
 from .policy import check_action
-from .recording import EnvironmentJob, Lane, LeafRows, count_outside, first_observation, to_end, to_reward
+from .recording import (
+    EnvironmentReader,
+    Lane,
+    LeafRows,
+    Section,
+    block_rows,
+    count_outside,
+    first_observation,
+    to_end,
+    to_reward,
+)
 from .source import check_name, join_name
 
 #: The log, in the working folder of the dataset.
@@ -62,10 +74,10 @@ class RecorderOptions(TypedDict, total=False):
     listener: Listener | None
 
 
-class LoopJob(EnvironmentJob):
-    """The dataset of a loop. ``log`` may be larger when it is run than when the job is made."""
+class LoopReader(EnvironmentReader):
+    """The dataset of a loop. ``log`` may be larger when it is read than when the reader is made."""
 
-    converter = "gymnasium loop 2"
+    converter, here = "gymnasium loop 2", True  # a log is an open file
     log: EpisodeLog | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -76,38 +88,45 @@ class LoopJob(EnvironmentJob):
         return {**super().describe(), "recorded_by": "rbdata.Recorder", "options": options}
 
     def expect(self) -> Expectation:
-        return self.expect_rows(*self.log.counts) if self.log else self.expect_rows(0)
+        return expect_rows(self, *(self.log.counts if self.log else (0, 0)))
 
-    def record(self, folder: Path, threads: int, on_block: OnBlock) -> None:
-        """Write the recording of the log: in this process, since a log is an open file."""
-        assert self.log is not None
-        count, done, outside = self.environments, 0, 0
-        writer = RecordingWriter(folder, self.columns, codec=self._codec, threads=threads)
-        room, states = block_rows(self.columns, count), [0] * count
+    def units(self, lead: Part | None) -> list[LogUnit]:
+        steps = self.log.counts[0] if self.log else 0
+        return [LogUnit(0, self.title, steps, f"{self.fingerprint} {steps}", self)]
+
+
+@dataclass(frozen=True)
+class LogUnit(Unit):
+    """The episodes of a log."""
+
+    reader: LoopReader
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        reader, done, outside = self.reader, 0, 0
+        assert reader.log is not None
+        count = reader.environments
+        sections = [Section(env, reader.columns) for env in range(count)]
+        room, first = block_rows(reader.columns, count), len(reader.observation)
         waiting: list[list[Piece]] = [[] for _ in range(count)]  # blocks are larger than short episodes
 
-        def flush(env: int) -> None:
-            for number, parts in enumerate(zip(*(piece.rows for piece in waiting[env]))):
-                writer.column(env, number, np.concatenate(parts))
-            waiting[env].clear()
+        def block(env: int) -> Block:
+            pieces, waiting[env] = waiting[env], []
+            rows = [np.concatenate(parts) for parts in zip(*(piece.rows for piece in pieces))]
+            bits = np.zeros(sum(len(piece.rewards) for piece in pieces), np.uint8)
+            bits[np.cumsum([len(piece.rewards) for piece in pieces]) - 1] = [piece.end for piece in pieces]
+            return sections[env].block(rows, np.concatenate([piece.rewards for piece in pieces]), bits, done)
 
-        for env in range(count):
-            writer.begin(env)
-        for piece in self.log.pieces():
-            end = np.zeros(len(piece.rewards), np.uint8)
-            end[-1:] = piece.end
-            writer.steps(piece.env, piece.rewards, end)
-            outside += sum(map(count_outside, self.action, piece.rows[len(self.observation) :]))
+        for piece in reader.log.pieces():
+            outside += sum(map(count_outside, reader.action, piece.rows[first:]))
+            done += len(piece.rewards)
             waiting[piece.env].append(piece)
-            states[piece.env] += len(end) + piece.begins
             if sum(len(one.rewards) + one.begins for one in waiting[piece.env]) >= room:
-                flush(piece.env)
-            done += len(end)
-            on_block(done, 0, 0)
+                yield block(piece.env)
         for env in range(count):
-            flush(env)
-        counts = {"actions_out_of_bounds": outside}
-        writer.finish({"states": states, "counts": counts, "notes": list(self.more_notes)})
+            if waiting[env]:
+                yield block(env)
+        about = {"counts": {"actions_out_of_bounds": outside}, "notes": list(reader.more_notes)}
+        yield Block({}, place=(0, 0), record=about, done=done)
 
 
 class _Episode(Lane):
@@ -178,7 +197,7 @@ class Tape:
         options = ConvertOptions(codec, layout, extra={"text": text})
         where = settings.root(root)
         self._request, self._listener = Request(full, root=where, options=options, force=force), listener or Listener()
-        self._job = job = LoopJob(spec.id if spec else str(name), env, count, options)
+        self._job = job = LoopReader(spec.id if spec else str(name), env, count, options)
         self.place = DatasetPlace(where, full)
         make_writable(where)
         if self.place.path in _open:
@@ -194,10 +213,9 @@ class Tape:
                 raise DatasetExistsError(
                     f"{full} is there already", hint="record under another name, or use force=True"
                 )
-            mark = fingerprint({"id": full, **job.identity()})
-            writer = DatasetWriter(self.place, job.schema, mark, bulk=job.bulk, parts=1, restart=force)
-            writer.remember("log", {})  # what it holds is worth keeping
-            self.log = job.log = EpisodeLog(writer.folder / LOG, job.columns)
+            work = Work(self.place, mark_of(job, self.place), restart=force)
+            work.remember("log", {})  # what it holds is worth keeping
+            self.log = job.log = EpisodeLog(work.folder / LOG, job.columns)
         except BaseException:
             self._lock.__exit__()
             raise

@@ -1,21 +1,28 @@
-"""Turns what environments return into rows of a recording, and describes its dataset.
+"""Turns what environments return into blocks, and describes the dataset.
 
-What steps the environments (`policy_recording`, `recorder`) writes the recording (`ingest.recording`).
+Episodes of several environments are recorded side by side, and lie one after the other in the dataset: each environment is a
+section. What steps the environments is in `policy_recording` and `recorder`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ....errors import RbdataError, UsageError
+from ....storage.codecs import codec_of
+from ....storage.episodes import EpisodeTable
 from ....storage.reference_scores import OTHER_RETURNS
-from ...ingest.job import ConvertOptions
-from ...ingest.recording import END_TERMINATED, END_TRUNCATED, RecordedJob, Recording
+from ...fetch.location import DirectoryLocation
+from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
+from ...ingest.job import ConvertOptions, PartSpec
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
-from ...ingest.trajectories import Column
+from ...ingest.trajectories import Column, count_outcomes
+from ...ingest.unit import Facts, Part, Reader
 from .environments import classes_of, specification, wrappers_of_returns
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
@@ -94,6 +101,36 @@ class LeafRows:
         except LossyCastError as error:
             message = f"{self._name} gave {leaf.key} with the value {error.value}, which {leaf.dtype} does not hold"
             raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
+
+
+#: Bytes of rows kept in memory for all environments together, and the most rows for one.
+_BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
+
+
+def block_rows(columns: Sequence[Column], count: int) -> int:
+    """How many rows of each environment are kept in memory, of ``count``."""
+    row = sum(column.row_bytes for column in columns) + 5
+    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
+
+
+class Section:
+    """The blocks of one environment. The state that the next action is taken in waits for the next block."""
+
+    def __init__(self, number: int, columns: Sequence[Column]) -> None:
+        self._number, self._columns = number, columns
+        self._waiting: dict[str, np.ndarray] = {}
+
+    def block(self, rows: Sequence[np.ndarray], rewards: np.ndarray, bits: np.ndarray, done: int) -> Block:
+        """A block of the next rows of each column, all states as they came; with rewards ``[n]`` and bits uint8 ``[n]``."""
+        states = len(bits) + int(np.count_nonzero(bits & ENDS))
+        columns = {"next/reward": rewards.astype(np.float32)}
+        for column, some in zip(self._columns, rows):
+            if column.per == "state":
+                before = self._waiting.get(column.key)
+                every = some if before is None else np.concatenate([before, some])
+                some, self._waiting[column.key] = every[:states], every[states:].copy()
+            columns[column.key] = some
+        return Block(columns if len(bits) else {}, bits if len(bits) else None, place=(0, self._number), done=done)
 
 
 class Lane:
@@ -221,8 +258,8 @@ def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
     return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0
 
 
-class EnvironmentJob(RecordedJob):
-    """A recording of an environment. ``env`` has the spaces and the specification; it is not stepped here."""
+class EnvironmentReader(Reader):
+    """Recordings of ``environments`` side by side. ``env`` has the spaces and the specification; it is not stepped here."""
 
     source = "gymnasium"
     citation = (
@@ -243,7 +280,10 @@ class EnvironmentJob(RecordedJob):
             raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
         columns = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in self.observation]
         columns += [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in self.action]
-        super().__init__(name, columns, environments, options)
+        # Only the name of the location is used: there is nothing to fetch.
+        super().__init__(name, DirectoryLocation("this machine"), options)
+        self.environments = environments
+        self.set_columns(columns)
 
     def identity(self) -> dict[str, Any]:
         leaves = [leaf.to_json() for leaf in self.schema]
@@ -262,8 +302,26 @@ class EnvironmentJob(RecordedJob):
         }
         return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
 
-    def all_notes(self, counts: Mapping[str, Any], recording: Recording) -> list[str]:
-        notes = list(dict.fromkeys([*self.more_notes, *recording.notes]))
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the one unit."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def compresses(self) -> bool:
+        """Whether large rows are compressed."""
+        return any(not codec_of(self.schema[name]).fixed_rows for name in self.bulk)
+
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        about = parts[-1].about
+        counts = {**count_outcomes(episodes.outcome), **about["counts"], "environments": self.environments}
+        made_of = {"name": self.name, "size": None, "crc32c": None}
+        states = episodes.steps + len(episodes)
+        spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)
+        return Facts(counts, self._notes(counts, about["notes"]), [spec], self.spaces)
+
+    def _notes(self, counts: Mapping[str, Any], more: Sequence[str]) -> list[str]:
+        notes = list(dict.fromkeys([*self.more_notes, *more]))
         cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
         if cut:
             is_cut = "episode was" if cut == 1 else "episodes were"

@@ -151,6 +151,6 @@ class GymnasiumSource(Source):
     def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
         from .environments import Made
-        from .policy_recording import RecordingJob
+        from .policy_recording import PolicyReader
 
-        return RecordingJob(Made(split_name(name)[0], options.extra["env_args"]), options)
+        return PolicyReader(Made(split_name(name)[0], options.extra["env_args"]), options)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 from gymnasium.wrappers import TimeLimit
-from rbdata.datasets.sources.gymnasium.policy_recording import RecordingJob
+from rbdata.datasets.sources.gymnasium.policy_recording import PolicyReader
 from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
 
 gymnasium_envs.register()
@@ -126,7 +126,7 @@ def test_what_an_interrupted_recording_left(monkeypatch):
     for version, made in ((None, 60), ("1", 30)):
         calls.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(RecordingJob, "describe", fails)
+            patch.setattr(PolicyReader, "describe", fails)
             with pytest.raises(KeyboardInterrupt):
                 record(policy=policy, version=version, name=f"v{version}")
         assert record(policy=policy, version=version, name=f"v{version}").all() and len(calls) == made
