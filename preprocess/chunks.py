@@ -82,7 +82,7 @@ CHUNKS = 32
 class Chunk:
     """Steps ``start..stop-1``; ``first..last-1`` are the episodes of the view that these steps belong to.
 
-    ``functions``: the names of those that are applied to them.
+    ``section``: the number of the section that it is a part of. ``functions``: the names of those that are applied to it.
     """
 
     index: int
@@ -90,6 +90,7 @@ class Chunk:
     stop: int
     first: int
     last: int
+    section: int = field(default=0, compare=False)
     functions: str = field(default="", compare=False)
 
     @property
@@ -131,8 +132,8 @@ def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
 
 def cut_sections(sections: Sequence[Chunk], episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
     """The chunks of all sections, of ``size`` steps each, numbered throughout."""
-    pieces = (piece for section in sections for piece in split(section, episodes, size, whole_episodes))
-    return [replace(piece, index=number) for number, piece in enumerate(pieces)]
+    pieces = ((section, piece) for section in sections for piece in split(section, episodes, size, whole_episodes))
+    return [replace(piece, index=number, section=section.index) for number, (section, piece) in enumerate(pieces)]
 
 
 def split(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:

@@ -8,13 +8,13 @@ Preprocessed  the outcome; `DryRun` is that of a dry run
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import uuid
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,7 +28,6 @@ from ..storage.episodes import open_episodes
 from ..storage.folder import DatasetPlace, free_bytes
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import Schema
-from ..storage.writer import fingerprint
 from .chunks import Episodes, choose_sizes, chunk_size, cut, cut_sections, view_episodes
 from .function import Chain, Given, Per, describe, to_json
 from .functions.checks import choice, positive, whole
@@ -203,6 +202,10 @@ class RunConfig:
         return self.chain.ignoring if self.chain.per != "sample" and self.request.read_options == ReadOptions() else 0
 
 
+def _digest(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
 class Run:
     """A request bound to its input (``path``, ``manifest``, ``episodes``) and its destination ``place``.
 
@@ -247,7 +250,7 @@ class Run:
             "layout": request.layout,
             "versions": versions(),
         }
-        self.fingerprint = fingerprint(self.identity) if self.is_identified else uuid.uuid4().hex
+        self.fingerprint = _digest(self.identity) if self.is_identified else uuid.uuid4().hex
 
     @property
     def runs_own_code(self) -> bool:
@@ -286,13 +289,6 @@ class Run:
         """Steps of a chunk. Built-in functions are too fast for more chunks than sections."""
         steps, whole = self.episodes.steps, getattr(self, "whole_episodes", False)
         return chunk_size(steps, self.batch, self.section, whole) if self.runs_own_code else self.section
-
-    @property
-    def chunks_of_sections(self) -> list[tuple[int, int]]:
-        """For each section, the number of its first chunk and of the first chunk after it."""
-        starts = [chunk.start for chunk in self.chunks]
-        firsts = [bisect_left(starts, section.start) for section in self.sections]
-        return list(pairwise([*firsts, len(starts)]))
 
     def find_existing(self) -> Manifest | None:
         """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""

@@ -4,11 +4,11 @@
     statistics   first passes over all data, for functions that need them; the partial statistics of the sections are merged in
                  order, so that sums do not depend on the order in which workers finish
     try          the first result decides the leaves (`layout`); rows from all parts of the data decide codecs and dictionaries
-    parts        a part for each chunk, in any order; they are appended in the order of the chunks
-    commit       the records of the parts become an episode table and a manifest with `lineage`
+    parts        a part for each chunk, in any order (`datasets.ingest.part`)
+    commit       what the parts say of themselves becomes an episode table and a manifest with `lineage`; they are joined
 
-All work is done by the tasks of `worker`; nothing here imports torch. The journal of the working folder (`storage.writer`)
-records parts and statistics: after an interruption at any moment the same request continues from it, with the same bytes.
+All work is done by the tasks of `worker`; nothing here imports torch. Parts that are there are not made again, and
+statistics are in the journal: after an interruption at any moment the same request continues, with the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,20 +30,34 @@ import numpy as np
 from .. import settings
 from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
+from ..datasets.ingest.block import Block
+from ..datasets.ingest.part import (
+    RECORD,
+    PartTask,
+    dictionary_mark,
+    episodes_of,
+    has_dictionaries,
+    parts_of,
+    store_dictionaries,
+)
+from ..datasets.ingest.request import Estimate
+from ..datasets.ingest.unit import Part, Unit
 from ..datasets.workers import open_engine
-from ..datasets.workers.task import Engine, OnBlock, Report, usable_cpus
+from ..datasets.workers.task import Engine, OnBlock, do_task, usable_cpus
 from ..errors import SchemaError, UnfinishedDatasetError, UsageError
 from ..storage.codecs import PLAIN, codec_of
-from ..storage.durable import write_atomically
-from ..storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
+from ..storage.episodes import EpisodeTable
 from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_is_text, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
+from ..storage.join import Piece, begin_join, is_joining, join
 from ..storage.journal import Journal
+from ..storage.leaf import Leaf
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest
+from ..storage.part_file import lengths_path, read_plain_rows, rows_path
 from ..storage.parts import PARTS
-from ..storage.schema import FLAGS, Schema
-from ..storage.writer import DatasetWriter
+from ..storage.schema import FLAGS
+from ..storage.work import Work
 from .chunks import Chunk, cut_sections, split
 from .function import Chain, examine, pickled, unpickled
 from .layout import (
@@ -62,12 +76,10 @@ from .request import DryRun, Listener, Preprocessed, Request, Run, RunConfig
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
 
-#: Number of steps whose flags and rewards are read at a time.
+#: Number of steps whose flags and rewards are read, and whose rewards are summed, at a time.
 _BLOCK_STEPS = 1 << 20
 #: Worker processes that are started without ``--procs``, and the sections from which built-in functions are worth them.
 MAX_PROCS, LEAST_SECTIONS = 8, 8
-#: Finished parts are appended after this many seconds, or this many times the duration of the last append if that is longer.
-MERGE_EVERY, MERGE_SHARE = 0.25, 8.0
 #: Minimum number of pieces of a pass through other functions, if the data have that many batches or episodes.
 LEAST_PIECES = 32
 #: Sections that rows for a dictionary are taken from, and chunks that a dry run makes, at most.
@@ -135,14 +147,19 @@ class Workers:
         task: str,
         config: RunConfig,
         chunks: Sequence[Chunk],
-        report: Report = lambda progress: None,
         **options: Any,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """The number of each chunk and what ``worker.TASK(applier, chunk, on_block, **options)`` returns, as they finish."""
-        names = ", ".join(config.chain.names)
-        named = [replace(chunk, functions=names) for chunk in chunks]
-        given = config if self.here else pickled(config)
-        return self.engine.run(partial(_do, task, given, **options), named, report)
+        work = partial(_do, task, self.given(config), **options)
+        return self.engine.run(work, [self.named(config, chunk) for chunk in chunks], lambda progress: None)
+
+    def given(self, config: RunConfig) -> RunConfig | bytes:
+        """What the work gets: pickled here, where errors are the user's."""
+        return config if self.here else pickled(config)
+
+    def named(self, config: RunConfig, chunk: Chunk) -> Chunk:
+        """A chunk with the names of the functions."""
+        return replace(chunk, functions=", ".join(config.chain.names))
 
     def examine(self, run: Run) -> Chain:
         """The functions of a run, found in a worker. Raises as `function.examine`."""
@@ -152,7 +169,7 @@ class Workers:
             return examine(*given)
         names = ", ".join(record["function"] for record in run.records)
         ((_, chain),) = self.engine.run(
-            partial(_examine, pickled(given)), [Chunk(0, 0, 1, 0, 1, names)], lambda progress: None
+            partial(_examine, pickled(given)), [Chunk(0, 0, 1, 0, 1, functions=names)], lambda progress: None
         )
         return chain["chain"]
 
@@ -199,13 +216,13 @@ def _choose_procs(run: Run) -> int | None:
 
 
 def _collect_statistics(
-    run: Run, config: RunConfig, sections: Sequence[Chunk], workers: Workers, writer: DatasetWriter | None = None
+    run: Run, config: RunConfig, sections: Sequence[Chunk], workers: Workers, work: Work | None = None
 ) -> RunConfig:
     """The configuration with the statistics of every function; each pass gets the results of the functions before it.
 
-    Statistics are read from and added to the journal of ``writer``.
+    Statistics are read from and added to the journal of ``work``.
     """
-    known = writer.remembered("statistics") if writer is not None else {}
+    known = work.remembered("statistics") if work is not None else {}
     for number, fits in enumerate(config.chain.fits):
         if not fits:
             continue
@@ -226,8 +243,8 @@ def _collect_statistics(
                 raise SchemaError(f"there is nothing left for {name}: the functions before it dropped every episode")
             finish = workers.run("finish_statistics", config, pieces[:1], number=number, partials=partials)
             ((_, statistics[number]),) = finish
-            if writer is not None:
-                writer.remember("statistics", {"statistics": statistics[number]}, number)
+            if work is not None:
+                work.remember("statistics", {"statistics": statistics[number]}, number)
         config = replace(config, statistics=tuple(statistics))
     return config
 
@@ -320,15 +337,13 @@ def _dry_run(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
         config = _collect_statistics(run, config, first, workers)
         probe = _try_functions(run, config, workers)
         layout, dictionaries = _choose_layout(run, config, probe, workers)
-        for name, data in dictionaries.items():
-            path = scratch / codec_of(layout.schema[name]).path("dictionary")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, data)
+        store_dictionaries(scratch, {name: layout.schema[name] for name in dictionaries}, dictionaries, run.fingerprint)
         places = {round((len(run.chunks) - 1) * number / (TRIED_CHUNKS - 1)) for number in range(TRIED_CHUNKS)}
         tried = [run.chunks[place] for place in sorted(places)]
-        how: Mapping[str, Any] = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": frozenset[str]()}
-        records = [record for _, record in workers.run("write_part", config, tried, **how)]
-        written = sum(path.stat().st_size for path in (scratch / PARTS).iterdir())
+        tasks = _tasks(run, config, layout, frozenset(), tried, workers)
+        done = workers.engine.run(do_task, tasks, lambda progress: None)
+        records = [record["about"] for _, record in done]
+        written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != RECORD)
     steps_in, steps_out = sum(chunk.rows for chunk in tried), sum(record["steps"] for record in records)
     share = steps_in / run.episodes.steps
     seconds = sum(record["seconds"] for record in records)
@@ -357,6 +372,42 @@ def _dry_run(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
 # -- parts ---------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ChunkUnit(Unit):
+    """A chunk of the input, read through the functions."""
+
+    config: RunConfig | bytes
+    chunk: Chunk
+    layout: Layout
+    undecoded: frozenset[str]
+
+    def blocks(self, resume: object, threads: int) -> Iterator[Block]:
+        from .worker import blocks
+
+        return blocks(self.config, self.chunk, self.layout, self.undecoded)
+
+
+def _tasks(
+    run: Run, config: RunConfig, layout: Layout, undecoded: frozenset[str], chunks: Sequence[Chunk], workers: Workers
+) -> list[PartTask]:
+    """The tasks that make the parts of chunks, in the folder of ``config``."""
+    given: Any = workers.given(config)
+    units = [
+        ChunkUnit(
+            chunk.index,
+            workers.named(config, chunk).label,
+            chunk.rows,
+            run.fingerprint,
+            given,
+            chunk,
+            layout,
+            undecoded,
+        )
+        for chunk in chunks
+    ]
+    return [PartTask(unit, config.folder, layout.schema, 1) for unit in units]
+
+
 def _make_dataset(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
     place = run.place
     make_writable(place.root)
@@ -365,84 +416,79 @@ def _make_dataset(run: Run, config: RunConfig, workers: Workers) -> Preprocessed
         existing = run.find_existing()  # another process may have finished it meanwhile
         if existing is not None:
             return Preprocessed(place.id, place.path, "complete", existing)
-        writer = _open_writer(run)
+        work = _open_work(run)
+        estimate, warnings = None, list[str]()
         try:
-            config = _collect_statistics(run, config, run.sections, workers, writer)
-            probe = _try_functions(run, config, workers)
-            layout, dictionaries = _choose_layout(run, config, probe, workers)
-            for name, data in dictionaries.items():
-                writer.dictionary(layout.schema[name], data)
-            estimate, records = _write_parts(run, config, layout, probe, writer, workers)
+            if not is_joining(place):
+                config = _collect_statistics(run, config, run.sections, workers, work)
+                probe = _try_functions(run, config, workers)
+                layout, dictionaries = _choose_layout(run, config, probe, workers)
+                leaves = {name: layout.schema[name] for name in dictionaries}
+                if not has_dictionaries(work.folder, [*leaves.values()], run.fingerprint):
+                    store_dictionaries(work.folder, leaves, dictionaries, run.fingerprint)
+                estimate, parts = _write_parts(run, config, layout, probe, work, workers)
+                warnings = _begin_commit(run, config, layout, parts, workers)
             workers.listener.on_stage("committing")
-            writer.merge()
-            manifest, warnings = _make_manifest(run, config, layout, records, writer)
-            manifest.provenance = {
-                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "rbdata_version": __version__,
-                "location": run.where,
-                "engine": workers.engine.name,
-            }
-            writer.commit(manifest, run.chunks_of_sections)
+            manifest = join(place)
         except BaseException:
             workers.engine.close()  # no worker may still write when the folder is removed or the lock released
-            if not writer.holds_work():
-                remove_tree(writer.folder)  # it holds nothing that the next run could use
+            if not work.holds_work():
+                remove_tree(work.folder)  # it holds nothing that the next run could use
             raise
     return Preprocessed(place.id, place.path, "written", manifest, estimate=estimate, warnings=tuple(warnings))
 
 
-def _open_writer(run: Run) -> DatasetWriter:
-    """The writer of a run, which continues an interrupted run of the same request.
+def _open_work(run: Run) -> Work:
+    """The working folder of a run, which continues an interrupted run of the same request.
 
     Raises UnfinishedDatasetError if an interrupted run had another request.
     """
     before = Journal(run.place.working / JOURNAL).find("request").get(0, {}).get("identity")
+    request = run.request
     try:
-        writer = DatasetWriter(
-            run.place,
-            Schema(()),
-            run.fingerprint,
-            restart=run.request.force,
-            appended=True,
-            command=run.request.command,
-            continues=run.is_identified,
-        )
+        options: dict[str, Any] = {"restart": request.force, "command": request.command, "continues": run.is_identified}
+        work = Work(run.place, run.fingerprint, **options)
     except UnfinishedDatasetError as error:
         differs = run.differs(before if isinstance(before, dict) else {})
         message = f"an unfinished {run.place.id} exists, started with another function, input, version or other options"
         raise UnfinishedDatasetError(message + differs, hint=error.hint) from error
-    if not writer.remembered("request"):
-        writer.remember("request", {"identity": run.identity})  # for messages about how another request differs
-    return writer
+    if not work.remembered("request"):
+        work.remember("request", {"identity": run.identity}, 0)  # for messages about how another request differs
+    return work
 
 
 def _write_parts(
-    run: Run, config: RunConfig, layout: Layout, probe: Probe, writer: DatasetWriter, workers: Workers
-) -> tuple[Any, list[Record]]:
-    """Write and append the parts of all chunks. Returns the estimate and the records of the parts."""
+    run: Run, config: RunConfig, layout: Layout, probe: Probe, work: Work, workers: Workers
+) -> tuple[Estimate, list[Part]]:
+    """Write the parts of all chunks that are not there. Returns the estimate and all parts."""
     listener = workers.listener
-    writer.set_schema(layout.schema, layout.filled, len(run.chunks))
-    records = writer.parts_done()
+    undecoded = _undecoded_leaves(run, config, probe, layout)
+    tasks = _tasks(run, config, layout, undecoded, run.chunks, workers)
+    if not work.remembered("plan"):
+        work.remember("plan", {"parts": len(tasks)})
+    there = {task.index: part for task in tasks for part in _sound_parts(work.folder, task)}
+    records: dict[int, Record] = {index: part.about for index, part in there.items()}
     estimate = _estimate(run, layout, probe, records, workers.engine)
     listener.on_estimate(estimate)
-    undecoded = _undecoded_leaves(run, config, probe, layout)
     for path, manifest in run.folders:  # copied bytes get new checksums: they must be intact
         check_leaves(path, manifest, undecoded)
-    writer.merge()
-    how: dict[str, Any] = {"schema": layout.schema, "shapes": layout.shapes, "undecoded": undecoded}
-    next_merge = time.monotonic() + MERGE_EVERY
-    left = [chunk for chunk in run.chunks if chunk.index not in records]
-    for index, record in workers.run("write_part", config, left, listener.on_progress, **how):
-        records[index] = record
+    left = [task for task in tasks if task.index not in records]
+    for index, record in workers.engine.run(do_task, left, listener.on_progress):
+        records[index] = record["about"]
         for edge in (index, index + 1):
             _check_edge(run, config, layout, records, edge)
-        writer.part_done(index, record)
-        now = time.monotonic()
-        if now > next_merge:
-            writer.merge()
-            next_merge = time.monotonic() + max(MERGE_EVERY, MERGE_SHARE * (time.monotonic() - now))
+        work.remember("part", {}, index)
         listener.on_part_done(index)
-    return estimate, [records[chunk.index] for chunk in run.chunks]
+    return estimate, [part for task in tasks for part in parts_of(work.folder, task.unit)]
+
+
+def _sound_parts(folder: Path, task: PartTask) -> list[Part]:
+    """The part of a chunk that an earlier run made, if its bytes are as they were and it has the dictionaries of now."""
+    found, mark = parts_of(folder, task.unit), dictionary_mark(folder)
+    for part in found:
+        if part.record["dictionary"] != mark or not part.is_sound():
+            remove_tree(part.folder)
+    return [part for part in found if part.folder.exists()]
 
 
 def _unchained_at(records: Mapping[int, Record], number: int) -> list[str]:
@@ -462,7 +508,7 @@ def _check_edge(run: Run, config: RunConfig, layout: Layout, records: Mapping[in
             raise unchained_error(config.chain.names, name, where)
 
 
-def _estimate(run: Run, layout: Layout, probe: Probe, records: Mapping[int, Record], engine: Engine) -> Any:
+def _estimate(run: Run, layout: Layout, probe: Probe, records: Mapping[int, Record], engine: Engine) -> Estimate:
     """What remains to be done after the parts in ``records``."""
     total = run.episodes.steps
     done = sum(run.chunks[number].rows for number in records)
@@ -470,7 +516,7 @@ def _estimate(run: Run, layout: Layout, probe: Probe, records: Mapping[int, Reco
     # Without finished chunks, the estimate assumes that functions make no more steps of other episodes than of the first one.
     ratio = given / done if done else max(1.0, probe.steps_out / probe.steps_in)
     disk = layout.step_bytes * ratio * (total - done)
-    # Parts take space beside the leaves until they are appended.
+    # Rows lie on the disk twice while they are joined.
     longest = max(chunk.rows for chunk in run.chunks)
     waiting = min(disk, layout.step_bytes * longest * (2 * engine.parallel + 2))
     check_space(run.place.path, int(disk + waiting), run.place.id)
@@ -480,21 +526,44 @@ def _estimate(run: Run, layout: Layout, probe: Probe, records: Mapping[int, Reco
 # -- from parts to a dataset ---------------------------------------------------------------------------------------------
 
 
-def _make_manifest(
-    run: Run, config: RunConfig, layout: Layout, parts: Sequence[Record], writer: DatasetWriter
-) -> tuple[Manifest, list[str]]:
-    """Write the episode table and the constant leaves. Returns the manifest, and warnings for the user."""
-    steps = sum(part["steps"] for part in parts)
-    if not steps:
+def _begin_commit(run: Run, config: RunConfig, layout: Layout, parts: Sequence[Part], workers: Workers) -> list[str]:
+    """Decide all files of the dataset: the episode table, the manifest. Returns warnings for the user."""
+    about = [part.about for part in parts]
+    if not any(one["steps"] for one in about):
         raise nothing_left_error(config.chain.names, run.manifest.id)
-    columns = writer.columns()
-    try:
-        columns.rows = steps
-        files = columns.close()
-    finally:
-        columns.abandon()
-    episodes = _make_episodes(layout, parts, writer, steps)
-    writer.planned(files, episodes)
+    sections = [(part, section) for part in parts for section in part.sections()]
+    episodes = episodes_of(sections, layout.schema["next/reward"], _BLOCK_STEPS, lambda: run.place.id)
+    firsts = np.cumsum([0, *(one["steps"] for one in about)])
+    midway = [np.array(one["midway"], np.int64) + first for one, first in zip(about, firsts)]
+    episodes = replace(episodes, midway=np.isin(episodes.start, np.concatenate(midway)))
+    manifest, warnings = _make_manifest(run, config, layout, about, episodes)
+    manifest.provenance = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "rbdata_version": __version__,
+        "location": run.where,
+        "engine": workers.engine.name,
+    }
+    pieces = {name: [_piece(run, part, layout.schema[name]) for part in parts] for name in layout.filled}
+    begin_join(run.place, manifest, episodes, pieces, layout.filled)
+    return warnings
+
+
+def _piece(run: Run, part: Part, leaf: Leaf) -> Piece:
+    """The rows of a leaf in a part, none where every episode was dropped. Sections of the input have a checksum each."""
+    section = run.chunks[part.unit].section
+    fixed = codec_of(leaf).fixed_rows
+    written = next((one["leaves"][leaf.name] for one in part.sections() if leaf.name in one["leaves"]), None)
+    if written is None:
+        return Piece(part.folder, 0, 0, "", 0, section, None if fixed else np.zeros(0, np.int64))
+    stem, count = part.folder / written["stem"], written["rows"]
+    lengths = None if fixed else read_plain_rows(lengths_path(stem), count, "<i8")
+    return Piece(rows_path(stem), 0, written["length"], written["cells"], count, section, lengths)
+
+
+def _make_manifest(
+    run: Run, config: RunConfig, layout: Layout, parts: Sequence[Record], episodes: EpisodeTable
+) -> tuple[Manifest, list[str]]:
+    """The manifest without its files, and warnings for the user. ``parts``: what the chunks say of themselves."""
     returns, lengths = episodes.summary()
     edges = (_unchained_at(dict(enumerate(parts)), number) for number in range(1, len(parts)))
     unchained = sorted({name for names in (*(part["unchained"] for part in parts), *edges) for name in names})
@@ -508,24 +577,21 @@ def _make_manifest(
     changed = {name for part in parts for name in part["changed"]}
     if any(part["returns"] for part in parts) or run.request.read_options.n_step:
         changed.add("next/reward")
-    kept = run.manifest
+    kept, options = run.manifest, {"codec": run.request.codec, "layout": run.request.layout}
+    of_sections = [list(some) for _, some in groupby(parts, lambda part: run.chunks[part["chunk"]].section)]
     manifest = Manifest(
         id=run.place.id,
         schema=layout.schema,
-        steps=steps,
+        steps=episodes.steps,
         episodes=len(episodes),
-        source={
-            "name": "preprocess",
-            "options": {"codec": run.request.codec, "layout": run.request.layout},
-            "objects": [],
-        },
+        source={"name": "preprocess", "options": options, "objects": []},
         parts=[
             {
                 "name": section.describe(),
-                "states": sum(part["steps"] + part["episodes"] for part in parts[first:last]),
-                "rows": sum(part["steps"] for part in parts[first:last]),
+                "states": sum(part["steps"] + part["episodes"] for part in some),
+                "rows": sum(part["steps"] for part in some),
             }
-            for section, (first, last) in zip(run.sections, run.chunks_of_sections)
+            for section, some in zip(run.sections, of_sections)
         ],
         spaces={} if run.whole_episodes else remaining_spaces(kept, layout.shapes, changed),
         counts=counts,
@@ -537,34 +603,6 @@ def _make_manifest(
         lineage=_make_lineage(run, config, layout, changed, unchained),
     )
     return manifest, warnings
-
-
-def _make_episodes(layout: Layout, parts: Sequence[Record], writer: DatasetWriter, steps: int) -> EpisodeTable:
-    """The episode table from the flags and rewards that were written, and the marks of the parts."""
-    leaves = (layout.schema["next/" + name] for name in ("done", "terminated", "reward"))
-    done, terminated, reward = (
-        np.memmap(writer.folder / leaf.memmap, leaf.np_dtype, "r", shape=(steps,)) for leaf in leaves
-    )
-    ends, returns, open_return = [], [], 0.0
-    for low in range(0, steps, _BLOCK_STEPS):
-        here = np.flatnonzero(done[low : low + _BLOCK_STEPS])
-        values = reward[low : low + _BLOCK_STEPS].astype(np.float64)
-        if len(here):
-            sums = np.add.reduceat(values[: here[-1] + 1], np.append(0, here[:-1] + 1))
-            sums[0] += open_return  # of the episode that began before this block
-            returns.append(sums)
-            ends.append(here + low)
-            open_return, values = 0.0, values[here[-1] + 1 :]
-        open_return += float(values.sum())
-    end = np.concatenate(ends)
-    start = np.append(0, end[:-1] + 1).astype(np.int64)
-    firsts = np.cumsum([0, *(part["steps"] for part in parts)])
-    cut, midway = (
-        np.concatenate([np.array(part[name], np.int64) + first for part, first in zip(parts, firsts)])
-        for name in ("cut", "midway")
-    )
-    outcome = np.where(terminated[end], TERMINATED, np.where(np.isin(end, cut), CUT, TRUNCATED)).astype(np.uint8)
-    return EpisodeTable(start, end - start + 1, np.concatenate(returns), outcome, np.isin(start, midway))
 
 
 def _make_notes(episodes: int, counts: Mapping[str, Any], unchained: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,17 +1,16 @@
-"""The work of one chunk, in a worker: write a part; before that try the functions, sample results, collect statistics.
+"""The work of one chunk, in a worker: its blocks; before that try the functions, sample results, collect statistics.
 
-`do` calls one of them for the process that distributes the work; they return the record that the engine yields.
-
-A part holds the results of one chunk on disk: a file for each leaf, until it is appended to the new dataset. The rows of a
-state leaf are in the order of states: the observation of each step, and after the last step of an episode its successor. The
-successors of all other steps are the rows after them, which is checked here. Compressed rows that no function changed are
-copied as they are stored, because most of the time goes into compression: every batch is compared with the input.
+`do` calls a task for the process that distributes the work, which returns a record. `blocks` are what a chunk becomes part of
+the new dataset by (`datasets.ingest.block`). The rows of a state leaf are in the order of states: the observation of each
+step, and after the last step of an episode its successor. The successors of all other steps are the rows after them, which is
+checked here. Compressed rows that no function changed are copied as they are stored, because most of the time goes into
+compression: every batch is compared with the input.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -19,87 +18,139 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, Rows, StoredRows
 from ..datasets.workers.task import OnBlock
 from ..errors import FunctionError
 from ..storage.codecs import codec_of
-from ..storage.durable import sync_folder
-from ..storage.parts import PARTS
-from ..storage.schema import Schema
-from .apply import Applier, ResultBatch
+from .apply import Applier, ResultBatch, Stored
 from .chunks import Chunk, split
 from .function import unpickled
-from .layout import Probe, Shapes, observation_pairs, unchained_edges, unchained_error
+from .layout import RESULT_FLAGS, Layout, Probe, Shapes, observation_pairs, unchained_edges, unchained_error
 from .request import RunConfig
-from .result import (
-    Columns,
-    Tally,
-    as_bytes,
-    check_same,
-    digest,
-    find_unchained,
-    in_state_order,
-    runs_of,
-    shapes_of,
-)
+from .result import Columns, Tally, as_bytes, check_same, digest, find_unchained, in_state_order, runs_of, shapes_of
+
+# -- blocks --------------------------------------------------------------------------------------------------------------
 
 
-class PartWriter:
-    """Writes the results of chunk ``number``, leaf by leaf, and checks successors.
+def blocks(config: RunConfig | bytes, chunk: Chunk, layout: Layout, undecoded: frozenset[str]) -> Iterator[Block]:
+    """The results of a chunk, a block a batch, and last a record of them.
 
-    ``shapes``: the shapes of all results. ``source``: the schema of the input, whose rows may be copied for some leaves.
+    The leaves ``undecoded`` are copied as they are stored, and functions do not get them. The record holds ``chunk`` (its
+    number), ``steps``, ``episodes`` that end in the chunk, ``midway`` (rows with which an episode begins whose beginning is
+    missing), those of `Successors` and `Tally`, ``changed`` (leaves whose values are not those of the input, unless functions
+    get whole episodes), and ``seconds``. Raises SchemaError for results unlike the first one, and for successors of a state
+    leaf that are not the observation of the following step.
+    """
+    with _opened(config) as applier:
+        began, shapes, before = time.perf_counter(), layout.shapes, applier.view.dataset.schema
+        copyable = _copyable(applier, layout)
+        expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
+        kept = {path for leaf in before for path in leaf.names if path in shapes}
+        unchanged = set() if applier.config.whole_episodes else set(kept)
+        compared = {path for name in copyable for path in (name, "next/" + name)}
+        successors = Successors(applier.config.chain.names, layout)
+        tally, done, steps, episodes = Tally(), 0, 0, 0
+        midway: list[int] = []
+        for span in applier.split(chunk):
+            batch = applier.apply(span, tally, undecoded)
+            done += span.rows
+            if not batch.columns:
+                yield Block({}, place=_PLACE, done=done)
+                continue
+            check_same(batch.columns, expected, applier.name, batch.where)
+            same = set() if batch.source is None else batch.source.unchanged(batch.columns, unchanged | compared)
+            unchanged &= same
+            copied = {name for name in copyable if {name, "next/" + name} <= same}
+            ends = batch.columns["next/done"].view(-1)
+            successors.check(batch.columns, copied, ends, batch.where)
+            midway += (batch.midway.nonzero().view(-1) + steps).tolist()
+            steps, episodes = steps + len(ends), episodes + int(ends.sum())
+            yield Block(_rows(batch, layout, copied, ends), _bits(batch), place=_PLACE, done=done)
+        record = {
+            "chunk": chunk.index,
+            "steps": steps,
+            "episodes": episodes,
+            "midway": midway,
+            **successors.record,
+            **vars(tally),
+        }
+        record["changed"] = [] if applier.config.whole_episodes else sorted(kept - unchanged)
+        record["seconds"] = round(time.perf_counter() - began, 6)
+        yield Block({}, place=_PLACE, done=done, record=record)
+
+
+#: All chunks are one section: nothing of the result depends on where one ends.
+_PLACE = (0,)
+
+
+def _copyable(applier: Applier, layout: Layout) -> set[str]:
+    """The leaves with the codec and dictionary of the input, whose unchanged rows are copied."""
+    config, before = applier.config, applier.view.dataset.schema
+    found = set()
+    for leaf in layout.schema.states:
+        old, stored = before.get(leaf.name), config.copyable.get(leaf.name)
+        if old is not None and stored is not None and codec_of(leaf).is_like(config.folder, old, stored):
+            found.add(leaf.name)
+    return found
+
+
+def _rows(batch: ResultBatch, layout: Layout, copied: Collection[str], ends: torch.Tensor) -> dict[str, Rows]:
+    """The columns of a block. Leaves that are ``copied`` may have no columns in the result."""
+    columns, rows = batch.columns, dict[str, Rows]()
+    for name in layout.filled:
+        if name in copied:
+            assert batch.source is not None
+            place = batch.source.place
+            runs = runs_of(in_state_order(place, place + 1, ends) + batch.source.states[name].first)
+            rows[name] = StoredRows(_Copied(batch.source.states[name], runs), 0, len(ends) + int(ends.sum()))
+        elif name not in RESULT_FLAGS:
+            found = columns[name]
+            if layout.schema[name].kind == "state":
+                found = in_state_order(found, columns["next/" + name], ends)
+            rows[name] = found.numpy()
+    return rows
+
+
+def _bits(batch: ResultBatch) -> np.ndarray:
+    terminated, truncated = (batch.columns[f"next/{name}"].view(-1).numpy() for name in ("terminated", "truncated"))
+    ends = np.where(batch.cut.numpy(), END_CUT, END_TRUNCATED) * truncated
+    bits: np.ndarray = (ends + END_TERMINATED * terminated).astype(np.uint8)
+    return bits
+
+
+class _Copied:
+    """Rows of the input, ``runs`` of them one after the other."""
+
+    def __init__(self, stored: Stored, runs: Sequence[tuple[int, int]]) -> None:
+        self._rows, self._runs = stored.rows, runs
+
+    def stored(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """All of them: their concatenated bytes, and the length of each."""
+        rows: Any = self._rows
+        data, lengths = zip(*(rows.stored(low, high) for low, high in self._runs))
+        return np.concatenate(data), np.concatenate(lengths)
+
+
+class Successors:
+    """Compares successors with the observations that follow: within a batch, and at its edges by hashes.
+
+    Raises SchemaError where they differ for a leaf that is stored once per state.
     """
 
-    def __init__(self, config: RunConfig, source: Schema, schema: Schema, shapes: Shapes, number: int) -> None:
-        self._names, self._folder = config.chain.names, config.folder
-        self._leaves = [leaf for leaf in schema if leaf.constant is None]
-        self._sinks = {leaf.name: codec_of(leaf).open_appender(self._folder, number) for leaf in self._leaves}
-        self._states = {leaf.name for leaf in schema.states}
-        #: Leaves with the codec and dictionary of the input, whose unchanged rows are copied.
-        self.copyable: set[str] = set()
-        for leaf in schema.states:
-            old, stored = source.get(leaf.name), config.copyable.get(leaf.name)
-            if old is not None and stored is not None and codec_of(leaf).is_like(self._folder, old, stored):
-                self.copyable.add(leaf.name)
-        self._pairs = observation_pairs(shapes)
+    def __init__(self, names: Sequence[str], layout: Layout) -> None:
+        self._names, self._states = names, {leaf.name for leaf in layout.schema.states}
+        self._pairs = observation_pairs(layout.shapes)
         self._unchained: set[str] = set()
-        self._steps = self._episodes = 0
-        #: Hashes of the first observations, and of the last successors where the last step is not done.
+        #: Of the first observations, and of the last successors where the last step is not done.
         self._head: dict[str, str] = {}
         self._tail: dict[str, str] = {}
-        #: Rows after which the recording ends, and with which an episode begins whose beginning is missing.
-        self._cut: list[int] = []
-        self._midway: list[int] = []
 
-    def add(self, batch: ResultBatch, same: Collection[str]) -> None:
-        """Append rows. Those of ``same`` are those of the input: they may have no columns, and are copied as they are stored.
-
-        Raises SchemaError for successors of a state leaf that are not the observation of the following step."""
-        columns, source = batch.columns, batch.source
-        copied = {name for name in self.copyable if {name, f"next/{name}"} <= set(same)}
-        done = columns["next/done"].view(-1)
-        self._check_chain(columns, copied, done, batch.where)
-        for leaf in self._leaves:
-            sink = self._sinks[leaf.name]
-            if leaf.name in copied and source is not None:
-                stored = source.states[leaf.name]
-                for first, last in runs_of(in_state_order(source.place, source.place + 1, done) + stored.first):
-                    sink.copy(stored.rows, first, last)
-                continue
-            rows = columns[leaf.name]
-            if leaf.kind == "state":
-                rows = in_state_order(rows, columns["next/" + leaf.name], done)
-            sink.append(as_bytes(rows))
-        for marked, places in ((batch.cut, self._cut), (batch.midway, self._midway)):
-            places += (marked.nonzero().view(-1) + self._steps).tolist()
-        self._steps += len(done)
-        self._episodes += int(done.sum())
-
-    def _check_chain(self, columns: Columns, copied: Collection[str], done: torch.Tensor, where: str) -> None:
+    def check(self, columns: Columns, copied: Collection[str], done: torch.Tensor, where: str) -> None:
+        """Compare those of consecutive steps, after which an episode ends where ``done`` (bool ``[n]``)."""
         pairs = [name for name in self._pairs if name in columns]
         head = {name: digest({"": columns[name][:1]}) for name in pairs}
-        unchained = dict.fromkeys(unchained_edges(self._tail, head), -1)
         own = {path: rows for path, rows in columns.items() if path.removeprefix("next/") not in copied}
-        unchained = {**unchained, **find_unchained(own, done)}
+        unchained = {**dict.fromkeys(unchained_edges(self._tail, head), -1), **find_unchained(own, done)}
         self._head = self._head or head
         self._tail = {} if done[-1] else {name: digest({"": columns["next/" + name][-1:]}) for name in pairs}
         for name, row in unchained.items():
@@ -107,26 +158,13 @@ class PartWriter:
                 raise unchained_error(self._names, name, f"at row {row + 1} of {where}")
         self._unchained.update(unchained)
 
-    def finish(self) -> dict[str, Any]:
-        """Close the files. Returns the record of the part: ``leaves`` (the records of the sinks), ``steps``, ``episodes`` that
-        end in it, ``cut`` and ``midway`` (rows), ``unchained``, ``head`` and ``tail`` (hashes of observations)."""
-        leaves = {name: sink.finish(sync=False) for name, sink in self._sinks.items()}
-        sync_folder(self._folder / PARTS)
-        return {
-            "leaves": leaves,
-            "steps": self._steps,
-            "episodes": self._episodes,
-            "cut": self._cut,
-            "midway": self._midway,
-            "unchained": sorted(self._unchained),
-            "head": self._head,
-            "tail": self._tail,
-        }
+    @property
+    def record(self) -> dict[str, Any]:
+        """``unchained``: the observations whose successors differ; ``head``, ``tail``: the hashes at the edges of the chunk."""
+        return {"unchained": sorted(self._unchained), "head": self._head, "tail": self._tail}
 
-    def abandon(self) -> None:
-        for sink in self._sinks.values():
-            sink.abandon()
 
+# -- tasks ---------------------------------------------------------------------------------------------------------------
 
 #: Number of rows of results from each sampled chunk, of the first few of its episodes.
 ROWS_PER_SAMPLE, _EPISODES_PER_SAMPLE = 128, 4
@@ -135,71 +173,36 @@ _MOST_EPISODES = 16
 
 
 def do(task: str, config: RunConfig | bytes, chunk: Chunk, on_block: OnBlock, **options: Any) -> dict[str, Any]:
-    """One of the functions below for a chunk. A process keeps the input and the functions of the last ``config``, which is
-    pickled where they are another process's."""
-    if not _opened or _opened[0][0] != config:
-        _opened[:] = [(config, Applier(unpickled(config) if isinstance(config, bytes) else config))]
-    applier = _opened[0][1]
+    """One of the functions below for a chunk."""
     work: Callable[..., dict[str, Any]] = _TASKS[task]
-    with _one_thread(), torch.no_grad():
-        record = work(applier, chunk, on_block, **options)
-    applier.view.release()
-    return record
+    with _opened(config) as applier:
+        return work(applier, chunk, on_block, **options)
 
 
-_opened: list[tuple[RunConfig | bytes, Applier]] = []
-
-
-def close() -> None:
-    """Close the input and forget the functions of a run in this process."""
-    _opened.clear()
+_kept: list[tuple[RunConfig | bytes, Applier]] = []
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Processes run in parallel: torch uses one thread in each."""
-    threads = torch.get_num_threads()
+def _opened(config: RunConfig | bytes) -> Iterator[Applier]:
+    """The input and the functions of a run, which is pickled where it is another process's; a process keeps the last one.
+
+    Processes run in parallel: torch uses one thread in each.
+    """
+    if not _kept or _kept[0][0] != config:
+        _kept[:] = [(config, Applier(unpickled(config) if isinstance(config, bytes) else config))]
+    applier, threads = _kept[0][1], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.no_grad():
+            yield applier
+        applier.view.release()
     finally:
         torch.set_num_threads(threads)
 
 
-def write_part(
-    applier: Applier, chunk: Chunk, on_block: OnBlock, schema: Schema, shapes: Shapes, undecoded: frozenset[str]
-) -> dict[str, Any]:
-    """Write the results of a chunk as a part. ``shapes`` are those that every result must have.
-
-    The leaves ``undecoded`` are copied as they are stored, and functions do not get them. The record is that of
-    `PartWriter.finish`, the fields of `Tally`, ``changed``: leaves whose values are not those of the input (unless functions
-    get whole episodes), and ``seconds``.
-    """
-    began = time.perf_counter()
-    before = applier.view.dataset.schema
-    part = PartWriter(applier.config, before, schema, shapes, chunk.index)
-    expected = {path: shape for path, shape in shapes.items() if path.removeprefix("next/") not in undecoded}
-    kept = {path for leaf in before for path in leaf.names if path in shapes}
-    unchanged = set() if applier.config.whole_episodes else set(kept)
-    copyable = {path for name in part.copyable for path in (name, "next/" + name)}
-    tally, steps = Tally(), 0
-    try:
-        for span in applier.split(chunk):
-            batch = applier.apply(span, tally, undecoded)
-            if batch.columns:
-                check_same(batch.columns, expected, applier.name, batch.where)
-                source, compared = batch.source, unchanged | copyable
-                same = set() if source is None else source.unchanged(batch.columns, compared)
-                part.add(batch, same)
-                unchanged &= same
-            steps += span.rows
-            on_block(steps, 0, 0)
-        record = part.finish()
-    except BaseException:
-        part.abandon()
-        raise
-    changed = [] if applier.config.whole_episodes else sorted(kept - unchanged)
-    return {**record, **vars(tally), "changed": changed, "seconds": round(time.perf_counter() - began, 6)}
+def close() -> None:
+    """Close the input and forget the functions of a run in this process."""
+    _kept.clear()
 
 
 def try_functions(applier: Applier, section: Chunk, on_block: OnBlock) -> dict[str, Any]:
@@ -300,4 +303,4 @@ def finish_statistics(
     return statistics
 
 
-_TASKS = {fn.__name__: fn for fn in (write_part, try_functions, sample_results, collect_statistics, finish_statistics)}
+_TASKS = {fn.__name__: fn for fn in (try_functions, sample_results, collect_statistics, finish_statistics)}

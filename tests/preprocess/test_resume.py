@@ -15,7 +15,6 @@ import pytest
 from preprocess_tools import lasting, make_input, run
 from processes import RBDATA, start_interruptible
 from rbdata.datasets.local import list_local
-from rbdata.preprocess import run as driver
 from rbdata.preprocess.request import Listener, Request
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
@@ -83,11 +82,9 @@ class TestStopped:
         assert outcome.action == "written"
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
-    @pytest.mark.parametrize("what", ["part", "merged", "dictionary"])
-    def test_files_lost_meanwhile(self, tmp_path, slow, what, monkeypatch):
-        """What the journal says is done must be there; else it is done again."""
-        if what == "part":
-            monkeypatch.setattr(driver, "MERGE_EVERY", 60.0)
+    @pytest.mark.parametrize("what", ["rows", "changed rows", "record", "dictionary"])
+    def test_files_lost_meanwhile(self, tmp_path, slow, what):
+        """What is said to be done must be there; else it is done again."""
         options = {"batch_size": 7, "procs": 0, "codec": "zstd" if what == "dictionary" else "auto"}
         run(tmp_path, slow, dest="my/calm", **options)
         seen = []
@@ -100,11 +97,13 @@ class TestStopped:
         with pytest.raises(KeyboardInterrupt):
             preprocess(Request("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop))
         working = tmp_path / "my" / ".lost.writing"
-        if what == "part":
-            next((working / ".parts").glob("*.blob")).unlink()
-        elif what == "merged":
-            for path in working.rglob("*.memmap"):
-                path.unlink()
+        if what == "rows":
+            next((working / ".parts").glob("*/next.reward.*.rows")).unlink()
+        elif what == "changed rows":
+            path = next((working / ".parts").glob("*/next.reward.*.rows"))
+            path.write_bytes(bytes(path.stat().st_size))
+        elif what == "record":
+            next((working / ".parts").glob("*/part.json")).unlink()
         else:
             (working / "observation" / "dictionary").unlink()
         run(tmp_path, slow, dest="my/lost", **options)
