@@ -10,7 +10,6 @@ from ..errors import RbdataError
 from ..storage import amounts
 from .console import explain, out
 from .options import CacheDir, CacheLimit, LocalIds, Root
-from .progress import phase
 from .verify import CannotCheckError
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ def run(
     """
     from ..datasets.audit.run import audit_datasets, open_for_audit
     from ..datasets.local import expand
+    from .progress import phase
 
     try:
         names = expand(ids, root)

@@ -10,7 +10,6 @@ from typer import Argument, Option
 from ..storage import amounts
 from .console import out
 from .options import Force, LocalId, Root
-from .progress import byte_progress
 
 EXAMPLES = """
   rbdata export Pong/5 ~/pong.npz --to npz
@@ -49,6 +48,7 @@ def run(
     from ..datasets.export import write_export
     from ..datasets.opening import open_dataset
     from ..settings import expanded
+    from .progress import byte_progress
 
     with byte_progress(f"exporting {dataset}", then="finishing") as report:
         given = open_dataset(dataset, root=root)

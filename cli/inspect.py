@@ -17,7 +17,6 @@ from ..storage import amounts
 from ..storage.amounts import exact_percent
 from .console import Column, out
 from .options import CacheDir, CacheLimit, LocalId, Root
-from .progress import phase
 
 if TYPE_CHECKING:
     from ..datasets.card.overview import Histogram, Overview
@@ -96,7 +95,6 @@ def run(
     from ..datasets.card.overview import overview
     from ..datasets.fetch.location import is_remote
     from ..datasets.local import find
-    from ..datasets.remote import open_remote
     from ..storage.episodes import open_episodes
     from ..storage.snapshot import read_snapshot
 
@@ -110,6 +108,9 @@ def run(
         if targets:
             hint = "fetch it first with `rbdata download --mirror`"
             raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
+        from ..datasets.remote import open_remote
+        from .progress import phase
+
         with phase("reading"):
             remote = open_remote(dataset, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
             path, manifest, table = remote.path, remote.manifest, remote.episodes

@@ -13,7 +13,6 @@ from ..storage import amounts
 from . import catalogue_table
 from .console import AMOUNTS, Column, out, state_style
 from .options import Root, complete_source
-from .progress import count_progress
 
 if TYPE_CHECKING:
     from ..datasets.local import LocalDataset
@@ -149,6 +148,7 @@ def _refresh(source: str | None, root: Path | None) -> None:
     from ..datasets import catalogue
     from ..datasets.fetch import FetchOptions
     from ..errors import FetchError
+    from .progress import count_progress
 
     for name, one in catalogue.sources(source).items():
         if source is None and not one.lists_remotely:

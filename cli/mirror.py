@@ -13,7 +13,6 @@ from ..errors import UsageError
 from ..storage import amounts
 from .console import Column, out
 from .options import DryRun, IdOrFolder, Root, UserProject, Yes
-from .progress import byte_progress, count_progress
 
 HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
 
@@ -78,6 +77,7 @@ def push(
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors import push as push_dataset
+    from .progress import byte_progress
 
     to_hub = is_hub_dataset(url)
     if (licence or public) and not to_hub:
@@ -149,6 +149,7 @@ def rm(
     """
     from ..datasets.fetch import FetchOptions
     from ..datasets.mirrors import find_held, remove
+    from .progress import count_progress
 
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import statistics
@@ -16,7 +17,6 @@ from ..errors import DatasetExistsError, UsageError
 from ..storage import amounts
 from .console import Column, out
 from .options import CacheDir, CacheLimit, LocalId, Root
-from .progress import phase
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,7 @@ def run(
         _check_target(save)
     from ..datasets.opening import open_dataset
     from ..loading import load
+    from .progress import phase
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
@@ -146,10 +147,11 @@ def _range(value: torch.Tensor) -> tuple[float, float, float]:
 
 def _check_target(target: Path) -> None:
     """Raise UsageError for a file other than .npz, DatasetExistsError if the path is taken."""
-    if not target.parent.is_dir() and (target.suffix == ".npz" or os.path.lexists(target.parent)):
+    is_archive = target.suffix == ".npz"
+    if not target.parent.is_dir() and (is_archive or os.path.lexists(target.parent)):
         raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path for --out")
     # A suffix begins with a letter: a folder may be called seed0.5.
-    if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and target.suffix != ".npz" and not target.is_dir():
+    if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and not is_archive and not target.is_dir():
         hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"
         raise UsageError(f"a batch cannot be written as a {target.suffix} file", hint=hint)
     try:
@@ -157,36 +159,33 @@ def _check_target(target: Path) -> None:
     except UnicodeEncodeError as error:
         message = f"{target} is not valid UTF-8, and torch cannot write to such a path"
         raise UsageError(message, hint="choose another path for --out") from error
-    if target.exists() and (target.suffix == ".npz" or not target.is_dir() or any(target.iterdir())):
+    if target.exists() and (is_archive or not target.is_dir() or any(target.iterdir())):
         raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
 
 
 def _write(batch: TensorDict, target: Path) -> None:
     """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict.
 
-    Written under a temporary name first: an interrupted command leaves nothing at the path, and the next one replaces its
-    remains.
+    Written under a temporary name first: an interrupted command leaves nothing at the path.
     """
-    from ..preprocess.result import leaves_of
-    from ..storage.durable import close_durably, open_plain, sync_files
-    from ..storage.folder import check_space, files_below, remove_tree
+    import numpy as np
 
-    target = target.absolute()
+    from ..preprocess.result import leaves_of
+    from ..storage.durable import write_atomically
+    from ..storage.folder import check_space, remove_tree
+
+    target, leaves = target.absolute(), leaves_of(batch)
+    if target.suffix == ".npz":
+        content = io.BytesIO()
+        np.savez(content, **{name: value.numpy() for name, value in leaves.items()})
+        write_atomically(target, content.getvalue())
+        return
     made = target.with_name(f".{target.name}.writing")
     remove_tree(made)
     try:
-        if target.suffix == ".npz":
-            import numpy as np
-
-            with open_plain(made, "xb") as file:
-                arrays: dict[str, Any] = {name: value.numpy() for name, value in leaves_of(batch).items()}
-                np.savez(file, **arrays)
-                close_durably(file)
-        else:
-            size = sum(value.nbytes for value in leaves_of(batch).values())
-            check_space(target.parent, size, "the batch")  # writing to a map on a full disk kills the process
-            batch.memmap(str(made))
-            sync_files(made, [str(path.relative_to(made)) for path in files_below(made)])
+        # Writing to a map on a full disk kills the process.
+        check_space(target.parent, sum(value.nbytes for value in leaves.values()), "the batch")
+        batch.memmap(str(made))
         made.rename(target)
     except BaseException:
         remove_tree(made)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from .. import settings
-from ..datasets.fetch.location import is_remote, without_login
-from ..errors import RbdataError, UsageError
+from ..errors import DamagedDatasetError, RbdataError, UsageError
 from ..storage import amounts
 from .console import Column, Failure, explain, out, state_style
 from .options import LocalIds, Procs, Root
-from .progress import byte_progress
 
 EXAMPLES = """
   rbdata verify Pong/5
@@ -65,30 +61,32 @@ def run(
     truncated, and so on. A repaired dataset has the same bytes as before it was damaged. From a mirror with a converted
     copy, only the damaged ranges of files are fetched; otherwise the shards or raw files that they were made from.
     """
+    from ..datasets.fetch.location import is_remote, without_login
+    from ..datasets.local import expand, full_id
+
     if mirror is not None and not repair:
         raise UsageError("--mirror is only for --repair", hint="add --repair")
     if repair and any(map(is_remote, ids)):
         hint = "at a mirror, `rbdata mirror push` sends what differs"
         raise UsageError("--repair is for datasets on this machine", hint=hint)
-    from ..datasets.local import expand, full_id
-
-    ids = expand(ids, root)
+    ids, records = expand(ids, root), []
     given_as: dict[str, str] = {}
-    for given in ids:
-        given_as.setdefault(full_id(without_login(given), root), given)
-    records = []
-    mend = partial(_repair, mirror, procs) if repair else None
+    for one in ids:
+        given_as.setdefault(full_id(without_login(one), root), one)
     for dataset, given in given_as.items():
-        record, error = _check_and_repair(given, dataset, root, quick, mend)
+        record: dict[str, Any] = {"id": dataset, "result": "not checked", "problems": []}
+        try:
+            _check(record, given, root, quick)
+            if repair:
+                _repair(record, mirror, procs)
+        except Exception as error:
+            failure = explain(error)
+            if len(ids) == 1 and record["result"] == "not checked":
+                raise CannotCheckError(failure) from error
+            record["error"] = failure.to_json()
+            if not out.json:
+                out.fail(error, failure, dataset)
         records.append(record)
-        if error is None:
-            continue
-        failure = explain(error)
-        if len(ids) == 1 and record["result"] == "not checked":
-            raise CannotCheckError(failure) from error
-        if not out.json:
-            out.fail(error, failure, dataset)
-
     if out.json:
         out.document({"datasets": records})
     elif out.quiet:
@@ -98,43 +96,47 @@ def run(
     else:
         out.table(_COLUMNS, (row for record in records for row in _rows(record)))
     for record in records:
-        if "repair" in record:
-            out.note(f"{record['id']}: {_repair_note(record['repair'])}")
-    results = {record["result"] for record in records}
+        if done := record.get("repair"):
+            files = amounts.plural(len(done["files"]), "file")
+            how = f"fetched {amounts.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
+            out.note(f"{record['id']}: repaired {files}, {how} {done['location']}")
     broken = [record["id"] for record in records if record["result"] == "damaged" and "error" not in record]
     if broken:
         out.hint(settings.command("verify", *broken, "--repair", root=root))
+    results = {record["result"] for record in records}
     return 1 if "damaged" in results else 2 if "not checked" in results else 0
 
 
-def _check_and_repair(
-    given: str, dataset: str, root: Path | None, quick: bool, mend: Callable[[dict[str, Any]], None] | None
-) -> tuple[dict[str, Any], Exception | None]:
-    """The record of a dataset, and the error if it could not be checked or repaired."""
-    record = None
+def _check(record: dict[str, Any], given: str, root: Path | None, quick: bool) -> None:
+    """Add to the record what the check of a dataset found."""
+    from ..datasets.fetch.location import is_remote
+    from ..datasets.local import find
+    from ..datasets.remote import verify_remote
+    from ..storage.integrity import verify
+    from .progress import byte_progress
+
+    dataset, began = record["id"], time.monotonic()
+    path = Path(dataset) if is_remote(dataset) else find(given, root)
     try:
-        record = _check(given, dataset, root, quick)
-        if mend is not None:
-            mend(record)
-        return record, None
-    except Exception as error:
-        failure = explain(error)
-        if record is not None:  # damaged, and cannot be repaired
-            record["error"] = failure.to_json()
-            return record, error
-        damaged = failure.code == "damaged"
-        problems = [{"path": "rbdata.json", "what": failure.message}] if damaged else []
-        result = "damaged" if damaged else "not checked"
-        return {"id": dataset, "result": result, "problems": problems, "error": failure.to_json()}, error
+        with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
+            if is_remote(dataset):
+                report = verify_remote(given, quick=quick, on_progress=on_progress)
+            else:
+                report = verify(path, quick=quick, on_progress=on_progress)
+    except DamagedDatasetError as error:
+        record |= {"result": "damaged", "problems": [{"path": "rbdata.json", "what": error.message}]}
+        raise
+    record |= {
+        "result": "good" if report.ok else "damaged",
+        "path": dataset if is_remote(dataset) else str(path),
+        "files": report.files,
+        "bytes": report.bytes,
+        "seconds": round(time.monotonic() - began, 3),
+        "problems": [vars(problem) for problem in report.problems],
+    }
 
 
-def _repair_note(done: dict[str, Any]) -> str:
-    files = amounts.plural(len(done["files"]), "file")
-    how = f"fetched {amounts.size(done['fetched_bytes'])} from" if done["fetched_bytes"] else "read from"
-    return f"repaired {files}, {how} {done['location']}"
-
-
-def _repair(mirror: str | None, procs: int | None, record: dict[str, Any]) -> None:
+def _repair(record: dict[str, Any], mirror: str | None, procs: int | None) -> None:
     """Repair a damaged dataset and check it again; of a good one, remove what an interrupted repair left."""
     from ..datasets.repair import end_repair, repair
     from ..storage.integrity import verify
@@ -152,31 +154,7 @@ def _repair(mirror: str | None, procs: int | None, record: dict[str, Any]) -> No
     record["repair"] = {**vars(done), "path": str(done.path)}
 
 
-def _check(given: str, dataset: str, root: Path | None, quick: bool) -> dict[str, Any]:
-    from ..datasets.local import find
-    from ..datasets.remote import verify_remote
-    from ..storage.integrity import verify
-
-    began = time.monotonic()
-    remote = is_remote(dataset)
-    path = Path(dataset) if remote else find(given, root)
-    with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
-        if remote:
-            report = verify_remote(given, quick=quick, on_progress=on_progress)
-        else:
-            report = verify(path, quick=quick, on_progress=on_progress)
-    return {
-        "id": dataset,
-        "result": "good" if report.ok else "damaged",
-        "path": dataset if remote else str(path),
-        "files": report.files,
-        "bytes": report.bytes,
-        "seconds": round(time.monotonic() - began, 3),
-        "problems": [vars(problem) for problem in report.problems],
-    }
-
-
-def _rows(record: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
     name, result = record["id"], record["result"]
     if result == "good":
         read = f", {amounts.size(record['bytes'])} in {amounts.duration(record['seconds'])}" if record["bytes"] else ""

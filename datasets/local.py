@@ -27,7 +27,6 @@ from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
 from . import catalogue
-from .cleanup import emptied_raw, kept_raw, leftovers_of
 from .fetch.location import is_remote
 
 if TYPE_CHECKING:
@@ -245,6 +244,8 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
 
 def _has_remains(place: DatasetPlace) -> bool:
     """Whether a killed process left anything of a missing dataset, if only an empty folder above it."""
+    from .cleanup import leftovers_of
+
     parent = place.path.parent
     while parent != place.root and not parent.exists():
         parent = parent.parent
@@ -254,6 +255,8 @@ def _has_remains(place: DatasetPlace) -> bool:
 
 def delete(place: DatasetPlace) -> None:
     """Remove a dataset, its remains and the raw files kept of it; raises DatasetBusyError while another process writes it."""
+    from .cleanup import emptied_raw, kept_raw
+
     with place.lock():
         # The dataset last: where this is interrupted, it shows that there is something to delete.
         for path in kept_raw(place):
