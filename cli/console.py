@@ -414,13 +414,19 @@ class Console:
             raise UsageError(f"{question}: no answer, so pass {option}")
         return answer
 
-    def confirm_deletion(self, what: str, lines: Sequence[str] = ()) -> bool:
-        """Ask whether to delete ``what``, listed in detail by ``lines``. Raises UsageError without a terminal."""
+    def confirm_deletion(
+        self, what: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, yes: bool, dry_run: bool
+    ) -> bool:
+        """Show what is to be deleted, and ask unless ``yes`` or ``dry_run``. Raises UsageError without a terminal to ask."""
+        if yes or dry_run:
+            if not (self.json or self.quiet):
+                self.table(columns, rows)
+            return True
         if not self._can_ask:
             message = f"nothing deleted ({what}): not a terminal; pass --yes"
             raise UsageError(message, hint="--dry-run shows what would be deleted")
-        for line in lines:
-            self._write(line + "\n")
+        for row in rows:
+            self._write("  ".join(_cell(column, value) for column, value in zip(columns, row)) + "\n")
         if self._read_answer(f"Delete {what}? [y/N] ").lower() in ("y", "yes"):
             return True
         self.note("nothing deleted")

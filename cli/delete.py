@@ -53,8 +53,7 @@ def run(
     what = places[0].id if len(places) == 1 else amounts.plural(len(places), "dataset")
     total = f"{what}, {amounts.size(sum(size for _, size, _ in rows))}"
 
-    lines = [f"{one}  {amounts.size(size)}  {_with_target(path)}" for one, size, path in rows]
-    if not yes and not dry_run and not out.confirm_deletion(total, lines):
+    if not out.confirm_deletion(total, _COLUMNS, rows, yes=yes, dry_run=dry_run):
         return 1
     if not dry_run:
         for place in places:
@@ -70,7 +69,5 @@ def run(
         for place in places:
             out.line(place.id)
     else:
-        if dry_run or yes:  # otherwise the question showed them
-            out.table(_COLUMNS, rows)
         out.note(f"would delete {total}" if dry_run else f"deleted {total}")
     return 0

@@ -154,7 +154,8 @@ def rm(
     fetch = FetchOptions(user_project=user_project)
     held = find_held(dataset, url, fetch=fetch)
     what = f"{held.name}, {amounts.plural(len(held.files), 'file')}, {amounts.size(held.bytes)}"
-    if not yes and not dry_run and not out.confirm_deletion(f"{what}, at {held.url}"):
+    row = (held.name, len(held.files), held.bytes, held.url)
+    if not out.confirm_deletion(f"{what}, at {held.url}", _HELD, [row], yes=yes, dry_run=dry_run):
         return 1
     if not dry_run:
         with count_progress(f"deleting {held.name}") as on_progress:
@@ -165,8 +166,6 @@ def rm(
     elif out.quiet:
         out.line(held.name)
     else:
-        if dry_run or yes:  # otherwise the question showed it
-            out.table(_HELD, [(held.name, len(held.files), held.bytes, held.url)])
         out.note(f"would delete {what}" if dry_run else f"deleted {what}")
     return 0
 

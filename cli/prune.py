@@ -44,8 +44,7 @@ def run(
     found = find_leftovers(root, raw=raw)
     rows = [(one.id or None, _WHAT[one.kind], one.bytes, str(one.path)) for one in found]
     total = f"{amounts.plural(len(found), 'left-over')}, {amounts.size(sum(one.bytes for one in found))}"
-    lines = [f"{name or '-'}  {what}  {amounts.size(size)}  {path}" for name, what, size, path in rows]
-    if found and not yes and not dry_run and not out.confirm_deletion(total, lines):
+    if found and not out.confirm_deletion(total, _COLUMNS, rows, yes=yes, dry_run=dry_run):
         return 1
     kept = [] if dry_run else remove_leftovers(found, root)
     if out.json:
@@ -56,8 +55,6 @@ def run(
             if one not in kept:
                 out.line(str(one.path))
     else:
-        if dry_run or yes:
-            out.table(_COLUMNS, rows)
         out.note("nothing to delete" if not found else f"would delete {total}" if dry_run else f"deleted {total}")
     for one in kept:
         out.note(f"kept {one.path}: a process is using it")

@@ -87,6 +87,12 @@ def run(
             if not out.json:
                 out.fail(error, failure, dataset)
         records.append(record)
+    _show(records, root)
+    results = {record["result"] for record in records}
+    return 1 if "damaged" in results else 2 if "not checked" in results else 0
+
+
+def _show(records: list[dict[str, Any]], root: Path | None) -> None:
     if out.json:
         out.document({"datasets": records})
     elif out.quiet:
@@ -103,8 +109,6 @@ def run(
     broken = [record["id"] for record in records if record["result"] == "damaged" and "error" not in record]
     if broken:
         out.hint(settings.command("verify", *broken, "--repair", root=root))
-    results = {record["result"] for record in records}
-    return 1 if "damaged" in results else 2 if "not checked" in results else 0
 
 
 def _check(record: dict[str, Any], given: str, root: Path | None, quick: bool) -> None:

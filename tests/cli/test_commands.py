@@ -826,7 +826,7 @@ class TestDelete:
             assert call(command, "my/moved", "--root", tmp_path)[2].startswith(f"error: my/moved {why}\n")
         assert "next:" not in call("info", "my/moved", "--root", tmp_path)[2]
         code, answer, note = call("delete", "my/moved", "--root", tmp_path, "--yes")
-        assert (code, cells(answer)[0][::2]) == (0, ["my/moved", str(link)])
+        assert (code, cells(answer)[0][::2]) == (0, ["my/moved", f"{link} (only the link to {target})"])
         assert note.startswith("deleted my/moved, ")
         assert list(tmp_path.iterdir()) == []
 
