@@ -93,7 +93,7 @@ def test_the_command_asks_shows_and_deletes(place, capsys, monkeypatch):
     code, answer, notes = call()
     assert (code, answer) == (2, "") and "--yes" in notes
     code, answer, notes = call("--dry-run")
-    assert code == 0 and len(answer.splitlines()) == 5 and "would delete 5 left-overs" in notes
+    assert code == 0 and len(answer.splitlines()) == 6 and "would delete 5 left-overs" in notes
     code, answer, _ = call("--yes", "--json")
     assert code == 0 and all(one["deleted"] for one in json.loads(answer)["leftovers"])
     assert call("--yes")[2].splitlines()[-1] == "nothing to delete"
