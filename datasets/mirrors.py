@@ -268,15 +268,12 @@ def copy_converted(
 
     if not writer.remembered("copy"):
         writer.remember("copy", {})
-    wanted = _drop_changed(writer.folder, objects, manifest)
-    # A file that an earlier run began to fetch may have changed since; it is then fetched once more.
-    resumed = [raw for raw in wanted if bytes_there(writer.folder / raw.path)]
-    fetch_all(writer.folder, wanted, on_progress)
-    again = _drop_changed(writer.folder, resumed, manifest)
-    fetch_all(writer.folder, again, on_progress)
-    for raw in (*again, *(one for one in wanted if one not in resumed)):
-        problem = find_damage(writer.folder, manifest, raw.path)
-        if problem:
+    wanted: Sequence[RawObject] = objects
+    for _ in range(2):  # a file that an earlier run began to fetch may have changed since: it is then fetched once more
+        wanted = _drop_changed(writer.folder, wanted, manifest)
+        fetch_all(writer.folder, wanted, on_progress)
+    for raw in wanted:
+        if problem := find_damage(writer.folder, manifest, raw.path):
             (writer.folder / raw.path).unlink()
             raise ChecksumError(f"{copy.url}/{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
     listener.on_part_done(0)

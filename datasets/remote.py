@@ -115,23 +115,30 @@ def verify_remote(
             report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
     wrong = {problem.path for problem in report.problems}
     blocks = [] if quick else [block for name in objects if name not in wrong for block in ranges.all(name)]
-    whole: dict[str, None] = {}  # files that the server sends as a whole only
+    whole: set[str] = set()  # files that the server sends as a whole only
 
     def check(block: CheckedBlock) -> bool | None:
-        starts = range(block.begin, block.end, BLOCK) if block.path not in whole else ()
+        if block.path in whole:
+            return None
+        starts = range(block.begin, block.end, BLOCK)
         try:
-            sound = block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
+            return block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
         except FetchError as error:
             if not error.whole_files_only:
                 raise
-            whole[block.path] = None
-        return None if block.path in whole else sound
+            whole.add(block.path)
+            return None
+
+    def checked() -> Iterator[tuple[CheckedBlock, bool | None]]:
+        yield from zip(blocks, map_in_threads(check, blocks, CONNECTIONS, "rbdata-verify"))
+        for name in sorted(whole):
+            with closing(stream(location, objects[name])) as pieces:
+                yield from _check_in_order(ranges.all(name), pieces)
 
     noted: set[CheckedBlock] = set()
-
-    def note(block: CheckedBlock, sound: bool) -> None:
-        if block in noted:
-            return
+    for block, sound in checked():
+        if sound is None or block in noted:
+            continue
         noted.add(block)
         report.bytes += block.length
         if not sound:
@@ -140,14 +147,6 @@ def verify_remote(
             report.problems.append(Problem(block.path, what, block.begin, block.length))
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
-
-    for block, sound in zip(blocks, map_in_threads(check, blocks, CONNECTIONS, "rbdata-verify")):
-        if sound is not None:
-            note(block, sound)
-    for name in whole:
-        with closing(stream(location, objects[name])) as pieces:
-            for block, sound in _check_in_order(ranges.all(name), pieces):
-                note(block, sound)
     return report
 
 

@@ -351,6 +351,12 @@ class TestWebServers:
         web.faults.answer(503, times=2)
         assert b"".join(stream(location, obj)) == DATA
 
+    def test_a_body_shorter_than_its_length(self, web: HttpServer) -> None:
+        location = open_location(f"{web.url}/run", options=QUICK)
+        web.faults.cut(after=1000)
+        with pytest.raises(TransientFetchError, match="bytes missing"):
+            list(location.open(RemoteObject(location.list()[0].url, "x")))
+
     def test_an_end_that_nobody_announced(self, web: HttpServer) -> None:
         # Without Content-Length a cut looks like the end; only the size from elsewhere tells.
         location = open_location(f"{web.url}/run", options=QUICK)
