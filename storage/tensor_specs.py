@@ -58,8 +58,7 @@ class TensorSpec:
     """Base of all specs.
 
     ``expand``, ``reshape``, ``squeeze``, ``[...]`` and so on do to a spec what they do to its values, except that the last
-    dimension of OneHot, MultiOneHot and MultiCategorical stays as it is. `torch.stack` takes specs that differ in bounds
-    alone. Raises UsageError for shapes that do not fit.
+    dimension of OneHot, MultiOneHot and MultiCategorical stays as it is. Raises UsageError for shapes that do not fit.
     """
 
     _shape: torch.Size
@@ -213,21 +212,6 @@ class TensorSpec:
             setattr(changed, name, change(getattr(self, name)))
         return changed
 
-    def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
-        """``specs``, of which this is the first, as one with a further dimension at ``dim``."""
-        if any(self._facts() != other._facts() for other in specs):
-            raise UsageError(
-                "specs that differ in more than their bounds are not stacked", hint="keep them in a Composite"
-            )
-        stacked = self._with(dim, (*self._shape[:dim], len(specs)), lambda part: part)
-        for name in self._tensors:
-            setattr(stacked, name, torch.stack([getattr(spec, name) for spec in specs], dim))
-        return stacked
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _stack(*args, **(kwargs or {})) if func is torch.stack else NotImplemented
-
     # -- the spec itself -------------------------------------------------------------------------------------------------
 
     def to(self, dest: torch.dtype | Device) -> Self:
@@ -255,14 +239,6 @@ class TensorSpec:
         """The same as one of TorchRL's specs. Raises MissingExtraError without torchrl."""
         raise NotImplementedError
 
-    @staticmethod
-    def from_torchrl(spec: Any) -> Any:
-        """One of TorchRL's specs as ours; stacks of specs that differ in bounds alone become one.
-
-        Raises UsageError for what ours do not have: NonTensor, Choice, masks, registers, sizes of -1, names of dimensions.
-        """
-        return _from_torchrl(spec)
-
 
 class _LeafSpec(TensorSpec):
     """The spec of one tensor."""
@@ -273,12 +249,10 @@ class _LeafSpec(TensorSpec):
     _own: tuple[str, ...] = ()
 
     def __init__(self, shape: Shape, device: Device, dtype: torch.dtype | None) -> None:
-        if not isinstance(dtype, torch.dtype | None):
-            raise UsageError(f"dtype={dtype!r} is not a torch.dtype")
         self._shape, self._device = _size(shape), _device(device)
         self._dtype = torch.get_default_dtype() if dtype is None else dtype
         if self._dtype not in _DTYPES:
-            raise UsageError(f"there are no specs of {dtype}", hint=f"there are {', '.join(map(str, _DTYPES))}")
+            raise UsageError(f"there are no specs of dtype {dtype}", hint=f"there are {', '.join(map(str, _DTYPES))}")
 
     def project(self, value: Tensor) -> Tensor:
         if self._fault(value) is None:
@@ -342,9 +316,8 @@ class _LeafSpec(TensorSpec):
         return made(shape=self._shape, device=self._device, dtype=self._dtype, **self.clone()._arguments())
 
     def __repr__(self) -> str:
-        own = [f"{name}={_shown(value)}" for name, value in self._arguments().items()]
-        facts = [f"shape={self._shape}", *own, f"device={self._device}", f"dtype={self._dtype}"]
-        return f"{type(self).__name__}({', '.join(facts)})"
+        own = "".join(f"{name}={_shown(value)}, " for name, value in self._arguments().items())
+        return f"{type(self).__name__}(shape={self._shape}, {own}device={self._device}, dtype={self._dtype})"
 
 
 class Bounded(_LeafSpec):
@@ -521,7 +494,7 @@ class Binary(Categorical):
         if n is None and shape is None:
             raise UsageError("the shape of Binary is not known", hint="Binary(n) or Binary(shape=...)")
         super().__init__(2, n if shape is None else shape, device, dtype)
-        if n is not None and (self._shape[-1] if self._shape else 0) != n:
+        if n is not None and self._shape[-1:] != (n,):
             raise UsageError(f"Binary of n={n} and shape {list(self._shape)}: the last dimension must be n")
 
 
@@ -680,8 +653,7 @@ class Composite(TensorSpec):
     def _checked(self, key: str, spec: Any) -> TensorSpec:
         """A spec as this Composite holds it: of its shape and device."""
         if not isinstance(spec, TensorSpec):
-            hint = "TensorSpec.from_torchrl(spec)" if hasattr(spec, "is_in") else None
-            raise UsageError(f"{key}: {type(spec).__name__} is not a spec", hint=hint)
+            raise UsageError(f"{key}: {type(spec).__name__} is not a spec of rbdata")
         if isinstance(spec, Composite) and spec.ndim < self.ndim and self._shape[: spec.ndim] == spec.shape:
             spec = Composite(spec, shape=self._shape, device=spec.device)
         if spec.shape[: self.ndim] != self._shape or spec.ndim - spec._kept < self.ndim:
@@ -694,8 +666,7 @@ class Composite(TensorSpec):
         del (self[path[:-1]] if path[1:] else self)._specs[path[-1]]
 
     def __contains__(self, key: Any) -> bool:
-        missing = object()
-        return _path(key) is not None and self.get(key, missing) is not missing
+        return _path(key) in map(_path, self.keys(True))
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._specs))
@@ -763,9 +734,8 @@ class Composite(TensorSpec):
 
     def project(self, value: Any) -> Any:
         """The value itself where it is in the spec, otherwise a shallow copy with other tensors for keys that are not."""
-        before = {key: value[key] for key, _ in self._stated()}
-        after = {key: self._specs[key].project(one) for key, one in before.items()}
-        if all(after[key] is before[key] for key in before):
+        after = {key: one for key, spec in self._stated() if (one := spec.project(value[key])) is not value[key]}
+        if not after:
             return value
         projected = value.copy()
         for key, one in after.items():
@@ -816,14 +786,6 @@ class Composite(TensorSpec):
         changed = self._each_spec(lambda spec: spec._with(depth, first, change))
         changed._shape = torch.Size([*first, *self._shape[depth:]])
         return changed
-
-    def _stacked(self, specs: Sequence[Any], dim: int) -> Self:
-        stacked = super()._stacked(specs, dim)
-        stacked._specs = {
-            key: None if spec is None else spec._stacked([one._specs[key] for one in specs], dim)
-            for key, spec in self._specs.items()
-        }
-        return stacked
 
     def _facts(self) -> tuple[Any, ...]:
         return (*super()._facts(), {key: spec is None for key, spec in self._specs.items()})
@@ -960,22 +922,10 @@ def _drawn(weights: Tensor) -> Tensor:
 
 def _shown(value: Any) -> str:
     """An attribute as `repr` has it: a tensor by its ends."""
-    shown = isinstance(value, Tensor) and value.numel() and not value.is_meta
-    if not shown:
+    if not isinstance(value, Tensor) or not value.numel() or value.is_meta:
         return str(value)
     least, most = value.min().item(), value.max().item()
     return str(least) if least == most else f"{least}..{most}"
-
-
-def _stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    specs = list(tensors)
-    if not all(isinstance(spec, TensorSpec) for spec in specs):
-        raise UsageError("specs are stacked with specs alone")
-    first = specs[0]
-    place = dim + first.ndim + 1 if dim < 0 else dim
-    if not 0 <= place <= first.ndim - first._kept:
-        raise UsageError(f"dim={dim} of specs with {first.ndim} dimensions")
-    return first._stacked(specs, place)
 
 
 # -- TorchRL -------------------------------------------------------------------------------------------------------------
@@ -987,29 +937,3 @@ def _torchrl() -> Any:
     except ImportError as error:
         raise MissingExtraError("TorchRL's specs need torchrl", hint="pip install torchrl") from error
     return tensor_specs
-
-
-#: In the order in which TorchRL's classes must be tested, because some derive from others.
-_LEAVES: tuple[type[_LeafSpec], ...] = (MultiOneHot, OneHot, Binary, MultiCategorical, Categorical, Bounded, Unbounded)
-
-
-def _from_torchrl(spec: Any) -> Any:
-    theirs = _torchrl()
-    if spec is None or isinstance(spec, TensorSpec):
-        return spec
-    if isinstance(spec, (theirs.Stacked, theirs.StackedComposite)):
-        return _stack([_from_torchrl(one) for one in spec._specs], spec.stack_dim)
-    if isinstance(spec, theirs.Composite):
-        if spec.data_cls is not None or spec.step_mdp_static or spec._has_names():
-            raise UsageError("a Composite with data_cls, step_mdp_static or names has no equal here")
-        return Composite({key: _from_torchrl(one) for key, one in spec.items()}, shape=spec.shape, device=spec.device)
-    kind = next((kind for kind in _LEAVES if isinstance(spec, getattr(theirs, kind.__name__))), None)
-    if kind is None or getattr(spec, "use_register", False) or getattr(spec, "mask", None) is not None:
-        raise UsageError(f"a {type(spec).__name__}, or one with a register or a mask, has no equal here")
-    try:
-        own = {name: getattr(spec, name) for name in kind._own}
-    except RuntimeError as error:  # Categorical(-1)
-        raise UsageError(f"a {type(spec).__name__} without a number of choices has no equal here") from error
-    if "nvec" in own and isinstance(own["nvec"], Tensor):  # theirs has it in the shape of the values
-        own["nvec"] = own["nvec"].reshape(-1, own["nvec"].shape[-1])[0]
-    return kind(shape=spec.shape, device=spec.device, dtype=spec.dtype, **own)
