@@ -367,9 +367,8 @@ class Bounded(_LeafSpec):
         drawn = low * (1 - share) + high * share  # the difference of the bounds may be too large for the dtype
         if not drawn.isfinite().all():
             normal, distance = torch.randn_like(share), torch.empty_like(share).exponential_()
-            one_sided = torch.where(
-                low.isfinite(), low + distance, torch.where(high.isfinite(), high - distance, normal)
-            )
+            below = torch.where(high.isfinite(), high - distance, normal)
+            one_sided = torch.where(low.isfinite(), low + distance, below)
             drawn = torch.where(low.isfinite() & high.isfinite(), drawn, one_sided)
         return drawn.clamp(low, high).to(self._dtype)
 
@@ -629,9 +628,8 @@ class Composite(TensorSpec):
         found: Any = self
         for part in path:
             if not isinstance(found, Composite) or part not in found._specs:
-                raise UnknownKeyError(
-                    f"there is no spec {key!r}", hint=f"there are {', '.join(map(str, self.keys(True)))}"
-                )
+                names = ", ".join(map(str, self.keys(True)))
+                raise UnknownKeyError(f"there is no spec {key!r}", hint=f"there are {names}")
             found = found._specs[part]
         return found
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -362,3 +364,28 @@ def test_a_loader_of_single_records(root: Path) -> None:
     buffer = rbdata.load(root / "my" / "first", goals=rbdata.Goals(goal_key=POSITION))
     with pytest.raises(UsageError, match="goals"):
         next(iter(DataLoader(buffer, batch_size=4)))
+
+
+# -- what it takes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["my/first", "path"])
+def test_a_local_dataset_is_loaded_without_sources_and_network(root: Path, place: str) -> None:
+    """Whoever reads or debugs `load` meets neither; a process that only samples starts in half the time."""
+    given = str(root / "my" / "first") if place == "path" else place
+    code = f"import sys, rbdata; rbdata.load({given!r}, root={str(root)!r}, batch_size=4).sample(); print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    ours = [name.removeprefix("rbdata.") for name in said if name.startswith("rbdata.")]
+    elsewhere = ("api", "cli", "preprocess", "datasets.")
+    assert [name for name in ours if name.startswith(elsewhere)] == ["datasets.opening"]
+    assert not {"requests", "urllib3", "fsspec", "huggingface_hub", "pyarrow", "h5py"} & set(said)
+    assert len(ours) <= 50
+
+
+def test_slices_longer_than_every_episode_name_a_length_that_exists(root: Path) -> None:
+    buffer = rbdata.load(root / "my" / "first", slice_len=1000, batch_size=2000)
+    with pytest.raises(RbdataError, match="no episode has 1000 steps") as refused:
+        buffer.sample()
+    assert f"slice_len={max(LENGTHS)}" in str(refused.value.hint)
+    length = max(LENGTHS)
+    assert len(rbdata.load(root / "my" / "first", slice_len=length, batch_size=length).sample()) == length

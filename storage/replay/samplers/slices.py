@@ -267,7 +267,7 @@ class EpisodePool:
             if not bool(fits.any()):
                 longest = int(self.lengths.max()) if len(self.lengths) else 0
                 message = f"no episode has {length} steps; the longest has {longest}"
-                raise SamplingError(message, hint="ask for shorter slices, or strict_length=False for what there is")
+                raise SamplingError(message, hint=f"slice_len={longest}, say, or strict_length=False for what there is")
             self.lengths, self.first = self.lengths[fits], self.first[fits]
         self.short = any(span) or (not strict and bool((self.lengths < length).any()))
         # Between the first and the last start; a slice that leaves its episode keeps at least one step of it.

@@ -2,7 +2,7 @@
 
 The folder is one that ``TensorDict.load_memmap`` opens, with two small files of ours in it:
 
-    rbdata_storage.json       {"format_version": 3, "ndim": 1, "max_size": 1000}
+    rbdata_storage.json       {"format_version": 3, "ndim": 1, "max_size": 1000}; "plain": rows are tensors, not TensorDicts
     rbdata_counters.memmap    three int64: rows filled along the first dimension, the row written last, whether in order
 
 The counters are mapped as the data are, so that the folder can be opened again after the writer was killed.
@@ -28,13 +28,15 @@ from ...tensordict_folder import check_plain, read_json, read_memmap, regular_si
 from .tensor_storage import LazyTensorStorage
 
 FORMAT_VERSION = 3
+#: The key of rows that are tensors.
+PLAIN = "tensor"
 DESCRIPTION, COUNTERS = "rbdata_storage.json", "rbdata_counters.memmap"
 #: Bytes of rows for which disk space is reserved at a time, before they are written.
 RESERVED_BYTES = 16 << 20
 
 
 class LazyMemmapStorage(LazyTensorStorage):
-    """Rows of TensorDicts in memory-mapped files below ``scratch_dir``.
+    """Rows of TensorDicts, tensorclasses or tensors in memory-mapped files below ``scratch_dir``.
 
     With ``existsok``, a folder that already holds a storage is opened with its contents (``max_size`` must be unchanged);
     without it, the first write to such a folder raises DatasetExistsError. Without ``scratch_dir`` the files are temporary,
@@ -59,7 +61,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             raise UsageError(message, hint="move batches: ReplayBuffer(device=...)")
         self._counts = np.array([0, -1, 1], np.int64)
         super().__init__(max_size, ndim=ndim, compilable=compilable)
-        self._reserved = 0
+        self._reserved, self._is_plain = 0, False
         temporary = scratch_dir is None if auto_cleanup is None else auto_cleanup
         made = tempfile.mkdtemp(prefix="rbdata-replay-") if scratch_dir is None else scratch_dir
         self.scratch_dir = Path(made).absolute()
@@ -101,10 +103,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._occupied:
             message = f"{self.scratch_dir} is not empty"
             raise DatasetExistsError(message, hint="open the existing files with existsok=True, or name another folder")
-        kind = type(example)
-        if not isinstance(example, TensorDict):
+        kind, self._is_plain = type(example), isinstance(example, torch.Tensor)
+        if self._is_plain:
+            example = TensorDict({PLAIN: example}, example.shape[: self.ndim - 1])
+        elif not isinstance(example, TensorDict):
             if not is_tensor_collection(example):
-                message = f"files hold TensorDicts, not a {kind.__name__}"
+                message = f"files hold TensorDicts and tensors, not a {kind.__name__}"
                 raise SchemaError(message, hint="a LazyTensorStorage keeps it in memory")
             example = example.to_tensordict()
         width = example.batch_size[: self.ndim - 1].numel()
@@ -116,17 +120,18 @@ class LazyMemmapStorage(LazyTensorStorage):
             data = wide.memmap_like(prefix=self.scratch_dir)
             (self.scratch_dir / COUNTERS).write_bytes(np.array([0, -1, 1], np.int64).tobytes())
             description = {"format_version": FORMAT_VERSION, "ndim": self.ndim, "max_size": self.max_size}
+            description |= {"plain": True} if self._is_plain else {}
             write_atomically(self.scratch_dir / DESCRIPTION, json.dumps(description).encode())
         except OSError as error:
             if is_full(error):
                 raise self._too_large(1) from error
             raise
-        self._map(data if kind is TensorDict else kind.from_tensordict(data))
+        self._map(data if self._is_plain or kind is TensorDict else kind.from_tensordict(data))
 
     def _map(self, data: Any) -> None:
         # Shared on purpose: the counters tell who opens the folder which rows have been written.
         self._counts = np.memmap(self.scratch_dir / COUNTERS, np.int64, "r+", shape=(3,))
-        self._take_over(data)
+        self._take_over(data[PLAIN] if self._is_plain else data)
 
     def _reopen(self) -> None:
         try:
@@ -140,6 +145,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 raise UsageError(message, hint="open it with the size that it was made with, or name another folder")
             if regular_size(self.scratch_dir / COUNTERS) != 24:
                 raise ValueError(f"{COUNTERS} is not three numbers")
+            self._is_plain = bool(description.get("plain"))
             self._map(read_memmap(self.scratch_dir))
             if not 0 <= self.filled <= self.capacity or not -1 <= self.newest < self.capacity:
                 raise ValueError(f"it counts {self.filled} rows of {self.capacity}")
@@ -153,7 +159,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         # Writing into holes of a file on a full disk kills the process.
         if rows <= self._reserved:
             return
-        leaves: list[Any] = [leaf for _, leaf in self._storage.items(True, True)]
+        leaves: list[Any] = [self._storage] if self._is_plain else list(self._storage.values(True, True))
         step = RESERVED_BYTES * self.capacity // max(1, sum(leaf.nbytes for leaf in leaves))
         for count in (min(self.capacity, rows + step), rows):
             try:

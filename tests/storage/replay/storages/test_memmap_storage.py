@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import pickle
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from rbdata.errors import DamagedDatasetError, DatasetExistsError, DiskError, UsageError
 from rbdata.storage.replay import (
     LazyMemmapStorage,
+    LazyTensorStorage,
     ReplayBuffer,
 )
 from replay_tools import equal, rollout, write_and_die
@@ -118,3 +120,17 @@ def test_files_of_another_size_are_refused(tmp_path):
     with pytest.raises(UsageError, match="10 records, and max_size is 20"):
         LazyMemmapStorage(20, scratch_dir=tmp_path, existsok=True)
     assert len(LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True)) == 10
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_plain_tensors(tmp_path, ndim):
+    """As TorchRL's storage takes them: in files, and opened again."""
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(6, scratch_dir=tmp_path / "ring", ndim=ndim), batch_size=4, seed=0)
+    memory = ReplayBuffer(storage=LazyTensorStorage(6, ndim=ndim), batch_size=4, seed=0)
+    for first in (0.0, 100.0):
+        rows = torch.arange(8).view((4, 2) if ndim == 1 else (2, 2, 2)) + first
+        assert torch.equal(buffer.extend(rows), memory.extend(rows))
+    assert torch.equal(buffer[:], memory[:]) and torch.equal(buffer.sample(), memory.sample())
+    again = LazyMemmapStorage(6, scratch_dir=tmp_path / "ring", ndim=ndim, existsok=True)
+    assert torch.equal(again[:], memory.storage[:]) and len(again) == 6
+    assert torch.equal(pickle.loads(pickle.dumps(again))[:], memory.storage[:])
