@@ -43,7 +43,7 @@ from .location import (
     require_inside,
     stated_size,
 )
-from .retries import MISSING, FetchOptions, call_with_retries, transient, translated
+from .retries import MISSING, FetchOptions, transient, translated
 
 if TYPE_CHECKING:
     import requests
@@ -90,7 +90,7 @@ class HubLocation(Location):
         repository, inside = _split(self.url)
         if not repository:
             return self
-        commit = self._session().commit(repository)
+        commit = self._with_retries(lambda: self._session().commit(repository), self.url)
         return replace(self, url="hf://" + join_path(f"{repository.partition('@')[0]}@{commit}", inside))
 
     def tree(self, folder: str = "") -> Tree:
@@ -98,9 +98,12 @@ class HubLocation(Location):
         repository, inside = _split(self._url_of(check_path(folder)))
         if not repository:
             raise UsageError(f"{self.url} is not a repository")
-        with translated(self.url):
-            entries = [*self._tree(repository, inside, "?recursive=true")]
-            found = [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
+
+        def find() -> Objects:
+            entries = self._tree(repository, inside, "?recursive=true")
+            return [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
+
+        found = self._with_retries(find, self.url)
         return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
@@ -122,10 +125,6 @@ class HubLocation(Location):
 
     def _session(self) -> _Session:
         return self._state.get(lambda: _Session(self.options))
-
-    def _with_retries(self, call: Callable[[], T], url: str) -> T:
-        with translated(url):
-            return call()  # `_Session` retries each request of a listing
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
         repository, inside = _split(url)
@@ -241,24 +240,22 @@ class _Session:
             yield from entries
 
     def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
-        """A JSON response and the URL of the next page, with retries, also of responses that ``is_valid`` rejects."""
-
-        def once() -> tuple[Any, str | None]:
-            with self.http.request("GET", url) as response, translated(url):
-                try:
-                    answer = parse_json(response.content)
-                except ValueError as error:
-                    raise transient(f"{url}: the response is not JSON ({response.content[:60]!r})") from error
-                if not is_valid(answer):
-                    raise ValueError(f"{response.content[:60]!r}")
-                return answer, response.links.get("next", {}).get("url")
-
+        """A JSON response and the URL of the next page; a response that ``is_valid`` rejects is a transient failure."""
         try:
-            return call_with_retries(once, url=place, options=self.options)
+            with self.http.request("GET", url) as response, translated(url):
+                content, following = response.content, response.links.get("next", {}).get("url")
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
+        try:
+            answer = parse_json(content)
+        except ValueError as error:
+            raise transient(f"{url}: the response is not JSON ({content[:60]!r})") from error
+        with translated(url):
+            if not is_valid(answer):
+                raise ValueError(f"{content[:60]!r}")
+        return answer, following
 
 
 def _is_entry(entry: Any) -> bool:

@@ -303,3 +303,14 @@ def test_loader_workers_read_the_same_commit(server: HubServer, root: Path, tmp_
     item = copied.stat("rbdata.json")
     data = b"".join(copied.open(item))
     assert data == (root / "a" / ID / "rbdata.json").read_bytes() != held.files["rbdata.json"]
+
+
+def test_a_range_is_asked_for_again(server: HubServer, root: Path):
+    push(root / "a")
+    location = HubLocation.from_url(URL, QUICK).pinned()
+    item = location.stat("rbdata.json")
+    server.answers += [("/resolve/", 503, {})]
+    assert location.read_range(item, 0, 100) == (root / "a" / ID / "rbdata.json").read_bytes()[:100]
+    server.answers += [("/revision/", 503, {}), ("/tree/", 503, {})]
+    again = HubLocation.from_url(URL, QUICK).pinned()
+    assert dict(again.tree())["rbdata.json"].size == item.size
