@@ -37,12 +37,9 @@ _SOURCES = (
 
 
 def run(
-    name: Annotated[
+    source: Annotated[
         str | None,
         Argument(metavar="SOURCE", help="Show the datasets of this source.", autocompletion=complete_source),
-    ] = None,
-    source: Annotated[
-        str | None, Option(metavar="NAME", help="The same as SOURCE.", autocompletion=complete_source)
     ] = None,
     local: Annotated[bool, Option("--local", help="Only datasets on this machine.")] = False,
     match: Annotated[str | None, Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")] = None,
@@ -61,11 +58,8 @@ def run(
     from ..datasets import catalogue
     from ..datasets.local import list_local
     from ..datasets.search import summarise
-    from ..errors import DatasetNotFoundError, UsageError
+    from ..errors import DatasetNotFoundError
 
-    if name and source and name != source:
-        raise UsageError(f"two sources are given, {name} and {source}", hint=f"rbdata list {name}")
-    source = name or source
     if source is not None and source not in (*catalogue.source_names(), catalogue.MINE):
         names = ", ".join(catalogue.source_names())
         hint = f"sources: {names}; `{settings.command('search', source)}` finds datasets"

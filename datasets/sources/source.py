@@ -80,7 +80,7 @@ class Source:
         """As `find`, for raw objects directly in a folder that is not laid out as the provider does it."""
         raise UsageError(
             f"{self.name} has no raw files to convert",
-            hint=f"`rbdata list --source {self.name}` shows what can be downloaded",
+            hint=f"`rbdata list {self.name}` shows what can be downloaded",
         )
 
     def recognises(self, path: Path) -> bool:

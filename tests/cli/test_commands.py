@@ -284,16 +284,11 @@ class TestList:
         assert call("list", "--root", made, "--local", "-q")[1] == "atari/Pong/5\n"
         assert call("list", "--root", made, "--match", "pong/?", "-q")[1].split()[0] == "atari/Pong/5"
         assert len(call("list", "--root", made, "--match", "*/Pong/*", "-q")[1].split()) == 5
-        assert call("list", "--source", "my", "--root", made)[:2] == (0, "")
-        assert call("list", "--source", "nonsense")[0] == 2
-        assert (
-            call("list", "atari", "--root", made, "-q")[1] == call("list", "--source", "atari", "--root", made, "-q")[1]
-        )
+        assert call("list", "my", "--root", made)[:2] == (0, "")
+        assert call("list", "nonsense")[0] == 2
         assert len(call("list", "atari", "--root", made, "-q")[1].splitlines()) == 300
         code, _, notes = call("list", "breakout")
         assert code == 2 and "`rbdata search breakout` finds datasets" in notes
-        code, _, notes = call("list", "atari", "--source", "d4rl")
-        assert code == 2 and "two sources are given" in notes
 
     def test_a_folder_that_is_not_there(self, call, made, monkeypatch):
         for words in (("list",), ("list", "--local"), ("list", "atari")):

@@ -150,7 +150,7 @@ def test_parse_env_args_reach_the_environment(tmp_path, call):
 
 
 def test_list_asks_only_when_told_to_and_remembers(tmp_path, call, monkeypatch):
-    words = ["list", "--source", "minari", "--root", tmp_path, "--json"]
+    words = ["list", "minari", "--root", tmp_path, "--json"]
     with hub({"farama-minari": FIXTURES}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         assert "minari/cartpole/dict-v0" not in call(*words)[1]
@@ -178,8 +178,8 @@ def test_list_refresh_where_nobody_answers(tmp_path, call, monkeypatch):
         code, answer, told = call("list", "--refresh", "--match", "*iris*", "--root", tmp_path)
         assert code == 0 and answer.splitlines()[1].startswith("openml/iris ")  # the rest is listed all the same
         assert "minari: " in told and "openml: " in told
-        assert call("list", "--source", "minari", "--refresh", "--root", tmp_path)[0] == 1
-    code, _, told = call("list", "--source", "d4rl", "--refresh", "--root", tmp_path)
+        assert call("list", "minari", "--refresh", "--root", tmp_path)[0] == 1
+    code, _, told = call("list", "d4rl", "--refresh", "--root", tmp_path)
     assert code == 2 and "no remote listing" in told
 
 

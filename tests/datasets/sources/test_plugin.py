@@ -85,7 +85,7 @@ def test_from_list_to_delete(rbdata, python, tmp_path):
     (tmp_path / "logs" / "mine.csv").write_text(LOG)
     with http_server(tmp_path / "logs") as server:
         listed, found, help_text, wrong, _, other, shown, *_ = rbdata(
-            "list --source csvlog",
+            "list csvlog",
             "search --source csvlog",
             "download --help",
             "download csvlog/mine --mirror {url} --actions both",
