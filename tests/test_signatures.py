@@ -164,6 +164,9 @@ def test_unexpected_arguments():
     for name in ("load", "delete", "list_datasets", "preprocess", "TensorDictReplayBuffer"):
         with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
             getattr(rbdata, name)(*["Pong/5"] * ("Buffer" not in name), batchsize=8)
+    for name in DATASETS:  # before anything is downloaded
+        with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+            getattr(rbdata, f"{name}ExperienceReplay")("x", batchsize=8)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
         self.dataset_id, self.root, self.split_trajs = dataset_id, Path(settings.root(root)), split_trajs
         declared = {option.name for option in catalogue.load_source(self.source).options}
         wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
+        of_buffer = {name: value for name, value in options.items() if name not in {*SAMPLING, *AROUND}}
+        signature(TensorDictReplayBuffer).bind(**of_buffer)  # raises TypeError for a misspelt one before any download
         path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
         derive = derive or self._derive
         dataset = Dataset(path) if derive is None else DerivedDataset(Dataset(path), derive)
