@@ -1,56 +1,42 @@
-"""A dataset whose raw objects hold whole episodes: each object is decoded separately, by any free worker.
+"""A dataset whose raw objects hold whole episodes: each group of objects is a unit, which any free worker reads.
 
-A source says how one raw object is read (`EpisodeReader`), and which objects a worker takes at a time (`Unit`: a shard, or some
-small files). `EpisodeFilesJob` does the rest:
+A source says how one raw object is read (`EpisodeReader`), and which objects a worker takes at a time (`FileGroup`: a shard, or
+some small files). `EpisodeFiles` is the reader of them all: a unit fetches the objects of its group, whole (continued at the byte,
+checked) or as a stream, and each of their episodes is a block.
 
-    fetch      the objects of a unit, whole (continued at the byte, checked) or as a stream
-    decode     their episodes into a recording of the unit (`recording`); in a worker process where C libraries read the files
-    plan       the recordings one after the other, in the order of the units
-
-Large rows are compressed as they are decoded, with one dictionary for all units, trained on the first rows of the first unit
-that holds an episode. So a first task reads that unit alone. It ends when the dictionary is there, and all units are decoded
-side by side with it; where the unit ends before, it is decoded. The leaves of the dataset follow from the first episode; every
-other episode must have the same. A unit is kept when a run is interrupted, and an object that was being fetched is continued.
+The leaves of the dataset follow from the first episode; every other episode must have the same.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ...errors import CorruptSourceError, ObjectChangedError
 from ...storage.checksums import Crc32c, crc32c, hash_file
-from ...storage.codecs import PLAIN
-from ...storage.durable import write_atomically
-from ...storage.folder import remove_tree
-from ...storage.writer import ColumnWriter
+from ...storage.folder import RAW, remove_tree
 from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
-from ..workers.task import OnBlock, Task
-from .estimate import compressed_leaves
-from .job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob, count_notes
+from ..workers.task import OnBlock
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows
+from .job import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
 from .raw_files import is_sound
-from .recording import (
-    ABOUT,
-    DICTIONARY,
-    END_BOTH,
-    END_CUT,
-    END_TERMINATED,
-    END_TRUNCATED,
-    Recording,
-    RecordingWriter,
-    append_recordings,
-)
 from .request import select_numbered
-from .row_source import CountedStream, StagedPart, staging_folder
-from .trajectories import Column, column_difference, schema_of, to_rewards
+from .row_source import CountedStream
+from .trajectories import Column, column_difference, count_outcomes, schema_of, to_rewards
+from .unit import Facts, Reader, Unit
+
+if TYPE_CHECKING:
+    from ...storage.episodes import EpisodeTable
+    from .part import Part
 
 _SENTENCES = {
     "empty_episodes": "{n} episodes without a step were left out.",
@@ -59,20 +45,11 @@ _SENTENCES = {
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
 }
 
+#: The rows of a column of an episode.
+Rows = np.ndarray | LazyRows
+
 
 # -- what a source gives -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LazyRows:
-    """Rows of ``shape`` that are decoded when they are needed: ``blocks`` yields them in order, ``[k, *shape]`` each, once."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    blocks: Iterable[np.ndarray]
-
-
-Rows = np.ndarray | LazyRows
 
 
 def state_rows(rows: Rows) -> Rows:
@@ -161,7 +138,7 @@ DM_ENV_SENTENCES = {
 class RawInput:
     """A raw object as a reader gets it. ``name`` is for messages; ``counts`` receives what became of odd data.
 
-    Counts are recorded in the manifest, and those that have a sentence (`EpisodeFilesJob.sentences`) become notes.
+    Counts are recorded in the manifest, and those that have a sentence (`EpisodeFiles.sentences`) become notes.
     """
 
     name: str
@@ -185,14 +162,14 @@ class EpisodeReader:
     whole: ClassVar[bool] = True
     #: The modules of the C libraries that read the objects, which they do in a worker process.
     native_libraries: ClassVar[tuple[str, ...]] = ()
-    #: Whether an episode spans several objects of its unit: then `unit_episodes` gets all of them at once.
+    #: Whether an episode spans several objects of its group: then `group_episodes` gets all of them at once.
     joined: ClassVar[bool] = False
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         """The episodes of an object, in order. Raises CorruptSourceError, which names the object and the place in it."""
         raise NotImplementedError
 
-    def unit_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
+    def group_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
         """The episodes of these objects, in order, each with the object that messages about it name."""
         for raw in raws:
             for episode in self.episodes(raw):
@@ -200,13 +177,13 @@ class EpisodeReader:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """The objects that one worker decodes at a time; ``number`` is what ``--shards`` selects by."""
+class FileGroup:
+    """The objects that one worker reads at a time, in order; ``number`` is what ``--shards`` selects by."""
 
     name: str
     number: int
     objects: tuple[RawObject, ...]
-    #: Its reader, if the units of a job have different readers.
+    #: Its reader, if the groups of a dataset have different readers.
     reader: EpisodeReader | None = None
 
     @property
@@ -215,10 +192,10 @@ class Unit:
         return sum(raw.item.size or 0 for raw in self.objects)
 
 
-def units_of_files(
+def group_files(
     location: Location, files: Iterable[tuple[str, RemoteObject]], most_bytes: int = 16 << 20
-) -> list[Unit]:
-    """Units of small files, given with their paths in a mirror: consecutive files of at most about ``most_bytes`` together."""
+) -> list[FileGroup]:
+    """Small files, given with their paths in a mirror: consecutive files of at most about ``most_bytes`` together."""
     groups: list[list[RawObject]] = []
     size = 0
     for path, item in files:
@@ -227,7 +204,15 @@ def units_of_files(
             groups.append([])
             size = item.size or 0
         groups[-1].append(RawObject(path, item, location))
-    return [Unit(_name(group), number, tuple(group)) for number, group in enumerate(groups)]
+    return [FileGroup(_name(group), number, tuple(group)) for number, group in enumerate(groups)]
+
+
+def file_groups(
+    location: Location, files: Iterable[tuple[str, RemoteObject]], numbers: Iterable[int] | None = None
+) -> list[FileGroup]:
+    """Large files, given with their paths in a mirror, each alone; numbered from 0 unless there are ``numbers``."""
+    numbered = zip(count() if numbers is None else numbers, files)
+    return [FileGroup(item.name, number, (RawObject(path, item, location),)) for number, (path, item) in numbered]
 
 
 def _name(group: Sequence[RawObject]) -> str:
@@ -251,76 +236,122 @@ def check_keys(needed: Iterable[str], where: str, there: Collection[str]) -> Non
         raise CorruptSourceError(f"{where} has no {', '.join(missing)}", hint=hint)
 
 
-# -- decoding a unit -----------------------------------------------------------------------------------------------------
+# -- reading a group -----------------------------------------------------------------------------------------------------
 
 
-class _UnitWriter:
-    """Writes the episodes of a unit as a recording; without a ``dictionary`` it trains one."""
+@dataclass(frozen=True)
+class EpisodesUnit(Unit):
+    """A group of files. ``paths``: where those that are read whole lie, by url; ``fetched``: the bytes that were fetched for
+    that."""
 
-    def __init__(self, folder: Path, options: ConvertOptions, dictionary: bytes | None, threads: int) -> None:
-        self._folder, self._options = folder, options
-        self._dictionary, self._threads = dictionary, threads
-        self._writer: RecordingWriter | None = None
-        self.columns: list[Column] = []
-        self.counts: Counter[str] = Counter()
-        self.states = 0
+    group: FileGroup
+    reader: EpisodeReader
+    options: ConvertOptions
+    paths: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
+    fetched: int = field(default=0, kw_only=True)
 
-    def add(self, episode: Episode, where: str, on_rows: Callable[[], None]) -> None:
-        """Append an episode; ``on_rows`` is called when some of its rows are written.
+    @property
+    def native_libraries(self) -> tuple[str, ...]:
+        return self.reader.native_libraries
 
-        Raises CorruptSourceError where it is unlike the first, or its rows do not fit together.
-        """
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether the part was read from these objects, as far as their place states what they are: an interrupted run may be
+        continued with another mirror."""
+        objects = record["about"].get("objects", ())
+        return len(objects) == len(self.group.objects) and all(map(_is_of, objects, self.group.objects))
+
+    @contextmanager
+    def prepared(self, folder: Path, on_block: OnBlock) -> Iterator[Unit]:
+        """With its whole files: in place if they are files of this machine, else fetched into the working folder, unless an
+        earlier task has done that."""
+        if not self.reader.whole:
+            yield self
+            return
+        raw_folder, fetched = folder / RAW / f"unit-{self.group.number:05d}.raw.part", 0
+
+        def on_bytes(length: int) -> None:
+            nonlocal fetched
+            fetched += length
+            on_block(min(fetched, self.rows), fetched, 0)
+
+        paths = {}
+        for raw in self.group.objects:
+            url = raw.item.url
+            paths[url] = Path(url) if url.startswith("/") else raw_folder / f"{crc32c(url.encode())}-{raw.item.name}"
+            if not url.startswith("/") and not is_sound(paths[url], raw.item):
+                raw_folder.mkdir(parents=True, exist_ok=True)
+                fetch_to_file(raw.location, raw.item, paths[url], on_bytes=on_bytes)
+        try:
+            yield replace(self, paths=paths, fetched=fetched)
+        except CorruptSourceError:
+            remove_tree(raw_folder)  # perhaps it was damaged on its way: the next run fetches it again
+            raise
+        remove_tree(raw_folder)
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        reader, episodes = self.reader, _Episodes(self.options)
+        objects, every, fetched, retries = list[dict[str, Any]](), list(self.group.objects), self.fetched, 0
+        for raws in [every] if reader.joined else [[raw] for raw in every]:
+            streams = [None if reader.whole else CountedStream(raw.location, raw.item) for raw in raws]
+            sources = [
+                RawInput(raw.path, self.paths.get(raw.item.url), stream and iter(stream), episodes.counts)
+                for raw, stream in zip(raws, streams)
+            ]
+            numbers, open_streams = Counter[str](), [stream for stream in streams if stream]
+            for source, episode in reader.group_episodes(sources):
+                block = episodes.block(episode, f"{source.name}: episode {numbers[source.name]}")
+                numbers[source.name] += 1
+                now = fetched + sum(stream.fetched for stream in open_streams)
+                again = retries + sum(stream.retries for stream in open_streams)
+                yield replace(block, done=min(now, self.rows), fetched=now, retries=again)
+            for raw, source, stream in zip(raws, sources, streams):
+                # Bytes after the last episode belong to the object, and to its checksum.
+                for _ in source.stream or ():
+                    pass
+                objects.append(_object_record(raw, source.path, stream))
+            fetched += sum(stream.fetched for stream in open_streams)
+            retries += sum(stream.retries for stream in open_streams)
+        record = {"states": episodes.states, "counts": dict(episodes.counts), "objects": objects}
+        yield Block({}, done=self.rows, fetched=fetched, retries=retries, record=record)
+
+
+class _Episodes:
+    """Makes blocks of the episodes of a group, which must all have the columns of the first."""
+
+    def __init__(self, options: ConvertOptions) -> None:
+        self._options, self._columns = options, list[Column]()
+        self.counts, self.states = Counter[str](), 0
+
+    def block(self, episode: Episode, where: str) -> Block:
+        """Raises CorruptSourceError where it is unlike the first, or its rows do not fit together."""
+        columns, schema = [_column(key, rows, is_state) for key, rows, is_state in episode.rows()], None
+        if not self._columns:
+            check_row_bytes(sum(column.row_bytes for column in columns), where)
+            schema, _ = schema_of(columns, self._options.codec, self._options.layout)
+            self._columns = columns
+        elif columns != self._columns:
+            raise CorruptSourceError(f"{where} is unlike the first: {column_difference(columns, self._columns)}")
         steps = len(episode.rewards)
-        columns = [_column(key, rows, is_state) for key, rows, is_state in episode.rows()]
-        if self._writer is None:
-            self._begin(columns, where)
-        elif columns != self.columns:
-            raise CorruptSourceError(f"{where} is unlike the first: {column_difference(columns, self.columns)}")
         if episode.rewards.size != steps:
-            message = f"{where} has rewards of {list(episode.rewards.shape)}, not one number a step"
-            raise CorruptSourceError(message)
+            raise CorruptSourceError(f"{where} has rewards of {list(episode.rewards.shape)}, not one number a step")
         rewards = to_rewards(episode.rewards, where)
         if not steps:
             self.counts["empty_episodes"] += 1
-            return
-        assert self._writer is not None
-        for number, (key, rows, is_state) in enumerate(episode.rows()):
-            self._append(number, rows, episode.count(is_state), f"{where}: {key}", on_rows)
-            if is_state and episode.is_blank:
-                column = self.columns[number]
-                self._writer.column(0, number, np.zeros((1, *column.shape), column.dtype))
-        end = np.zeros(steps, np.uint8)
-        end[-1] = _END[episode.terminated, episode.truncated]
-        self._writer.steps(0, rewards, end)
+            return Block({}, schema=schema)
+        rows = {
+            column.key: LazyRows(
+                column.dtype, column.shape, self._rows(column, rows, episode, f"{where}: {column.key}")
+            )
+            for column, (_, rows, _) in zip(columns, episode.rows())
+        }
         self.states += steps + 1
+        bits = np.zeros(steps, np.uint8)
+        bits[-1] = END_TERMINATED * episode.terminated | END_TRUNCATED * episode.truncated or END_CUT
+        return Block({**rows, "next/reward": rewards}, bits, schema=schema)
 
-    @property
-    def dictionary(self) -> bytes | None:
-        """What rows are compressed with; None if that is not known yet."""
-        return self._writer.dictionary if self._writer else None
-
-    def finish(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Write the waiting rows, and the facts about the unit."""
-        about = {"states": [self.states], "counts": dict(self.counts), "notes": [], "objects": list(objects)}
-        about["columns"] = [[one.key, one.dtype, one.shape, one.per] for one in self.columns]
-        if self._writer is None or not self.states:
-            (self._folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-        else:
-            self._writer.finish(about)
-
-    def _begin(self, columns: list[Column], where: str) -> None:
-        check_row_bytes(sum(column.row_bytes for column in columns), where)
-        schema, _ = schema_of(columns, self._options.codec, self._options.layout)
-        codec = next((leaf.codec for leaf in schema.states), PLAIN)
-        self.columns = columns
-        self._writer = RecordingWriter(
-            self._folder, columns, codec=codec, threads=self._threads, dictionary=self._dictionary
-        )
-        self._writer.begin(0)
-
-    def _append(self, number: int, rows: Rows, wanted: int, where: str, on_rows: Callable[[], None]) -> None:
-        assert self._writer is not None
-        column, done = self.columns[number], 0
+    def _rows(self, column: Column, rows: Rows, episode: Episode, where: str) -> Iterator[np.ndarray]:
+        """The rows of a column, checked, with its blank one."""
+        done, wanted = 0, episode.count(column.per == "state")
         for block in rows.blocks if isinstance(rows, LazyRows) else (rows,):
             if block.shape[1:] != column.shape:
                 message = f"{where} has rows of {list(block.shape[1:])}, and {list(column.shape)} before"
@@ -330,129 +361,16 @@ class _UnitWriter:
                 break
             if column.per == "state" and block.dtype.kind == "f":
                 self.counts["rows_not_finite"] += int((~np.isfinite(block)).any(tuple(range(1, block.ndim))).sum())
-            self._writer.column(0, number, np.ascontiguousarray(block, column.dtype))
-            on_rows()
+            yield np.ascontiguousarray(block, column.dtype)
         if done != wanted:
             raise CorruptSourceError(f"{where} has {'more' if done > wanted else done} rows where {wanted} belong")
-
-
-_END = {(False, False): END_CUT, (True, False): END_TERMINATED, (False, True): END_TRUNCATED, (True, True): END_BOTH}
+        if column.per == "state" and episode.is_blank:
+            yield np.zeros((1, *column.shape), column.dtype)
 
 
 def _column(key: str, rows: Rows, is_state: bool) -> Column:
     shape = rows.shape if isinstance(rows, LazyRows) else rows.shape[1:]
     return Column(key, np.dtype(rows.dtype).newbyteorder("=").name, tuple(shape), "state" if is_state else "step")
-
-
-#: The record of a task that ended before its unit.
-UNFINISHED = {"unfinished": True}
-
-
-class _DictionaryMade(Exception):
-    """Raised between two blocks of rows, to end a task."""
-
-
-@dataclass(frozen=True)
-class _DecodeTask:
-    """Fetches and decodes one unit; picklable. ``index`` is the unit's place among those of the job.
-
-    If there is no file ``dictionary``, the task makes it, and ends then if ``begins`` (another task decodes the unit).
-    """
-
-    index: int
-    unit: Unit
-    reader: EpisodeReader
-    target: Path
-    options: ConvertOptions
-    dictionary: Path
-    threads: int
-    begins: bool
-
-    @property
-    def label(self) -> str:
-        return self.unit.name
-
-    @property
-    def native_bytes(self) -> int | None:
-        """Bytes that C libraries read for it; None if none do."""
-        return self.unit.size if self.reader.native_libraries else None
-
-    @property
-    def rows(self) -> int:
-        """What progress counts: bytes, as rows are not known."""
-        return max(1, self.unit.size)
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Returns an empty record, everything is in the folder; or UNFINISHED."""
-        fetched = retries = 0
-
-        def on_fetched(length: int, again: int = 0) -> None:
-            nonlocal fetched, retries
-            fetched, retries = fetched + length, retries + again
-            on_block(min(fetched, self.rows), fetched, retries)
-
-        folder = raw_folder(self.target)
-        paths = self._fetch(folder, on_fetched) if self.reader.whole else {}
-        try:
-            with staging_folder(self.target) as staged:
-                self.decode(on_fetched, staged, paths)
-        except _DictionaryMade:
-            return UNFINISHED
-        except CorruptSourceError:
-            remove_tree(folder)  # perhaps it was damaged on its way: the next run fetches it again
-            raise
-        remove_tree(folder)
-        on_block(self.rows, fetched, retries)
-        return {}
-
-    def _fetch(self, folder: Path, on_fetched: Callable[[int], None]) -> dict[str, Path]:
-        """Where the objects lie, by url: in place if they are files of this machine, else fetched, unless another task of this
-        unit has done that."""
-        paths = {raw.item.url: Path(raw.item.url) for raw in self.unit.objects if raw.item.url.startswith("/")}
-        for raw in self.unit.objects:
-            if raw.item.url not in paths:
-                folder.mkdir(parents=True, exist_ok=True)
-                paths[raw.item.url] = folder / f"{crc32c(raw.item.url.encode())}-{raw.item.name}"
-                if not is_sound(paths[raw.item.url], raw.item):
-                    fetch_to_file(raw.location, raw.item, paths[raw.item.url], on_bytes=on_fetched)
-        return paths
-
-    def decode(self, on_fetched: Callable[..., None], folder: Path, paths: Mapping[str, Path]) -> None:
-        """Write the episodes of all objects into ``folder``. Raises _DictionaryMade where ``begins`` says so."""
-        dictionary = self.dictionary.read_bytes() if self.dictionary.is_file() else None
-        writer = _UnitWriter(folder, self.options, dictionary, self.threads)
-
-        def on_rows() -> None:
-            on_fetched(0)
-            if self.begins and writer.dictionary is not None:
-                write_atomically(self.dictionary, writer.dictionary)
-                raise _DictionaryMade
-
-        objects = []
-        every = list(self.unit.objects)
-        for group in [every] if self.reader.joined else [[raw] for raw in every]:
-            streams = [None if self.reader.whole else CountedStream(raw.location, raw.item) for raw in group]
-            sources = [
-                RawInput(raw.path, paths.get(raw.item.url), None if stream is None else iter(stream), writer.counts)
-                for raw, stream in zip(group, streams)
-            ]
-            before, numbers = (0, 0), Counter[str]()
-            for source, episode in self.reader.unit_episodes(sources):
-                writer.add(episode, f"{source.name}: episode {numbers[source.name]}", on_rows)
-                numbers[source.name] += 1
-                now = [(stream.fetched, stream.retries) for stream in streams if stream]
-                fetched, retries = (sum(counts) for counts in zip(*now)) if now else (0, 0)
-                on_fetched(fetched - before[0], retries - before[1])
-                before = (fetched, retries)
-            for raw, source, stream in zip(group, sources, streams):
-                # Bytes after the last episode belong to the object, and to its checksum.
-                for _ in source.stream or ():
-                    pass
-                objects.append(_object_record(raw, source.path, stream))
-        writer.finish(objects)
-        if dictionary is None and writer.states:
-            assert writer.dictionary is not None
-            write_atomically(self.dictionary, writer.dictionary)
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
@@ -467,35 +385,32 @@ def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | No
     return record
 
 
-def raw_folder(target: Path) -> Path:
-    """The folder of a unit's whole objects while it is decoded into ``target``."""
-    return target.with_name(f"{target.name}.raw.part")
+def _is_of(found: Mapping[str, Any], raw: RawObject) -> bool:
+    return found["name"] == raw.path and raw.item.may_hold(found["size"], found["crc32c"])
 
 
-# -- the job -------------------------------------------------------------------------------------------------------------
+# -- the dataset ---------------------------------------------------------------------------------------------------------
 
 
-class EpisodeFilesJob(StagedJob):
-    """The dataset of all episodes in ``units``, in their order.
+class EpisodeFiles(Reader):
+    """The dataset of all episodes in ``groups``, in their order.
 
     A derived class states ``source``, ``converter``, ``licence``, ``citation`` and what `describe` adds. ``sentences``
     become notes, as in `count_notes`. ``episodes`` and ``steps`` are the dataset's counts, if they are known beforehand (0:
     unknown).
     """
 
-    staging = "decoding the episodes"
     sentences: Mapping[str, str] = {}
     #: Files that describe the other files, with their records in the manifest (`read_description`).
     described: Sequence[tuple[RawObject, dict[str, Any]]] = ()
-    #: Whether `staging_tasks` needs the first unit with a step before it can say how the others are read.
-    first_decides = False
-    _folder: Path
+    #: The records of the units (`Block.record`), set by `facts`.
+    _records: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
         self,
         name: str | None,
         location: Location,
-        units: Sequence[Unit],
+        groups: Sequence[FileGroup],
         reader: EpisodeReader,
         options: ConvertOptions,
         *,
@@ -503,140 +418,60 @@ class EpisodeFilesJob(StagedJob):
         episodes: int = 0,
     ) -> None:
         super().__init__(name, location, options)
-        chosen = select_numbered({unit.number: unit for unit in units}, options.parts, self.title, "shard")
-        stated = iter(resolve(location, [raw.item for unit in chosen for raw in unit.objects]))
-        self.units = [
-            replace(unit, objects=tuple(replace(raw, item=next(stated)) for raw in unit.objects)) for unit in chosen
+        chosen = select_numbered({group.number: group for group in groups}, options.parts, self.title, "shard")
+        stated = iter(resolve(location, [raw.item for group in chosen for raw in group.objects]))
+        self.groups = [
+            replace(group, objects=tuple(replace(raw, item=next(stated)) for raw in group.objects)) for group in chosen
         ]
         self.reader, self._known = reader, (steps, episodes)
-        self.spaces: dict[str, Any] = {}
+        self.native_libraries = reader.native_libraries
 
     def identity(self) -> dict[str, Any]:
-        # Decoded units are compared with their objects: an interrupted run may be continued with another mirror.
-        return {**super().identity(), "units": [[raw.path for raw in unit.objects] for unit in self.units]}
+        return {**super().identity(), "units": [[raw.path for raw in group.objects] for group in self.groups]}
 
     def shards(self) -> Sequence[int]:
-        return [unit.number for unit in self.units] if self.options.parts is not None else ()
+        return [group.number for group in self.groups] if self.options.parts is not None else ()
 
-    def parts(self) -> int:
-        return len(self.units)
-
-    # -- staging -------------------------------------------------------------------------------------------------------
+    def native_bytes(self, files: Mapping[str, Path]) -> int:
+        return max(group.size for group in self.groups)
 
     def expect(self) -> Expectation:
-        fetch = sum(unit.size for unit in self.units)
-        steps, episodes = self._known
-        return Expectation(fetch, steps, episodes, fetch, [unit.name for unit in self.units])
+        fetch = sum(group.size for group in self.groups)
+        return Expectation(fetch, *self._known, fetch, [group.name for group in self.groups])
 
-    def staged_parts(self, folder: Path) -> int:
-        return len(self.units) - len(self._left(folder))
+    def units(self, lead: Part | None) -> list[Unit]:
+        return [self._unit(index, group) for index, group in enumerate(self.groups)]
 
-    def staging_tasks(self, folder: Path, threads: int) -> Sequence[Task]:
-        """The first unit with a step alone until there is a dictionary, then all that are left, large ones first: no process
-        ends long after the others."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        left, dictionary = self._left(folder), self._dictionary(folder)
-        begins = len(left) > 1 and not self.first_decides and not dictionary.is_file()
-        if not dictionary.is_file() or (self.first_decides and self._first() is None):
-            left = left[:1]
-        tasks = []
-        for index in sorted(left, key=lambda index: -self.units[index].size):
-            unit = self.units[index]
-            remove_tree(self._target(unit))
-            how = (self.options, dictionary, threads, begins)
-            tasks.append(_DecodeTask(index, unit, self.reader_of(unit), self._target(unit), *how))
-        return tasks
+    def _unit(self, index: int, group: FileGroup) -> EpisodesUnit:
+        stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in group.objects]
+        # Progress counts bytes, as rows are not known.
+        how = (group, group.reader or self.reader, self.options)
+        return EpisodesUnit(index, group.name, max(1, group.size), json.dumps(stated), *how)
 
-    def reader_of(self, unit: Unit) -> EpisodeReader:
-        """How the objects of a unit are read; called when the unit is about to be decoded."""
-        return unit.reader or self.reader
+    # -- what the manifest says ----------------------------------------------------------------------------------------
 
-    def holds_staged(self, folder: Path) -> bool:
-        """Whether there are objects that were fetched, or begun."""
-        return any(next(raw_folder(self._target(unit, folder)).glob("*"), None) for unit in self.units)
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        self._records = [part.about for part in parts]
+        found = Counter[str]()
+        for record in self._records:
+            found.update(record["counts"])
+        counts = {**count_outcomes(episodes.outcome), **found}
+        return Facts(counts, count_notes({**_SENTENCES, **self.sentences}, counts), self._part_specs(), self.spaces())
 
-    def staged_dictionary(self) -> bytes:
-        return self._dictionary(self._folder).read_bytes()
-
-    def _target(self, unit: Unit, folder: Path | None = None) -> Path:
-        return (folder or self._folder) / f"unit-{unit.number:05d}"
-
-    def _decoded(self, folder: Path) -> Iterator[Recording | None]:
-        """The recording of each unit that was decoded from these objects, as far as their place states what they are."""
-        for unit in self.units:
-            try:
-                found = Recording(self._target(unit, folder))
-            except (OSError, ValueError):
-                yield None
-                continue
-            same = len(found.objects) == len(unit.objects) and all(map(_is_of, found.objects, unit.objects))
-            yield found if same else None
-
-    def _dictionary(self, folder: Path) -> Path:
-        """The file of the dictionary, with a name that follows from what is stated of the objects that it is made from: those
-        of the first unit that is not known to be without a step."""
-        pairs = zip(self.units, self._decoded(folder))
-        first = next((unit for unit, found in pairs if found is None or found.states[0]), self.units[0])
-        stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in first.objects]
-        return folder / f"{DICTIONARY}-{crc32c(repr(stated).encode())}"
-
-    def _left(self, folder: Path) -> list[int]:
-        """The units to be decoded. Without the dictionary, only units without a step count as decoded."""
-        path = self._dictionary(folder)
-        dictionary = crc32c(path.read_bytes()) if path.is_file() else None
-        return [
-            index
-            for index, found in enumerate(self._decoded(folder))
-            if found is None or (found.states[0] and found.about.get("dictionary") != dictionary)
-        ]
-
-    def _first(self) -> Recording | None:
-        """The first unit with a step, if all before it are decoded."""
-        return next((found for found in self._decoded(self._folder) if found is None or found.states[0]), None)
-
-    @cached_property
-    def _every(self) -> list[Recording]:
-        """All units; read when they are decoded."""
-        return [Recording(self._target(unit)) for unit in self.units]
-
-    # -- plan and fill -------------------------------------------------------------------------------------------------
-
-    def inspect_files(self, files: Mapping[str, Path]) -> None:
-        first = self._first()
-        if first is None:
-            raise CorruptSourceError(f"{self.title} holds no episode with a step")
-        for unit, decoded in zip(self.units, self._every):
-            if decoded.columns and decoded.columns != first.columns:
-                raise CorruptSourceError(
-                    f"{unit.name} is unlike the first: {column_difference(decoded.columns, first.columns)}"
-                )
-        self.set_columns(first.columns)
-
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        episodes, found = append_recordings(columns, self._every, self.columns, on_progress)
-        digest = crc32c(repr([decoded.objects for decoded in self._every]).encode())
-        notes = count_notes({**_SENTENCES, **self.sentences}, found)
-        return Plan(episodes, found, notes, self._part_specs(), dict(self.spaces), digest)
+    def spaces(self) -> dict[str, Any]:
+        """The spaces of observation and action, as far as they are known, by name."""
+        return {}
 
     def _part_specs(self) -> list[PartSpec]:
         parts, first = [], 0
-        for unit, decoded in zip(self.units, self._every):
-            objects = decoded.objects
-            # The objects of a unit with several objects are recorded by `objects`.
-            described = objects[0] if len(objects) == 1 else {"name": unit.name, "size": None, "crc32c": None}
+        for group, record in zip(self.groups, self._records):
+            objects, states = record["objects"], record["states"]
+            # The objects of a group with several objects are recorded by `objects`.
+            described = objects[0] if len(objects) == 1 else {"name": group.name, "size": None, "crc32c": None}
             layout = f"episodes-{crc32c(repr(objects).encode())}"
-            parts.append(PartSpec(unit.name, decoded.states[0], layout, described, unit.number, first))
-            first += decoded.states[0]
+            parts.append(PartSpec(group.name, states, layout, described, group.number, first))
+            first += states
         return parts
-
-    def row_sources(self) -> list[StagedPart]:
-        dictionary = self._dictionary(self._folder) if compressed_leaves(self) else None
-        return [
-            StagedPart(unit.name, one.staged(self.columns, dictionary)) for unit, one in zip(self.units, self._every)
-        ]
-
-    # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def read_description(self, raw: RawObject, limit_bytes: int) -> bytes:
         """Read a whole file that describes the other files. Raises FetchErrors, and CorruptSourceError for a larger file."""
@@ -646,22 +481,13 @@ class EpisodeFilesJob(StagedJob):
         return data
 
     def objects(self) -> list[dict[str, Any]]:
-        several = [decoded.objects for decoded in self._every if len(decoded.objects) > 1]
+        several = [record["objects"] for record in self._records if len(record["objects"]) > 1]
         every = [*(record for _, record in self.described), *(record for records in several for record in records)]
-        return list({record["name"]: record for record in every}.values())  # units may share objects
+        return list({record["name"]: record for record in every}.values())  # groups may share objects
 
     def raw_objects(self) -> list[RawObject]:
-        every = [*(raw for raw, _ in self.described), *(raw for unit in self.units for raw in unit.objects)]
+        every = [*(raw for raw, _ in self.described), *(raw for group in self.groups for raw in group.objects)]
         return list({raw.path: raw for raw in every}.values())
 
     def describe(self) -> dict[str, Any]:
         return {"dataset": self.name, **super().describe()}
-
-
-def _is_of(found: Mapping[str, Any], raw: RawObject) -> bool:
-    return found["name"] == raw.path and raw.item.may_hold(found["size"], found["crc32c"])
-
-
-def raw_object(location: Location, item: RemoteObject, path: str | None = None) -> RawObject:
-    """An object with its ``path`` in a mirror (its name by default)."""
-    return RawObject(path or item.name, item, location)

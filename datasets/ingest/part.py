@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import RbdataError, SchemaError
+from ...errors import CorruptSourceError, RbdataError, SchemaError
 from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
 from ...storage.durable import sync_folder, write_atomically, write_durably
@@ -45,6 +45,7 @@ from .block import (
     final_states,
     outcomes,
 )
+from .trajectories import column_difference, columns_of
 from .unit import BITS, LEAD, Part, Unit
 
 RECORD = "part.json"
@@ -66,6 +67,10 @@ class _Section:
 
 class _DictionaryMadeError(Exception):
     """The dictionary is there, and other units wait for it."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self.schema = schema
 
 
 class PartWriter:
@@ -109,6 +114,9 @@ class PartWriter:
         """Append a block. Raises SchemaError for rows that do not fit the schema, or each other."""
         if block.schema is not None and not self.schema.leaves:
             self._begin(block.schema)
+        elif block.schema is not None and block.schema != self.schema:
+            odd = column_difference(columns_of(block.schema), columns_of(self.schema))
+            raise CorruptSourceError(f"{self._unit.name} is unlike the first: {odd}")
         section = self._section_of(block)
         final = block.final
         if block.bits is not None:
@@ -137,7 +145,7 @@ class PartWriter:
             self._append(section, leaf, rows, wanted)
         self._about = self._about if block.record is None else block.record
         if self._begins and self._waiting is None and any(file.rows for file in section.files.values()):
-            raise _DictionaryMadeError
+            raise _DictionaryMadeError(self.schema)
 
     def _append(self, section: _Section, leaf: Leaf, rows: Any, wanted: int | None) -> None:
         file, done = self._file(section, leaf), 0
@@ -309,7 +317,13 @@ class PartTask:
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Returns the record of the unit's last part; of one that ``begins`` ended early, the leaves alone."""
-        unit = self.unit
+        try:
+            with self.unit.prepared(self.folder, on_block) as unit:
+                return self._write(unit, on_block)
+        except _DictionaryMadeError as made:
+            return {"leaves": [leaf.to_json() for leaf in made.schema]}
+
+    def _write(self, unit: Unit, on_block: OnBlock) -> dict[str, Any]:
         before = parts_of(self.folder, unit)
         number, resume = len(before), before[-1].record["goes_on"] if before else None
         began = kept = time.monotonic()
@@ -328,7 +342,7 @@ class PartTask:
             return writer.finish()
         except _DictionaryMadeError:
             writer.abandon()
-            return {"leaves": [leaf.to_json() for leaf in writer.schema]}
+            raise
         except BaseException:
             with suppress(OSError, RbdataError):
                 writer.cut()
@@ -416,7 +430,8 @@ def store_dictionaries(
         write_atomically(path, data)
         made[name] = crc32c(data)
     (folder / PARTS).mkdir(exist_ok=True)
-    write_atomically(folder / PARTS / _MARK, json.dumps({"identity": identity, "crc32c": made}).encode())
+    stated = {"identity": identity, "crc32c": made, "leaves": [leaf.to_json() for leaf in leaves.values()]}
+    write_atomically(folder / PARTS / _MARK, json.dumps(stated).encode())
 
 
 def dictionary_mark(folder: Path) -> Any:

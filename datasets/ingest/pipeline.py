@@ -62,6 +62,7 @@ from .part import (
 )
 from .raw_files import drop_changed, fetch_all, remember_fetched
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
+from .trajectories import column_difference, columns_of
 from .unit import BITS, LEAD, Part, Reader, Unit
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
@@ -165,6 +166,24 @@ def _done(folder: Path | None, units: Sequence[Unit]) -> set[int]:
     return {index for index, parts in found.items() if parts and parts[-1].record["goes_on"] is None}
 
 
+def _first_part(folder: Path, units: Sequence[Unit]) -> Part | None:
+    """The first part with a step, if all units before it are done."""
+    for unit in units:
+        parts = parts_of(folder, unit)
+        if not parts or parts[-1].record["goes_on"] is not None:
+            return None
+        if parts[0].steps:
+            return parts[0]
+    return None
+
+
+def _is_empty(folder: Path, unit: Unit) -> bool:
+    """Whether a unit is done, and gave nothing."""
+    parts = parts_of(folder, unit)
+    written = [leaf for part in parts for section in part.sections() for leaf in section["leaves"].values()]
+    return bool(parts) and parts[-1].record["goes_on"] is None and not any(leaf["rows"] for leaf in written)
+
+
 def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None) -> str:
     """Identifies everything that the resulting bytes depend on."""
     # Not the old dataset, which may be gone when the run is continued.
@@ -247,6 +266,8 @@ class _Reading:
 
     def look(self) -> None:
         """`Reader.look`, and `seen`."""
+        if not self._paths:
+            return
         label = next(iter(self._paths)) if len(self._paths) == 1 else self.reader.location.url
         self.reader.seen(call(self.engine, label, _look, self.reader, self._paths))
 
@@ -288,6 +309,8 @@ class _Run:
             self.work.remember("plan", {"parts": len(units)})
             self._check_digest()
             samples = cache(partial(_samples, reader))
+            for index in _done(folder, units):
+                self._know_schema(index)
             self._prepare_dictionaries(units, samples)
             there = self._parts_there(units)
             taken = self._take_over(units, there)
@@ -338,7 +361,9 @@ class _Run:
         """Keep the dictionaries that an interrupted run stored, or make them: those of the old dataset, or trained on the
         reader's sample. Without either, the first rows of the first unit train them."""
         folder, leaves = self.work.folder, self._trained()
-        if not self.reader.schema.leaves or not leaves:
+        if not self.reader.schema.leaves:  # those that an interrupted run has learnt
+            leaves = [Leaf.from_json(leaf) for leaf in (dictionary_mark(folder) or {}).get("leaves", ())]
+        if not leaves:
             return
         if self.old:
             given = {leaf.name: self.old.dictionary(leaf) for leaf in leaves}
@@ -347,9 +372,9 @@ class _Run:
                 self._discard_parts()
                 store_dictionaries(folder, {leaf.name: leaf for leaf in leaves}, given, identity)
             return
-        identities = [unit.identity for unit in units]
-        every = hashlib.sha256(json.dumps(identities).encode()).hexdigest()
-        if any(has_dictionaries(folder, leaves, identity) for identity in (every, *identities)):
+        every = hashlib.sha256(json.dumps([unit.identity for unit in units]).encode()).hexdigest()
+        first = next((unit for unit in units if not _is_empty(folder, unit)), units[0])
+        if any(has_dictionaries(folder, leaves, identity) for identity in (every, first.identity)):
             return
         self._discard_parts()
         for leaf in leaves:
@@ -428,8 +453,6 @@ class _Run:
     def _fill(self, units: Sequence[Unit], taken: Mapping[int, _OldPart], reading: _Reading) -> None:
         reader, folder = self.reader, self.work.folder
         done = {*_done(folder, units), *taken}
-        for index in sorted(done):
-            self._know_schema(index)
         left = [unit for unit in units if unit.index not in done]
         if not left:
             return
@@ -439,15 +462,22 @@ class _Run:
             count, engine = 0, LocalEngine(0)
         with closing(engine or LocalEngine(count, modules_of(PartTask(left[0], folder, None, 1)))) as engine:
             threads = threads_of_task(count, self.request.engine)
-            while left and not self._is_begun():
-                self._do([PartTask(left[0], folder, reader.schema or None, threads, begins=len(left) > 1)], engine)
+            while left and not self._is_begun(units):
+                begins = len(left) > 1 and not reader.first_decides
+                self._do([PartTask(left[0], folder, reader.schema, threads, begins=begins)], engine)
                 left = left[1:] if _done(folder, left[:1]) else left
+            if reader.first_decides and (first := _first_part(folder, units)):
+                left = [reader.decided(unit, first) for unit in left]
+            # Large units first, where their sizes are known: no process ends long after the others.
+            left = left if any(unit.spec for unit in left) else sorted(left, key=lambda unit: -unit.rows)
             self._do([PartTask(unit, folder, reader.schema, threads) for unit in left], engine)
 
-    def _is_begun(self) -> bool:
-        """Whether the leaves and their dictionaries are known."""
-        files = [dictionary_path(self.work.folder, leaf) for leaf in self._trained()]
-        return bool(self.reader.schema.leaves) and all(path.is_file() for path in files)
+    def _is_begun(self, units: Sequence[Unit]) -> bool:
+        """Whether the leaves and their dictionaries are known, and what the first unit decides."""
+        folder, reader = self.work.folder, self.reader
+        known = all(dictionary_path(folder, leaf).is_file() for leaf in self._trained())
+        decided = not reader.first_decides or _first_part(folder, units) is not None
+        return bool(reader.schema.leaves) and known and decided
 
     def _do(self, tasks: Sequence[PartTask], engine: Engine) -> None:
         for index, record in run_tasks(tasks, 0, self.listener.on_progress, engine):
@@ -466,10 +496,10 @@ class _Run:
             return
         if not self.reader.schema.leaves:
             self.reader.schema = Schema(leaves)
-            self.reader.bulk = bulk_of(self.reader.schema)
+            self.reader.bulk, self.reader.columns = bulk_of(self.reader.schema), columns_of(self.reader.schema)
         elif leaves != self.reader.schema.leaves:
-            odd = {leaf.name for leaf in {*leaves} ^ {*self.reader.schema.leaves}}
-            raise CorruptSourceError(f"{index} is unlike the first: {', '.join(sorted(odd))}")
+            odd = column_difference(columns_of(Schema(leaves)), columns_of(self.reader.schema))
+            raise CorruptSourceError(f"unit {index} is unlike the first: {odd}")
 
     # -- the dataset -----------------------------------------------------------------------------------------------------
 
@@ -486,6 +516,8 @@ class _Run:
         every = sorted([*parts, *(old.part for old in taken.values())], key=lambda part: part.unit)
         sections = [(part, section) for part in [lead, *every] if part for section in part.sections()]
         sections.sort(key=lambda one: tuple(one[1]["place"]))
+        if not any(part.steps for part, _ in sections):
+            raise CorruptSourceError(f"{reader.title} holds no episode with a step")
         episodes = episodes_of(sections, reader.schema["next/reward"], reader.return_steps, lambda: place.id)
         wrong = ~np.isfinite(episodes.returns)
         if wrong.any():

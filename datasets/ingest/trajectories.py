@@ -88,6 +88,18 @@ def schema_of(columns: Sequence[Column], codec: str = "auto", layout: str = "aut
     return Schema((*leaves, *ted_flags())), tuple(bulk)
 
 
+def columns_of(schema: Schema) -> list[Column]:
+    """The columns that became the leaves of a schema (`schema_of`)."""
+    flags = {leaf.name for leaf in ted_flags()}
+    twins = {leaf.name for leaf in schema.steps if f"next/{leaf.name}" in schema} - flags
+    after = flags | {f"next/{name}" for name in twins}
+    return [
+        Column(leaf.name, leaf.dtype, leaf.shape, "state" if leaf.kind == "state" or leaf.name in twins else "step")
+        for leaf in schema
+        if leaf.name not in after
+    ]
+
+
 def column_difference(columns: Sequence[Column], wanted: Sequence[Column]) -> str:
     """What differs between columns, for people."""
     here, there = ({column.key: column for column in some} for some in (columns, wanted))

@@ -12,6 +12,7 @@ rest:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,7 @@ from .trajectories import BLOCK_STEPS
 
 if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
+    from ..workers.task import OnBlock
     from .block import Block
     from .row_source import SampleRows
 
@@ -58,6 +60,11 @@ class Unit:
         """All of its blocks, or those after the mark ``resume``. ``threads`` may be used to decode."""
         raise NotImplementedError
 
+    def prepared(self, folder: Path, on_block: OnBlock) -> AbstractContextManager[Unit]:
+        """The unit with all that `blocks` needs in the working folder, such as whole raw files; entered by the worker, and left
+        when the part is there, or with what went wrong."""
+        return nullcontext(self)
+
     def objects(self) -> list[dict[str, Any]]:
         """Records of the raw objects that it reads, as their place states them."""
         return [] if self.spec is None else [self.spec.object]
@@ -84,6 +91,11 @@ class Part:
         """What the unit said of itself (`Block.record`)."""
         about: Mapping[str, Any] = self.record["about"]
         return about
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return sum(section["bits"]["rows"] for section in self.sections() if section["bits"])
 
     def sections(self) -> list[dict[str, Any]]:
         """The records of its sections."""
@@ -133,6 +145,8 @@ class Reader(Job):
     here: bool = False
     #: Whether they are read in another process even where there is only one: user code, C libraries (`native_libraries`).
     in_worker: bool = False
+    #: Whether units are read as the first one with a step says (`decided`).
+    first_decides: bool = False
     #: Of the dataset, as far as the lead has seen them, for estimates.
     notes: Sequence[str] = ()
     #: Identifies the data, as far as the lead has read them: an interrupted run is continued with the same data only.
@@ -163,6 +177,10 @@ class Reader(Job):
     def units(self, lead: Part | None) -> Sequence[Unit]:
         """The units in order, with their places in it as ``index``; called once, when the lead is read."""
         raise NotImplementedError
+
+    def decided(self, unit: Unit, first: Part) -> Unit:
+        """A unit as it is read when the ``first`` part with a step is there; where that `first_decides`."""
+        return unit
 
     def sample_rows(self) -> SampleRows | None:
         """Rows to train a dictionary on, of all large leaves, uint8 ``[row_bytes]`` each; deterministic. None: the first rows

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from ...storage.checksums import hash_file
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
     from ..fetch import Location, RemoteObject
-    from ..ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
+    from ..ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows
     from ..ingest.episode_files import (
         Episode,
-        EpisodeFilesJob,
+        EpisodeFiles,
         EpisodeReader,
-        LazyRows,
+        FileGroup,
         RawInput,
-        raw_object,
-        units_of_files,
+        file_groups,
+        group_files,
     )
     from ..ingest.job import ConvertOptions, Job, PartSpec, RawObject, StagedJob, count_notes, name_left_out
     from ..ingest.row_source import CountedStream, RowSource, block_of_rows
@@ -40,12 +40,12 @@ _HOMES = {
     "..fetch": ("Location", "RemoteObject"),
     "..ingest.episode_files": (
         "Episode",
-        "EpisodeFilesJob",
+        "EpisodeFiles",
         "EpisodeReader",
-        "LazyRows",
+        "FileGroup",
         "RawInput",
-        "raw_object",
-        "units_of_files",
+        "file_groups",
+        "group_files",
     ),
     "..ingest.job": (
         "ConvertOptions",
@@ -57,7 +57,7 @@ _HOMES = {
         "name_left_out",
     ),
     "..ingest.row_source": ("CountedStream", "RowSource", "block_of_rows"),
-    "..ingest.block": ("END_CUT", "END_TERMINATED", "END_TRUNCATED", "Block"),
+    "..ingest.block": ("END_CUT", "END_TERMINATED", "END_TRUNCATED", "Block", "LazyRows"),
     "..ingest.whole_file": ("WholeFileReader",),
     "..ingest.unit": ("LEAD", "Facts", "Part", "Reader", "Unit"),
     "..ingest.trajectories": ("Column", "count_outcomes", "resolve_transitions", "to_rewards"),

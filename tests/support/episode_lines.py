@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rbdata.datasets.ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput
+from rbdata.datasets.ingest.block import LazyRows
+from rbdata.datasets.ingest.episode_files import Episode, EpisodeReader, RawInput
 from rbdata.errors import CorruptSourceError
 
 #: Frames that compress, and are large enough to be filled part by part.

@@ -28,7 +28,7 @@ from ...formats.packed import ZipArchive
 from ...ingest.episode_files import (
     DM_ENV_SENTENCES,
     Episode,
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
     RawInput,
     check_keys,
@@ -51,7 +51,7 @@ _EPISODE = re.compile(r"(?:.*/)?episode_(\d{1,18})_\d+\.npz")
 _NEEDED = ("observation", "action", "reward", "discount")
 
 
-class ExorlJob(EpisodeFilesJob):
+class ExorlJob(EpisodeFiles):
     """The archive is one unit."""
 
     source, converter = "exorl", "exorl 1"

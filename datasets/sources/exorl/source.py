@@ -56,7 +56,7 @@ class ExorlSource(Source):
         return self._job(None, location, task and domain_of(task), options)
 
     def _job(self, name: str | None, location: Location, domain: str | None, options: ConvertOptions) -> Job:
-        from ...ingest.episode_files import units_of_files
+        from ...ingest.episode_files import group_files
         from .reader import ExorlFileReader, ExorlJob, ExorlReader, check_task, episode_number
 
         task = options.extra["task"]
@@ -64,8 +64,8 @@ class ExorlSource(Source):
             check_task(task)  # before anything is fetched
         found = [] if name else [(episode_number(path), path, item) for path, item in files_below(location, "", ".npz")]
         if episodes := sorted((one[0], *one[1:]) for one in found if one[0] is not None):
-            units = units_of_files(location, [(path, item) for _, path, item in episodes])
+            units = group_files(location, [(path, item) for _, path, item in episodes])
             return ExorlJob(name, location, units, ExorlFileReader(domain, task), options)
         item = location.stat(f"{name}.zip") if name else only_object(location, "zip", ".zip")
-        units = units_of_files(location, [(f"{name}.zip" if name else item.name, item)])
+        units = group_files(location, [(f"{name}.zip" if name else item.name, item)])
         return ExorlJob(name, location, units, ExorlReader(domain, task), options)

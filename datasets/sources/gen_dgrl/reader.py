@@ -31,7 +31,7 @@ from ....errors import CorruptSourceError
 from ...formats.limits import REFETCH
 from ...formats.npy import NpzArchive
 from ...formats.numpy_pickle import read_pickle
-from ...ingest.episode_files import Episode, EpisodeFilesJob, EpisodeReader, RawInput, Rows, check_keys
+from ...ingest.episode_files import Episode, EpisodeFiles, EpisodeReader, RawInput, Rows, check_keys
 from ...ingest.spaces import cast_rows
 from ...ingest.trajectories import to_flags
 
@@ -44,7 +44,7 @@ _XZ, _ZIP, _NPY = b"\xfd7zXZ\0", b"PK\x03\x04", b"\x93NUMPY"
 _ROUNDING = 0.02
 
 
-class GenDgrlJob(EpisodeFilesJob):
+class GenDgrlJob(EpisodeFiles):
     """The archive is one unit."""
 
     source, converter = "gen_dgrl", "gen_dgrl 1"

@@ -76,7 +76,7 @@ class GenDgrlSource(Source):
 
 def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, options: ConvertOptions) -> Job:
     """The episodes of a game, in the order in which they were played: their names begin with the time."""
-    from ...ingest.episode_files import units_of_files
+    from ...ingest.episode_files import group_files
     from .reader import GenDgrlFileReader, GenDgrlJob, when
 
     top = location.url.rstrip("/").split("/")
@@ -93,7 +93,7 @@ def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, opt
         raise UsageError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
     reader = GenDgrlFileReader(LIMITS, game, options.unknown_next == "zero")
     ordered = sorted(by_game[game], key=lambda one: when(one[0]))
-    return GenDgrlJob(None, location, units_of_files(location, ordered), reader, options)
+    return GenDgrlJob(None, location, group_files(location, ordered), reader, options)
 
 
 def archives(name: str) -> list[str]:
@@ -109,8 +109,8 @@ def _job(
     name: str | None, game: str | None, location: Location, path: str, item: RemoteObject, options: ConvertOptions
 ) -> Job:
     """``game``: see `GenDgrlReader`."""
-    from ...ingest.episode_files import Unit, raw_object
+    from ...ingest.episode_files import file_groups
     from .reader import GenDgrlJob, GenDgrlReader
 
     reader = GenDgrlReader(LIMITS, game, options.unknown_next == "zero")
-    return GenDgrlJob(name, location, [Unit(item.name, 0, (raw_object(location, item, path),))], reader, options)
+    return GenDgrlJob(name, location, file_groups(location, [(path, item)]), reader, options)

@@ -20,7 +20,7 @@ from ...formats.arrow import require_pyarrow
 from ...formats.lerobot import INFO, KEYS, OWN, Feature, Info, ListedEpisode, episodes_from, tasks_from
 from ...formats.limits import check_rows
 from ...formats.video import require_av
-from ...ingest.episode_files import EpisodeFilesJob, Unit
+from ...ingest.episode_files import EpisodeFiles, FileGroup
 from ...ingest.job import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
@@ -52,7 +52,7 @@ _SENTENCES = {
 }
 
 
-class LerobotJob(EpisodeFilesJob):
+class LerobotJob(EpisodeFiles):
     """The chosen episodes, in order of their number; a unit is about a video file of the first camera."""
 
     source, converter = "lerobot", "lerobot 1"
@@ -157,9 +157,9 @@ class LerobotJob(EpisodeFilesJob):
             held, last = held | paths, first
         return groups
 
-    def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotReader) -> Unit:
+    def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotReader) -> FileGroup:
         name = f"episodes {format_numbers([one.number for one in group])}"
-        return Unit(name, number, tuple(map(self._raw, _paths(group))), replace(reader, listed=tuple(group)))
+        return FileGroup(name, number, tuple(map(self._raw, _paths(group))), replace(reader, listed=tuple(group)))
 
     # -- what is known before, and what the manifest says --------------------------------------------------------------
 

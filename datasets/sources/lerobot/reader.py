@@ -21,7 +21,8 @@ from ...formats.arrow import ROW_OF_ONE, ParquetRows, damage_reported, number_dt
 from ...formats.lerobot import Feature, ListedEpisode, Span
 from ...formats.pictures import decode_picture
 from ...formats.video import COLOUR, DEPTH, Video, resize
-from ...ingest.episode_files import Episode, EpisodeReader, LazyRows, RawInput, Rows
+from ...ingest.block import LazyRows
+from ...ingest.episode_files import Episode, EpisodeReader, RawInput, Rows
 from ...ingest.spaces import stored_dtype, text_rows
 
 #: Bytes of numbers, and pictures, that are read at a time.
@@ -50,7 +51,7 @@ class LerobotReader(EpisodeReader):
     native_libraries = ("pyarrow", "av")
     joined = True
 
-    def unit_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
+    def group_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
         """The episodes, in order, each with the file that holds its rows."""
         files = {raw.name.removeprefix(self.prefix): raw for raw in raws}
         pixels = {feature.name: DEPTH if feature.depth else COLOUR for feature in self.columns.values()}

@@ -37,11 +37,11 @@ import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...formats.npy import NpzArchive
+from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
     Episode,
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
-    LazyRows,
     RawInput,
     Rows,
     check_keys,
@@ -66,7 +66,7 @@ _TASK_ROWS = 1 << 16
 Heads = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
-class OgbenchJob(EpisodeFilesJob):
+class OgbenchJob(EpisodeFiles):
     """Each file is a unit, which one worker decodes."""
 
     source, converter = "ogbench", "ogbench 1"

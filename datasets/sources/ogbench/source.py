@@ -183,16 +183,14 @@ def _job(
     name: str | None, known: SetName | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions
 ) -> Job:
     """``known`` is the set, None for files of no known one."""
-    from ...ingest.episode_files import Unit, raw_object
+    from ...ingest.episode_files import file_groups
     from .reader import OgbenchJob, OgbenchReader, single_task
 
-    units = []
-    for place, (path, item) in enumerate(files):
-        # The unit's number is that of the file in a set of 100M steps, and the file's place in any other set.
-        match = re.fullmatch(r".*-v0-(\d{3})(?:-val)?\.npz", item.name)
-        units.append(Unit(item.name, int(match[1]) if match else place, (raw_object(location, item, path),)))
+    # The number of a file is the one in its name in a set of 100M steps, and its place in any other set.
+    matches = [re.fullmatch(r".*-v0-(\d{3})(?:-val)?\.npz", item.name) for _, item in files]
+    groups = file_groups(location, files, [int(match[1]) if match else place for place, match in enumerate(matches)])
     task = single_task(known.environment, known.task) if known else None
-    return OgbenchJob(name, location, units, OgbenchReader(task, str(known) if known else None), options)
+    return OgbenchJob(name, location, groups, OgbenchReader(task, str(known) if known else None), options)
 
 
 def _numbered(location: Location, name: SetName, options: ConvertOptions) -> list[FoundFile]:

@@ -18,11 +18,10 @@ last rows (`_is_real`); one episode does not tell, since one that failed may wel
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,25 +29,30 @@ from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from ....storage import amounts
 from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
-from ....storage.writer import ColumnWriter
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_mapped_records
+from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
     Episode,
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
-    LazyRows,
+    EpisodesUnit,
+    FileGroup,
     RawInput,
     Rows,
-    Unit,
-    raw_object,
+    file_groups,
     state_rows,
 )
-from ...ingest.job import ConvertOptions, Plan
+from ...ingest.job import ConvertOptions, RawObject
 from ...ingest.spaces import Json, LossyCastError, box_json, cast, cast_rows, nested_space, stored_dtype, text_rows
 from ...ingest.trajectories import Column
+from ...ingest.unit import Facts, Unit
+
+if TYPE_CHECKING:
+    from ....storage.episodes import EpisodeTable
+    from ...ingest.unit import Part
 
 LastRow = Literal["auto", "observation", "step"]
 _ENDS = ("is_last", "is_terminal")
@@ -62,7 +66,7 @@ _OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
 _LARGEST_JSON = 64 << 20
 
 
-class RldsJob(EpisodeFilesJob):
+class RldsJob(EpisodeFiles):
     """The files of one split, or of several, are units."""
 
     reader: RldsReader
@@ -93,7 +97,7 @@ class RldsJob(EpisodeFilesJob):
     ) -> None:
         """``described`` are ``dataset_info.json`` and ``features.json``, ``folder`` has them and the files."""
         self.source = source
-        raws = [raw_object(location, item, join_path(folder, item.name)) for item in described]
+        raws = [RawObject(join_path(folder, item.name), item, location) for item in described]
         contents = [self.read_description(raw, _LARGEST_JSON) for raw in raws]
         self.info = parse_info(contents[0], described[0].url)
         found = parse_features(contents[1], described[1].url)
@@ -105,7 +109,8 @@ class RldsJob(EpisodeFilesJob):
         units, lengths = self._units(location, folder, options.parts)
         reader = RldsReader(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
         super().__init__(name, location, units, reader, options, episodes=sum(lengths.values()))
-        self.first_decides = options.extra["last_row"] == "auto"
+        self._decided: LastRow = options.extra["last_row"]
+        self.first_decides = self._decided == "auto"
         self.licence, self.citation = self.info.licence or None, self.info.citation or None
 
     def _splits(self, asked: str | None) -> list[Split]:
@@ -124,7 +129,7 @@ class RldsJob(EpisodeFilesJob):
 
     def _units(
         self, location: Location, folder: str, chosen: Sequence[int] | None
-    ) -> tuple[list[Unit], dict[str, int]]:
+    ) -> tuple[list[FileGroup], dict[str, int]]:
         """The files of the splits (those of the numbers ``chosen``), and the episodes in each.
 
         Raises ObjectNotFoundError for missing files, CorruptSourceError if no files are stated.
@@ -145,29 +150,29 @@ class RldsJob(EpisodeFilesJob):
             error.partly_there = True
             raise error
         paths = {file: join_path(folder, file) for _, file, _ in wanted}
-        units = [Unit(file, one, (raw_object(location, listed[file], paths[file]),)) for one, file, _ in wanted]
+        files = [(paths[file], listed[file]) for _, file, _ in wanted]
+        units = file_groups(location, files, [one for one, *_ in wanted])
         return units, {paths[file]: length for _, file, length in wanted}
 
-    def reader_of(self, unit: Unit) -> RldsReader:
-        return replace(self.reader, last_row=self._last_row())
+    def decided(self, unit: Unit, first: Part) -> Unit:
+        assert isinstance(unit, EpisodesUnit)
+        return replace(unit, reader=replace(self.reader, last_row=_last_row(first.about)))
 
-    def _last_row(self) -> LastRow:
-        """What is asked for; else the first file decides for all others, once it is decoded."""
-        asked: LastRow = self.options.extra["last_row"]
-        first = self._first() if asked == "auto" else None
-        if first is None:
-            return asked
-        return "step" if first.counts.get("kept_last_rows") else "observation"
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        facts = super().facts(parts, episodes)
+        if not self.first_decides:
+            return facts
+        first = next(part.about for part in parts if part.steps)
+        self._decided = _last_row(first)
+        if len(self.groups) == 1:
+            return facts
+        what = "a step" if self._decided == "step" else "an observation, not a step"
+        decided = f"of all files was decided by {first['objects'][0]['name']}, the first with a step"
+        note = f"What the last row of a terminated episode is ({what}) {decided}; --last-row states it."
+        return replace(facts, notes=[*facts.notes, note])
 
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        self.spaces = {base: space for base in ("observation", "action") if (space := self._stated_space(base))}
-        plan = super().plan(columns, files, on_progress)
-        first = self._first()
-        if self.first_decides and len(self.units) > 1 and first is not None:
-            what = "a step" if self._last_row() == "step" else "an observation, not a step"
-            decided = f"of all files was decided by {first.objects[0]['name']}, the first with a step"
-            plan.notes.append(f"What the last row of a terminated episode is ({what}) {decided}; --last-row states it.")
-        return plan
+    def spaces(self) -> dict[str, Any]:
+        return {base: space for base in ("observation", "action") if (space := self._stated_space(base))}
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class RldsJob(EpisodeFilesJob):
 
     def describe(self) -> dict[str, Any]:
         found = super().describe()
-        options = {**found["options"], "last_row": self._last_row(), "split": "+".join(one.name for one in self.splits)}
+        options = {**found["options"], "last_row": self._decided, "split": "+".join(one.name for one in self.splits)}
         about = {"name": self.info.name, "version": self.info.version, "description": self.info.description}
         pictures = {"jpeg": "Pillow"} if any(one.kind == "picture" for one in self.reader.features) else {}
         return {
@@ -201,6 +206,11 @@ class RldsJob(EpisodeFilesJob):
             "left_out": self.left_out,
             **pictures,
         }
+
+
+def _last_row(first: Mapping[str, Any]) -> LastRow:
+    """What the last rows of terminated episodes are in a file, by what its unit says of itself."""
+    return "step" if first["counts"].get("kept_last_rows") else "observation"
 
 
 def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tuple[Feature, ...], dict[str, str]]:

@@ -23,11 +23,11 @@ from ....errors import CorruptSourceError
 from ....storage.schema import LARGE_ROW
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, check_storage, damage_reported, has_rows
 from ...formats.limits import check_rows
+from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
     Episode,
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
-    LazyRows,
     RawInput,
     Rows,
     check_keys,
@@ -43,7 +43,7 @@ _SOLVED = "config/solved"
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_/]+")
 
 
-class RobosetJob(EpisodeFilesJob):
+class RobosetJob(EpisodeFiles):
     """The logs of a folder."""
 
     source, converter, licence = "roboset", "roboset 1", "MIT"

@@ -82,8 +82,8 @@ class RobosetSource(Source):
 
 
 def _job(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Job:
-    from ...ingest.episode_files import units_of_files
+    from ...ingest.episode_files import group_files
     from .reader import RobosetJob, TrialReader
 
     reader = TrialReader(tuple(path for path, _ in files))
-    return RobosetJob(name, location, units_of_files(location, files), reader, options)
+    return RobosetJob(name, location, group_files(location, files), reader, options)

@@ -20,12 +20,12 @@ from ....errors import CorruptSourceError
 from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, damage_reported, has_rows
 from ...formats.limits import check_rows
 from ...formats.npy import NpzArchive
+from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
     DM_ENV_SENTENCES,
     Episode,
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
-    LazyRows,
     RawInput,
     Rows,
     check_keys,
@@ -42,7 +42,7 @@ _FIRST, _MID, _LAST = 0, 1, 2
 _HDF5_KEYS = ("observation", "action", "reward", "discount", "step_type")
 
 
-class VD4RLJob(EpisodeFilesJob):
+class VD4RLJob(EpisodeFiles):
     """The npz files (64px), or the HDF5 shards (84px), of a folder."""
 
     source, converter, licence = "vd4rl", "vd4rl 1", "MIT"

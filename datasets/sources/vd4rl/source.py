@@ -113,9 +113,9 @@ def _data_files(items: Sequence[RemoteObject]) -> list[RemoteObject]:
 def _job(
     name: str | None, location: Location, folder: str, files: Sequence[RemoteObject], options: ConvertOptions
 ) -> Job:
-    from ...ingest.episode_files import EpisodeReader, units_of_files
+    from ...ingest.episode_files import EpisodeReader, group_files
     from .reader import EpisodeFileReader, ShardReader, VD4RLJob
 
     reader: EpisodeReader = EpisodeFileReader() if files[0].name.endswith(".npz") else ShardReader()
-    units = units_of_files(location, [(join_path(folder, item.name), item) for item in files])
+    units = group_files(location, [(join_path(folder, item.name), item) for item in files])
     return VD4RLJob(name, location, units, reader, options)

@@ -21,13 +21,12 @@ from episode_lines import (
     expected,
 )
 from rbdata.datasets.fetch import open_location
-from rbdata.datasets.ingest import episode_files, recording
+from rbdata.datasets.ingest import part
 from rbdata.datasets.ingest.episode_files import (
-    EpisodeFilesJob,
+    EpisodeFiles,
     EpisodeReader,
-    Unit,
-    raw_object,
-    units_of_files,
+    file_groups,
+    group_files,
 )
 from rbdata.datasets.ingest.job import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
@@ -40,7 +39,7 @@ from rbdata.testing import SourceTests, dataset_content
 from servers import http_server
 
 
-class LinesJob(EpisodeFilesJob):
+class LinesJob(EpisodeFiles):
     source, converter = "lines", "lines 1"
 
 
@@ -58,9 +57,9 @@ class LinesSource(Source):
     def find(self, name, location, options):
         files = location.list()
         units = (
-            units_of_files(location, [(item.name, item) for item in files], self.together)
+            group_files(location, [(item.name, item) for item in files], self.together)
             if self.together
-            else [Unit(item.name, number, (raw_object(location, item),)) for number, item in enumerate(files)]
+            else file_groups(location, [(item.name, item) for item in files])
         )
         return LinesJob(name, location, units, self.reader, options)
 
@@ -157,7 +156,7 @@ def test_a_first_unit_is_left_as_soon_as_there_is_a_dictionary(tmp_path, monkeyp
             yield episode
 
     monkeypatch.setattr(LinesReader, "episodes", episodes)
-    monkeypatch.setattr(recording, "SAMPLE_BYTES", 70 * SIDE**2)
+    monkeypatch.setattr(part, "SAMPLE_BYTES", 70 * SIDE**2)
     at_once = make(tmp_path / "raw", tmp_path / "at_once", first_decides=True, codec=codec)
     every = [("1.lines", 30), ("1.lines", 50), ("1.lines", 7), ("2.lines", 5)]
     assert read == every
@@ -237,7 +236,7 @@ def test_over_http(tmp_path, reader):
 def test_files_are_fetched_once(tmp_path, monkeypatch, reader):
     """Also the first one, which two tasks read, and one whose decoding was interrupted."""
     write_files(tmp_path / "raw", [[30, 50, 7], [5], [3]])
-    monkeypatch.setattr(recording, "SAMPLE_BYTES", 70 * SIDE**2)
+    monkeypatch.setattr(part, "SAMPLE_BYTES", 70 * SIDE**2)
 
     def interrupted(*_) -> None:
         raise KeyboardInterrupt
@@ -248,7 +247,7 @@ def test_files_are_fetched_once(tmp_path, monkeypatch, reader):
             request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=0)
             with monkeypatch.context() as patch:
                 if interrupts:
-                    patch.setattr(episode_files, "staging_folder", interrupted)
+                    patch.setattr(part.PartWriter, "add", interrupted)
                 with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
                     run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url)
         fetched = [path for method, path, _ in server.faults.requests if method == "GET" and path.endswith(".lines")]
