@@ -1,8 +1,8 @@
 """A dataset whose raw objects hold whole episodes: each group of objects is a unit, which any free worker reads.
 
 A source says how one raw object is read (`EpisodeReader`), and which objects a worker takes at a time (`FileGroup`: a shard, or
-some small files). `EpisodeFiles` is the reader of them all: a unit fetches the objects of its group, whole (continued at the byte,
-checked) or as a stream, and each of their episodes is a block.
+some small files). `EpisodeFiles` is the reader of them all: a unit fetches the objects of its group, whole (continued at the
+byte, checked) or as a stream, and each of their episodes is a block.
 
 The leaves of the dataset follow from the first episode; every other episode must have the same.
 """
@@ -294,7 +294,7 @@ class EpisodesUnit(Unit):
         for raws in [every] if reader.joined else [[raw] for raw in every]:
             streams = [None if reader.whole else CountedStream(raw.location, raw.item) for raw in raws]
             sources = [
-                RawInput(raw.path, self.paths.get(raw.item.url), stream and iter(stream), episodes.counts)
+                RawInput(raw.path, self.paths.get(raw.item.url), iter(stream) if stream else None, episodes.counts)
                 for raw, stream in zip(raws, streams)
             ]
             numbers, open_streams = Counter[str](), [stream for stream in streams if stream]
@@ -440,13 +440,13 @@ class EpisodeFiles(Reader):
         return Expectation(fetch, *self._known, fetch, [group.name for group in self.groups])
 
     def units(self, lead: Part | None) -> list[Unit]:
-        return [self._unit(index, group) for index, group in enumerate(self.groups)]
-
-    def _unit(self, index: int, group: FileGroup) -> EpisodesUnit:
-        stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in group.objects]
-        # Progress counts bytes, as rows are not known.
-        how = (group, group.reader or self.reader, self.options)
-        return EpisodesUnit(index, group.name, max(1, group.size), json.dumps(stated), *how)
+        units = list[Unit]()
+        for index, group in enumerate(self.groups):
+            stated = [(raw.path, raw.item.size, raw.item.checksums.get("crc32c")) for raw in group.objects]
+            how = (group, group.reader or self.reader, self.options)
+            # Progress counts bytes, as rows are not known.
+            units.append(EpisodesUnit(index, group.name, max(1, group.size), json.dumps(stated), *how))
+        return units
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 

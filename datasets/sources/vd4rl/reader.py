@@ -59,7 +59,7 @@ class VD4RLJob(EpisodeFiles):
     }
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "folder": self.units[0].objects[0].path.rpartition("/")[0]}
+        return {**super().describe(), "folder": self.groups[0].objects[0].path.rpartition("/")[0]}
 
 
 @dataclass(frozen=True)

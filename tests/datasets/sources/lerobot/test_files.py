@@ -112,9 +112,9 @@ def test_a_data_file_of_a_download_is_opened_once(raw, tmp_path, monkeypatch):
     monkeypatch.setattr(lerobot_reader, "_Table", lambda raw: opened.append(raw.name) or _Table(raw))
     shutil.copytree(raw, tmp_path / "some" / "toy")
     job: Any = LerobotSource().open("some/toy", open_location(str(tmp_path)), ConvertOptions())
-    for unit in job.units:
-        raws = [RawInput(one.path, Path(one.item.url), None) for one in unit.objects]
-        assert len(list(unit.reader.unit_episodes(raws))) == 4
+    for group in job.groups:
+        raws = [RawInput(one.path, Path(one.item.url), None) for one in group.objects]
+        assert len(list(group.reader.group_episodes(raws))) == 4
     assert opened == [f"some/toy/data/chunk-000/file-00{number}.parquet" for number in (0, 1)]
 
 
