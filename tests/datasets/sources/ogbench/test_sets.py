@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,9 +202,9 @@ def hundred(tmp_path_factory):
 def test_all_of_a_hundred_files_are_found_in_order(validation, hundred):
     with http_server(hundred) as server:
         for place in (hundred, server.url):
-            job = OgbenchSource().open(LARGE + validation, open_location(str(place)), ConvertOptions())
+            job: Any = OgbenchSource().open(LARGE + validation, open_location(str(place)), ConvertOptions())
             names = [f"{LARGE}/cube-double-play-v0-{number:03}{validation}.npz" for number in range(100)]
-            assert [raw.path for raw in job.raw_objects()] == names and len(names) == 100
+            assert [raw.path for raw in job.raw_objects()] == names and len(job.groups) == 100
 
 
 def test_some_of_a_hundred_files_over_http(hundred, tmp_path):
