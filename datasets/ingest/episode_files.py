@@ -451,6 +451,8 @@ class EpisodeFiles(Reader):
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        if not len(episodes):
+            raise CorruptSourceError(f"{self.title} holds no episode with a step")
         self._records = [part.about for part in parts]
         found = Counter[str]()
         for record in self._records:

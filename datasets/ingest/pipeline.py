@@ -516,7 +516,7 @@ class _Run:
         every = sorted([*parts, *(old.part for old in taken.values())], key=lambda part: part.unit)
         sections = [(part, section) for part in [lead, *every] if part for section in part.sections()]
         sections.sort(key=lambda one: tuple(one[1]["place"]))
-        if not any(part.steps for part, _ in sections):
+        if not reader.schema.leaves:
             raise CorruptSourceError(f"{reader.title} holds no episode with a step")
         episodes = episodes_of(sections, reader.schema["next/reward"], reader.return_steps, lambda: place.id)
         wrong = ~np.isfinite(episodes.returns)
