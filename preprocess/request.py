@@ -214,6 +214,9 @@ class Run:
     is its digest.
     """
 
+    #: Whether functions get whole episodes; known after `configure`.
+    whole_episodes = False
+
     def __init__(self, request: Request, place: DatasetPlace) -> None:
         self.request, self.place = request, place
         dataset, options = request.dataset, request.read_options
@@ -287,8 +290,8 @@ class Run:
 
     def chunk_size(self) -> int:
         """Steps of a chunk. Built-in functions are too fast for more chunks than sections."""
-        steps, whole = self.episodes.steps, getattr(self, "whole_episodes", False)
-        return chunk_size(steps, self.batch, self.section, whole) if self.runs_own_code else self.section
+        steps = self.episodes.steps
+        return chunk_size(steps, self.batch, self.section, self.whole_episodes) if self.runs_own_code else self.section
 
     def find_existing(self) -> Manifest | None:
         """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
