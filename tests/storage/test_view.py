@@ -151,6 +151,8 @@ def test_steps(pair, low, count, by):
     assert len(view.episodes) == int(ends.sum())
     assert [one.outcome == "cut" for one in view.episodes] == goes_on[ends].tolist()
     edges = np.flatnonzero(ends.numpy()) + 1
+    begins = steps[np.append(0, edges[:-1])]
+    assert view.episodes.midway.tolist() == (~np.isin(begins, a.episode_starts)).tolist()
     sums = [float(part.sum()) for part in np.split(a["next/reward"].numpy()[steps].astype(float), edges[:-1])]
     assert view.episodes.returns == pytest.approx(sums, abs=1e-5)
 
