@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -524,6 +524,8 @@ class _Run:
             message = f"{place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
             raise CorruptSourceError(message, hint="the source must leave them out, or clip them")
         facts = reader.facts(every, episodes)
+        if facts.midway is not None:
+            episodes = replace(episodes, midway=facts.midway)
         plan = Plan(episodes, dict(facts.counts), list(facts.notes), list(facts.parts), dict(facts.spaces))
         pieces = {
             leaf.name: self._pieces(leaf, sections, taken, units) for leaf in reader.schema if leaf.constant is None

@@ -132,6 +132,8 @@ class Facts:
     notes: Sequence[str] = ()
     parts: Sequence[PartSpec] = ()
     spaces: Mapping[str, Any] = field(default_factory=dict)
+    #: Which episodes began before the data do, bool ``[episodes]``, where no unit by itself can know it (`END_MIDWAY`).
+    midway: np.ndarray | None = None
 
 
 class Reader(Job):

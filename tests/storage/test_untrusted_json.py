@@ -15,7 +15,6 @@ PACKAGE = Path(untrusted_json.__file__).parents[1]
 OWN = {
     "cli/options.py": "an option that is typed",
     "preprocess/function.py": "an argument that is typed",
-    "datasets/sources/atari/rl_unplugged_decode.py": "what a worker wrote",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
     "datasets/ingest/recording.py": "an own recording",

@@ -1,8 +1,8 @@
 """One run of RL Unplugged's ordered episodes, from its files to a dataset.
 
-Files are fetched and decoded first (`rl_unplugged_decode`). Then the episodes of all files are put in training order
-(`Order`), which is that of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow
-each other both in that order and in a file are a *run*; usually a file is one.
+Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`Order`), which is that
+of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow each other both in that
+order and in a file are a *run*; usually a file is one.
 
 Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
 checkpoint's end, and then the first one of the next checkpoint is its continuation, as far as can be known (sources say
@@ -12,11 +12,10 @@ not among the files.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,31 +24,25 @@ from ....errors import CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
 from ....storage.codecs import codec_of
-from ....storage.codecs.compressed import CompressedCodec, compressed_codec
-from ....storage.durable import write_atomically
-from ....storage.episodes import CUT, TERMINATED, EpisodeTable
-from ....storage.folder import remove_tree
-from ....storage.writer import ColumnWriter
+from ....storage.episodes import CUT, EpisodeTable
 from ...fetch import Location, resolve
 from ...ingest.estimate import compressed_share
-from ...ingest.job import ConvertOptions, Expectation, PartSpec, Plan, RawObject, StagedJob
-from ...ingest.recording import Recording
+from ...ingest.job import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.request import format_numbers, select_numbered
-from ...ingest.row_source import StagedPart, StagedRows
-from ...ingest.trajectories import count_outcomes, reward_columns
+from ...ingest.trajectories import count_outcomes
+from ...ingest.unit import Facts, Part, Reader
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
-from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, DecodeTask, Sample, is_of, take_sample
-from .run_job import CITATION, COLUMNS, RunJob, spaces
+from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, FileUnit, Sample, take_sample
+from .run_job import CITATION, RunJob, spaces
 
 
 @dataclass(frozen=True)
 class EpisodeRun:
-    """``episodes`` are rows of the ordered table that are also consecutive in one file (``file``: its place in the list)."""
+    """Episodes that are consecutive in the ordered table, from row ``first`` on, and in one file (``file``: its place in the
+    list), where their state rows are."""
 
     file: int
-    episodes: slice
-    first_step: int
-    steps: int
+    first: int
     first_state: int
     states: int
 
@@ -67,55 +60,28 @@ class EpisodePart:
 class Order:
     """All episodes of some files in training order; the work is done on construction.
 
-    ``table`` is int64 ``[episodes kept, 7]``: what recordings say of episodes, then file and place in the file
-    (counting kept ones). Raises CorruptSourceError when an episode is there twice.
+    ``files`` are their names and what was said of them (`FileUnit`). ``table`` is int64 ``[episodes kept, 7]``: what is said of
+    episodes, then file and place in the file (counting kept ones). Raises CorruptSourceError when an episode is there twice.
     """
 
-    def __init__(self, files: Sequence[Recording]) -> None:
+    def __init__(self, files: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self.files = files
-        self._in_files = [np.array(file.about["episodes"], np.int64).reshape(-1, OUTCOME + 1) for file in files]
+        self._in_files = [np.array(about["episodes"], np.int64).reshape(-1, OUTCOME + 1) for _, about in files]
         everything = np.concatenate([_with_place(number, episodes) for number, episodes in enumerate(self._in_files)])
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
         midway, gaps = _find_midway(everything)
         has_steps = everything[:, STEPS] > 0
         self.table, self.midway = everything[has_steps], midway[has_steps]
-        if not len(self.table):
-            raise CorruptSourceError("no complete step in the files")
         self._place_episodes()
-        #: For the manifest: what the files held and what became of it; complete after `episode_table`.
+        #: For the manifest: what the files held and what became of it.
         self.counts = self._count(everything, gaps)
-
-    def steps(self, block: int = 1 << 20) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """``(action, reward, outcome)`` of all steps in order, in blocks; outcome is 0 but in an episode's last step."""
-        for run in self.runs:
-            file = self.files[run.file]
-            action, reward = file.rows(0, 1), file.reward(0)
-            table = self.table[run.episodes]
-            outcome = np.zeros(run.steps, np.uint8)
-            outcome[np.cumsum(table[:, STEPS]) - 1] = table[:, OUTCOME]
-            for low in range(0, run.steps, block):
-                high = min(low + block, run.steps)
-                rows = slice(run.first_step + low, run.first_step + high)
-                yield np.array(action[rows]), np.array(reward[rows]), outcome[low:high]
-
-    def episode_table(self) -> EpisodeTable:
-        """The dataset's episode table."""
-        length = self.table[:, STEPS].copy()
-        returns = np.empty(len(length))
-        for run in self.runs:
-            reward = self.files[run.file].reward(0)[run.first_step : run.first_step + run.steps]
-            self.counts["unclipped_rewards"] += int((np.abs(reward) > 1).sum())
-            begins = np.cumsum(length[run.episodes]) - length[run.episodes]
-            returns[run.episodes] = np.add.reduceat(reward.astype(np.float64), begins)
-        outcome = self.table[:, OUTCOME].astype(np.uint8)
-        return EpisodeTable(np.cumsum(length) - length, length, returns, outcome, self.midway)
 
     def _refuse_twins(self, table: np.ndarray) -> None:
         same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
         if same.any():
             at = int(np.argmax(same))
-            one, other = (self.files[int(table[row, -2])].folder.name for row in (at, at + 1))
+            one, other = (self.files[int(table[row, -2])][0] for row in (at, at + 1))
             checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
             message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
             raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
@@ -131,8 +97,8 @@ class Order:
             "empty_episodes": empty,
             **count_outcomes(self.table[:, OUTCOME]),
             "midway_episodes": int(self.midway.sum()),
-            "silent_ends": sum(file.counts["silent_ends"] for file in self.files),
-            "unclipped_rewards": 0,
+            "silent_ends": sum(about["silent_ends"] for _, about in self.files),
+            "unclipped_rewards": sum(about["unclipped_rewards"] for _, about in self.files),
             "gaps": gaps,
         }
 
@@ -148,13 +114,13 @@ class Order:
         self.runs = []
         for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
             file, place = int(table[low, -2]), int(table[low, -1])
-            step, steps = int(before[file][place]), int(table[low:high, STEPS].sum())
-            self.runs.append(EpisodeRun(file, slice(low, high), step, steps, step + place, steps + high - low))
-        states = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
+            states = int(table[low:high, STEPS].sum()) + high - low
+            self.runs.append(EpisodeRun(file, low, int(before[file][place]) + place, states))
+        every = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
         self.parts = []
         for file, low, high in zip(turns, bounds, bounds[1:]):
-            runs = [run for run in self.runs if low <= run.episodes.start < high]
-            self.parts.append(EpisodePart(file, int(states[low]), int(states[high] - states[low]), runs))
+            runs = [run for run in self.runs if low <= run.first < high]
+            self.parts.append(EpisodePart(file, int(every[low]), int(every[high] - every[low]), runs))
 
 
 def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
@@ -177,17 +143,12 @@ def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
     return np.column_stack([episodes, np.full(len(episodes), number), place])
 
 
-DICTIONARY = "dictionary"
-
-
-class RluJob(RunJob[EpisodeFile], StagedJob):
-    """Files are fetched and decoded first (`DecodeTask`), and planned when all of them are."""
+class RluReader(RunJob[EpisodeFile], Reader):
+    """Each file is a unit. Their runs of episodes are sections, in training order."""
 
     upstream, piece = RL_UNPLUGGED, "file"
     citation = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
-    staging = "sampling frames"
-    #: Set by `plan`.
-    _order: Order
+    return_steps = sys.maxsize  # rewards of an episode are summed at once
 
     def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
@@ -195,7 +156,6 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         self._check_complete()
         objects = resolve(location, [file.obj for file in chosen])
         self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
-        self._folder: Path | None = None
 
     def _check_complete(self) -> None:
         """Raise CorruptSourceError if all files are requested and a server lists fewer than their names state, as in a
@@ -213,11 +173,8 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         return format_numbers(sorted(set(range(self.available[0].total)) - {file.number for file in self.available}))
 
     def identity(self) -> dict[str, Any]:
-        # Decoded files are compared with their objects, and the plan's digest is of the contents: an interrupted run may be
-        # continued with another mirror.
+        # Parts are compared with their objects: an interrupted run may be continued with another mirror.
         return {**super().identity(), "files": [file.number for file in self.chosen]}
-
-    # -- before the plan -------------------------------------------------------------------------------------------
 
     def expect(self) -> Expectation:
         sample = self._sample
@@ -226,86 +183,30 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         episodes = int(rows / max(1.0, sample.rows_per_episode))
         large: float = sum(self.schema[name].row_bytes for name in self.bulk)
         if not codec_of(self.schema[self.bulk[0]]).fixed_rows:
-            large = large * compressed_share(self._codec, sample.rows) + self._codec.index_bytes
+            codec = codec_of(self.schema[self.bulk[0]])
+            large = large * compressed_share(codec, sample.rows) + codec.index_bytes
         names = [f"file {file.number}" for file in self.chosen]
         small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
         return Expectation(fetch, rows, episodes, int(rows * (small + large)), names)
 
-    def staged_parts(self, folder: Path) -> int:
-        return sum(is_of(folder / file.obj.name, file.obj) for file in self.chosen if (folder / file.obj.name).is_dir())
-
-    def staging_tasks(self, folder: Path, threads: int) -> list[DecodeTask]:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        if not self._dictionary.is_file():
-            write_atomically(self._dictionary, self._train())
-        how = (self._dictionary, self._codec.name, self.options.unknown_next, self.time_limit, threads)
-        tasks = []
-        for index, file in enumerate(self.chosen):
-            target = folder / file.obj.name
-            if target.is_dir() and not is_of(target, file.obj):
-                remove_tree(target)
-            if not target.is_dir():
-                tasks.append(DecodeTask(index, file.obj, self.location, target, *how))
-        return tasks
-
-    # -- plan and fill ---------------------------------------------------------------------------------------------
-
-    def plan(self, columns: ColumnWriter, files: Mapping[str, Path], on_progress: Callable[[int, int], None]) -> Plan:
-        """Reads what was decoded: call after the tasks of `staging_tasks` are done."""
-        assert self._folder is not None
-        decoded = [Recording(self._folder / file.obj.name, COLUMNS) for file in self.chosen]
-        if not any(states for file in decoded for states in file.states):
-            remove_tree(self._folder)  # it holds nothing worth keeping for another run
-        self._order = order = Order(decoded)
-        columns.reserve(int(order.table[:, 3].sum()))
-        for action, reward, outcome in order.steps():
-            terminated = outcome == TERMINATED
-            columns.append({"action": action, **reward_columns(reward, terminated, (outcome != 0) & ~terminated)})
-        on_progress(len(self.chosen), len(self.chosen))
-        episodes = order.episode_table()
-        parts = [self._plan_part(part) for part in order.parts]
-        found = [[file.number, done.about["crc32c"]] for file, done in zip(self.chosen, order.files)]
-        return Plan(
-            digest=crc32c(json.dumps([found, [part.layout for part in parts]]).encode()),
-            episodes=episodes,
-            counts=order.counts,
-            notes=self._notes(order.counts),
-            parts=parts,
-            spaces=spaces(),
-        )
-
-    def staged_dictionary(self) -> bytes:
-        return self._dictionary.read_bytes()
-
-    def row_sources(self) -> list[StagedPart]:
-        files = self._order.files
-        sources = []
-        for part in self._order.parts:
-            rows = [
-                StagedRows(files[run.file].folder / "0.0", run.first_state, run.states, self._dictionary)
-                for run in part.runs
-            ]
-            name, crc32c = self.chosen[part.file].obj.name, files[part.file].about["crc32c"]
-            sources.append(StagedPart(name, {"observation": rows}, crc32c))
-        return sources
-
-    @property
-    def _dictionary(self) -> Path:
-        assert self._folder is not None
-        return self._folder / DICTIONARY
+    def units(self, lead: Part | None) -> list[FileUnit]:
+        how = (self.location, self.options.unknown_next, self.time_limit)
+        return [
+            FileUnit(index, file.obj.name, file.obj.size or 1, file.obj.name, file.obj, *how)
+            for index, file in enumerate(self.chosen)
+        ]
 
     @cached_property
     def _sample(self) -> Sample:
         return take_sample(self.location, self.chosen)
 
-    @property
-    def _codec(self) -> type[CompressedCodec]:
-        """The codec of decoded rows until they are put in place."""
-        return compressed_codec(self.schema[self.bulk[0]].codec)
+    def sample_rows(self) -> np.ndarray:
+        return self._sample.rows
 
-    def _train(self) -> bytes:
-        return self._codec.train(self._sample.rows)
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        order = Order([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
+        specs = [self._spec(part, order) for part in order.parts]
+        return Facts(order.counts, self._notes(order.counts), specs, spaces(), order.midway)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
@@ -313,10 +214,11 @@ class RluJob(RunJob[EpisodeFile], StagedJob):
         game = (self.name or "").partition("/")[0]
         return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
 
-    def _plan_part(self, part: EpisodePart) -> PartSpec:
-        file = self.chosen[part.file]
+    def _spec(self, part: EpisodePart, order: Order) -> PartSpec:
+        file, about = self.chosen[part.file], order.files[part.file][1]
         layout = f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}"
-        return self.describe_part(file.number, part.first_state, part.states, layout, file.obj)
+        spec = self.describe_part(file.number, part.first_state, part.states, layout, file.obj)
+        return spec.with_checksum(about["crc32c"])
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         first = (

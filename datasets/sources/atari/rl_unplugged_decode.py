@@ -1,6 +1,6 @@
-"""One file of RL Unplugged's ordered episodes to decoded rows on disk: fetched once, and decoded while it comes.
+"""One file of RL Unplugged's ordered episodes as blocks: fetched once, and decoded while it comes.
 
-    network -> gunzip -> records -> episodes -> frames in blocks -> compressed rows
+    network -> gunzip -> records -> episodes -> frames in batches -> blocks
 
 A record of ``atari_episodes_ordered`` is one episode of N rows:
 
@@ -15,25 +15,18 @@ A row is a frame, the action chosen on it, and what that action led to: the rewa
 the last transition, and are kept. What an episode that terminated, or was cut, would have shown next is not in the data.
 Source: google-deepmind/deepmind-research, rl_unplugged/atari.py; tensorflow/datasets, rl_unplugged/rlu_atari.
 
-How many rows there are, and which come first, is known only when all files have been read: lengths, actions and rewards lie
-in the same records as the pictures. So each file is decoded into a folder of the working folder, and its rows are put in
-their places when all files are decoded (`ingest.row_source`). The folder is a recording (`ingest.recording`), whose rows are
-compressed as the dataset has them: for the usual codec a file of rows is only renamed. ``about.json`` has besides:
-
-    crc32c, size   of the object
-    episodes       of each episode: checkpoint, index in it, rows in the file, steps kept, outcome
-    counts         {"silent_ends": terminated episodes without a reward in their last row}
+How many rows there are, and which come first, is known only when all files have been read. So a file is a unit whose sections
+are runs of episodes with ascending indices, and the places of these are known when they are read.
 
 An episode has one more state row than steps: the last frame, or a row of zeros where its last successor is not in the data.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -45,12 +38,11 @@ from ...formats.limits import check_rows
 from ...formats.packed import gunzip
 from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Value, WireError, parse_example, read_records
-from ...ingest.recording import ABOUT, END_CUT, END_TERMINATED, END_TRUNCATED, RecordingWriter
-from ...ingest.row_source import CountedStream, staging_folder
-from ...workers.task import OnBlock
+from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
+from ...ingest.row_source import CountedStream
+from ...ingest.unit import Unit
 from .raw_files import EpisodeFile
 from .ring import MAX_ACTION
-from .run_job import COLUMNS
 
 ROW_BYTES = SIDE * SIDE
 #: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
@@ -232,7 +224,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
 
 
 BLOCK_ROWS = 512
-#: The fields that a recording states about an episode.
+#: The fields that a unit says of an episode.
 CHECKPOINT, INDEX, FILE_ROWS, STEPS, OUTCOME = range(5)
 _ENDS = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
 
@@ -261,103 +253,113 @@ def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -
 
 
 @dataclass(frozen=True)
-class DecodeTask:
-    """Fetches and decodes one file; picklable."""
+class FileUnit(Unit):
+    """One file, fetched and decoded as it comes. ``rows`` are its bytes, as rows are not known.
 
-    index: int
+    It says of itself: ``episodes`` (of each: checkpoint, index in it, rows in the file, steps kept, outcome), ``crc32c`` and
+    ``size`` of the object, ``silent_ends`` (terminated episodes without a reward in their last row), ``unclipped_rewards``.
+    """
+
     obj: RemoteObject
     location: Location
-    target: Path
-    dictionary: Path
-    codec: str
     unknown_next: str
     time_limit: int
-    threads: int
 
-    @property
-    def label(self) -> str:
-        return self.obj.name
+    def objects(self) -> list[dict[str, Any]]:
+        return [{"name": self.obj.name, "size": self.obj.size, "crc32c": self.obj.checksums.get("crc32c")}]
 
-    @property
-    def rows(self) -> int:
-        """What progress counts: bytes, as rows are not known."""
-        return self.obj.size or 1
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """As far as its place states what the object is."""
+        about = record["about"]
+        return record["identity"] == self.identity and self.obj.may_hold(about["size"], about["crc32c"])
 
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Fetch and decode one file. Returns an empty record: everything is in the folder."""
-        ended, states, silent_ends = list[tuple[int, ...]](), 0, 0
-        stream = EpisodeStream(self.location, self.obj)
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        ended, silent, unclipped = list[tuple[int, ...]](), 0, 0
+        stream, batch = EpisodeStream(self.location, self.obj), _Batch()
         source = stream.source
-        with staging_folder(self.target) as folder, closing(stream.episodes()) as episodes:
-            dictionary = self.dictionary.read_bytes()
-            writer = RecordingWriter(folder, COLUMNS, codec=self.codec, threads=self.threads, dictionary=dictionary)
-            blocks = _Blocks(writer)
+        place, before = (0, 0), (-1, -1)
+        with closing(stream.episodes()) as episodes:
             for where, episode in episodes:
+                here = (episode.checkpoint, episode.index)
                 steps, outcome, blank = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
-                ended.append((episode.checkpoint, episode.index, len(episode), steps, outcome))
-                silent_ends += bool(episode.terminal and episode.reward[-1] == 0)
-                if not steps:
-                    continue
-                states += steps + 1
-                end = np.zeros(steps, np.uint8)
-                end[-1] = _ENDS[outcome]
-                writer.column(0, 1, episode.action[:steps])
-                writer.steps(0, episode.reward[:steps], end)
-                for _ in blocks.add(episode.frames, blank, where):
-                    on_block(min(source.fetched, self.rows), source.fetched, source.retries)
-            blocks.flush()
-            about = {"states": [states], "counts": {"silent_ends": silent_ends}, "notes": [], "episodes": ended}
-            writer.finish({**about, "crc32c": source.crc32c, "size": source.fetched})
-        on_block(self.rows, source.fetched, source.retries)
-        return {}
+                ended.append((*here, len(episode), steps, outcome))
+                silent += bool(episode.terminal and episode.reward[-1] == 0)
+                unclipped += int((np.abs(episode.reward[:steps]) > 1).sum())
+                if before != (here[0], here[1] - 1):
+                    place = here  # another file may have the episodes between
+                before = here
+                bits = np.zeros(steps, np.uint8)
+                bits[-1:] = _ENDS[outcome]
+                for block in batch.add(place, episode, bits, blank, where):
+                    done = min(source.fetched, self.rows)
+                    yield replace(block, done=done, fetched=source.fetched, retries=source.retries)
+            yield from batch.blocks()
+        about = {"silent_ends": silent, "unclipped_rewards": unclipped, "crc32c": source.crc32c, "size": source.fetched}
+        told = {"episodes": ended, **about}
+        yield Block({}, place=place, done=self.rows, fetched=source.fetched, retries=source.retries, record=told)
 
 
-class _Blocks:
-    """Frames of many episodes in blocks of the same size: decoded, compressed, handed on."""
+class _Piece(NamedTuple):
+    """Steps of one section in a batch, as many frames from ``first`` on, and whether a blank state follows."""
 
-    def __init__(self, writer: RecordingWriter) -> None:
-        self._writer = writer
+    place: tuple[int, int]
+    first: int
+    frames: int
+    action: np.ndarray
+    reward: np.ndarray
+    bits: np.ndarray
+    blank: bool
+    #: For messages: the row of the first frame in its episode, and the name of that.
+    row: int
+    where: str
+
+
+class _Batch:
+    """Frames of many episodes are decoded together, in batches of one size."""
+
+    def __init__(self) -> None:
         self._frames: list[memoryview] = []
-        self._blank_after: list[int] = []
-        #: Where the frames come from: (the first frame in the block, its row in the episode, the name for messages).
-        self._owners: list[tuple[int, int, str]] = []
-        self._block = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
+        self._pieces: list[_Piece] = []
+        self._decoded = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
 
-    def add(self, frames: list[memoryview], blank: bool, where: str) -> Iterator[int]:
-        """Take an episode's frames; yields how many were written whenever a block was full."""
-        first = 0
-        while first < len(frames):
-            count = min(len(frames) - first, BLOCK_ROWS - len(self._frames))
-            self._owners.append((len(self._frames), first, where))
-            self._frames += frames[first : first + count]
-            first += count
-            if blank and first == len(frames):
-                self._blank_after.append(len(self._frames) - 1)
-            if len(self._frames) == BLOCK_ROWS:
-                self.flush()
-                yield BLOCK_ROWS
+    def add(
+        self, place: tuple[int, int], episode: Episode, bits: np.ndarray, blank: bool, where: str
+    ) -> Iterator[Block]:
+        """Take an episode, of which steps with these ``bits`` are kept; yields the blocks of every full batch."""
+        steps, low = len(bits), 0
+        frames = episode.frames if steps else []
+        while low < len(frames):
+            high = min(len(frames), low + BLOCK_ROWS - len(self._frames))
+            if not blank and high == steps:  # the final state comes with the last step
+                high -= 1
+            if high > low:
+                some = slice(low, min(high, steps))
+                is_last = blank and high == len(frames)
+                columns = (episode.action[some], episode.reward[some], bits[some])
+                self._pieces.append(_Piece(place, len(self._frames), high - low, *columns, is_last, low, where))
+                self._frames += frames[low:high]
+                low = high
+            if low < len(frames):
+                yield from self.blocks()
 
-    def flush(self) -> None:
-        """Decode and write the frames in the block."""
-        count = len(self._frames)
-        if not count:
+    def blocks(self) -> Iterator[Block]:
+        """Decode what is held: a block for each section."""
+        frames, pieces = self._frames, self._pieces
+        self._frames, self._pieces = [], []
+        if not frames:
             return
         try:
-            decode_frames(self._frames, self._block[:count])
+            decode_frames(frames, self._decoded[: len(frames)])
         except PngError as error:
-            first, row, where = [owner for owner in self._owners if owner[0] <= error.index][-1]
-            raise bad_frame(where, row + error.index - first, error) from error
-        rows = self._block[:count]
-        if self._blank_after:
-            rows = self._block[np.insert(np.arange(count), np.array(self._blank_after) + 1, BLOCK_ROWS)]
-        self._writer.column(0, 0, rows)
-        self._frames, self._blank_after, self._owners = [], [], []
-
-
-def is_of(target: Path, obj: RemoteObject) -> bool:
-    """Whether a folder was decoded from this object, as far as its place states what the object is."""
-    try:
-        about = json.loads((target / ABOUT).read_text())
-        return "episodes" in about and obj.may_hold(about["size"], about["crc32c"])
-    except (OSError, ValueError, KeyError):
-        return False
+            piece = [one for one in pieces if one.first <= error.index][-1]
+            raise bad_frame(piece.where, piece.row + error.index - piece.first, error) from error
+        for place, group in groupby(pieces, key=lambda piece: piece.place):
+            some = list(group)
+            rows = [np.arange(one.first, one.first + one.frames) for one in some]
+            rows = [np.append(one, BLOCK_ROWS) if piece.blank else one for one, piece in zip(rows, some)]
+            columns = {
+                "observation": self._decoded[np.concatenate(rows)],
+                "action": np.concatenate([one.action for one in some]),
+                "next/reward": np.concatenate([one.reward for one in some]),
+            }
+            yield Block(columns, np.concatenate([one.bits for one in some]), place=place)

@@ -135,9 +135,9 @@ def games() -> list[str]:
 def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Job:
     """The job for the shards or files that were found."""
     if upstream == RL_UNPLUGGED:
-        from .rl_unplugged import RluJob
+        from .rl_unplugged import RluReader
 
-        return RluJob(name, location, found, options)
+        return RluReader(name, location, found, options)
     from .dqn_replay import AtariReader
 
     return AtariReader(name, location, found, options)

@@ -352,7 +352,7 @@ def test_damaged_files_say_where(tmp_path: Path) -> None:
 
 def test_no_step_at_all(tmp_path: Path) -> None:
     write_run(tmp_path, [make_episodes([[1]], cut=[(0, 0)])])
-    assert "no complete step" in refused(tmp_path)
+    assert "no episode with a step" in refused(tmp_path)
     write_run(tmp_path / "2", [[Made(0, 0, [])]])
     assert "no frames" in refused(tmp_path / "2")
 
@@ -384,9 +384,7 @@ def test_goes_on_where_it_stopped(tmp_path: Path, options: dict[str, str]) -> No
         try:
             download(request, Listener(on_stage=told, on_estimate=told, on_planned=told, on_part_done=told))
         except Stop:
-            spools = root / "atari" / "Qbert" / ".1.writing" / ".raw"
-            done = [path.name for path in spools.glob("run_*") if not path.name.endswith(".part")]
-            kept = {name: (spools / name / "about.json").stat().st_mtime_ns for name in done}
+            kept = list((root / "atari" / "Qbert" / ".1.writing" / ".parts").glob("*/part.json"))
             seen: list[int] = []
             dataset = Dataset(download(request, Listener(on_part_done=seen.append)).path)
             assert len(seen) == 3 - len(kept)
@@ -432,14 +430,13 @@ def test_lost_rows_are_fetched_again(tmp_path: Path) -> None:
     write_run(tmp_path, [make_episodes([[5, 30]])])
     root = tmp_path / "root"
 
-    def stop(what: str) -> None:
-        if "sorting" in what:
-            raise KeyboardInterrupt
+    def stop(index: int) -> None:
+        raise KeyboardInterrupt
 
     request = Request("atari/Qbert/1", root=root, mirror=str(tmp_path), procs=1)
     with pytest.raises(KeyboardInterrupt):
-        download(request, Listener(on_stage=stop))
-    (rows,) = (root / "atari" / "Qbert" / ".1.writing" / ".raw").glob("run_*/0.0")
+        download(request, Listener(on_part_done=stop))
+    (rows,) = (root / "atari" / "Qbert" / ".1.writing" / ".parts").glob("*/observation.*.rows")
     rows.unlink()
     assert len(Dataset(download(request).path)) == 35
 
