@@ -34,9 +34,10 @@ from typing import Any, NoReturn
 import pytest
 
 from .datasets.fetch import open_location
-from .datasets.ingest.job import ConvertOptions, Job
+from .datasets.ingest.pipeline import run
+from .datasets.ingest.reader import Reader
+from .datasets.ingest.records import ConvertOptions
 from .datasets.ingest.request import Listener, Outcome, Request
-from .datasets.ingest.run import run
 from .datasets.sources.source import Source
 from .errors import ChecksumError, CorruptSourceError
 from .storage.dataset import Dataset
@@ -92,7 +93,7 @@ class SourceTests:
 
     # -- what the tests are made of ------------------------------------------------------------------------------------
 
-    def open_job(self, raw: Path) -> Job:
+    def open_job(self, raw: Path) -> Reader:
         """The job for the dataset, with the raw files in a folder."""
         options = ConvertOptions(extra=self.options)
         return self.source.open(self.name, open_location(os.fspath(raw)), options)

@@ -91,7 +91,7 @@ def convert(mirror: Path, game: str, root: Path, procs: int) -> int:
 def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
     """Seconds for the decoder alone, in workers that have already imported what they need."""
     from rbdata.datasets.fetch import open_location
-    from rbdata.datasets.ingest.job import ConvertOptions
+    from rbdata.datasets.ingest.records import ConvertOptions
     from rbdata.datasets.sources.atari.source import AtariSource
     from rbdata.datasets.workers.local_engine import run_tasks
 

@@ -1,7 +1,7 @@
 """Download and convert: resolve a request, and run the job that makes the dataset.
 
 ``download`` fetches from the provider or a mirror and converts while fetching; ``convert`` does the same with raw data in a
-folder. Both continue interrupted runs, and copy parts of a smaller dataset of the same id (`ingest.run`).
+folder. Both continue interrupted runs, and copy parts of a smaller dataset of the same id (`ingest.pipeline`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location, open_mirror, open_raw
 from .fetch.location import is_hub_dataset
-from .ingest.job import Job
+from .ingest.pipeline import run, write_dataset
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
+from .ingest.reader import Reader
 from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.request import announce_replacement, extend, find_existing, list_missing
-from .ingest.run import run, write_dataset
 from .local import find, known_here
 from .repair import repair
 from .sources.source import Source
@@ -119,7 +119,7 @@ def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | N
     return replace(request, id=dataset_id, root=root), source, hub
 
 
-def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Job:
+def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
     """The conversion of the raw objects at a mirror, or where the provider has published them."""
     name, options = request.id.partition("/")[2], request.options
     if mirror:
@@ -129,7 +129,7 @@ def _open_job(source: Source, mirror: str | None, request: Request, on_place: Ca
 
 def _run_keeping_raw(
     source: Source,
-    job: Job,
+    job: Reader,
     place: DatasetPlace,
     request: Request,
     listener: Listener,
@@ -205,12 +205,12 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
     return run(job, place, request, listener, str(path.resolve()), check)
 
 
-def _open_raw(path: Path, source: Source, place: DatasetPlace, request: Request) -> Job:
+def _open_raw(path: Path, source: Source, place: DatasetPlace, request: Request) -> Reader:
     scratch = place.root if place.root.is_dir() else None
     return source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
 
 
-def _check_made_from(manifest: Manifest, job: Job) -> None:
+def _check_made_from(manifest: Manifest, job: Reader) -> None:
     """Raise DatasetExistsError if an existing dataset was made from other files, or in another way."""
     differs = job.differences(manifest)
     if differs:

@@ -106,7 +106,7 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     If some are missing, all files in a folder with the name of the dataset.
     """
     from .fetch import open_location
-    from .ingest.job import ConvertOptions
+    from .ingest.records import ConvertOptions
 
     source_name, _, name = place.id.partition("/")
     raw_folder = place.root / RAW_FOLDER / source_name

@@ -48,9 +48,10 @@ from .fetch.location import DirectoryLocation, is_hub_dataset, is_plain_name, jo
 from .fetch.reading import bytes_there
 from .fetch.retries import failure_at
 from .fetch.upload import DirectoryUploader, LocalFile, Uploader, find_object, open_uploader, upload
-from .ingest.job import ConvertOptions, Job, RawObject
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
+from .ingest.reader import Reader
+from .ingest.records import ConvertOptions, RawObject
 from .ingest.request import Estimate, Listener
 from .sources.source import Source
 from .workers.task import TaskProgress
@@ -102,7 +103,7 @@ def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str,
     return None
 
 
-def open_raw_objects(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Job:
+def open_raw_objects(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Reader:
     """Open a dataset's raw objects at a location: in the provider's layout, or in that of ``push --raw``."""
     try:
         return source.open(name, open_location(url, options=fetch), options)
@@ -118,7 +119,7 @@ def open_raw_objects(source: Source, name: str, url: str, options: ConvertOption
 
 def open_published(
     source: Source, name: str, options: ConvertOptions, fetch: FetchOptions, on_place: Callable[[str], None]
-) -> Job:
+) -> Reader:
     """Open a dataset's raw objects at the first of the source's own places that has them.
 
     ``job.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is

@@ -24,10 +24,10 @@ from ..storage.leaf import check_key, is_observation
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
-from .ingest.job import ConvertOptions
+from .ingest.pipeline import run
 from .ingest.progress import progress_listener
+from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Outcome, Request, find_existing
-from .ingest.run import run
 
 if TYPE_CHECKING:
     from ..storage.manifest import Manifest

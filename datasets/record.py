@@ -14,9 +14,9 @@ from ..errors import DatasetExistsError, UsageError
 from ..storage.folder import DatasetPlace
 from ..storage.lock import when_free
 from . import acquire, catalogue
-from .ingest.job import ConvertOptions
 from .ingest.pipeline import run
 from .ingest.progress import progress_listener
+from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request, find_existing
 
 if TYPE_CHECKING:

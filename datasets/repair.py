@@ -33,9 +33,10 @@ from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import FetchOptions, Location, RemoteObject, open_location, open_raw
 from .fetch.reading import stream
-from .ingest.job import ConvertOptions, Job
+from .ingest.pipeline import restore
+from .ingest.reader import Reader
+from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request
-from .ingest.run import restore
 from .sources.source import Source
 
 #: Limit in bytes of a block that is fetched into memory.
@@ -167,7 +168,7 @@ def _fetch(location: Location, item: RemoteObject, block: CheckedBlock) -> Itera
 # -- from raw data -------------------------------------------------------------------------------------------------------
 
 
-def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Job, str]:
+def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Reader, str]:
     """The job that made a dataset, and the location of its raw data. Raises DamagedDatasetError if there are none."""
     made_by = manifest.source.get("name", "")
     lineage = manifest.lineage or {}

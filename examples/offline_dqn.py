@@ -54,7 +54,7 @@ def mixed(observation: np.ndarray) -> int:
 def record(args: Args) -> Path:
     """Record the dataset, or find it recorded; returns its folder."""
     from rbdata.datasets.acquire import Request, download
-    from rbdata.datasets.ingest.job import ConvertOptions
+    from rbdata.datasets.ingest.records import ConvertOptions
 
     policy = f"{Path(__file__).resolve()}:mixed"
     extra = {"steps": args.steps, "policy": policy, "epsilon": args.epsilon, "seed": args.seed}

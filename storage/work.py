@@ -76,10 +76,6 @@ class Work:
         """Drop what is no longer valid."""
         self._journal.forget(lambda entry: (entry.get("kind"), entry.get("number")) == (kind, number))
 
-    def parts_done(self) -> dict[int, dict[str, Any]]:
-        """For `raw_files`: no raw file ever becomes a part."""
-        return {}
-
     def holds_work(self) -> bool:
         """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join, a log."""
         if self._journal.find(_ONCE):

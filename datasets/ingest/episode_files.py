@@ -27,12 +27,13 @@ from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
 from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows
-from .job import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
+from .counted_stream import CountedStream
 from .raw_files import is_sound
+from .reader import Reader
+from .records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
 from .request import select_numbered
-from .row_source import CountedStream
 from .trajectories import Column, column_difference, count_outcomes, schema_of, to_rewards
-from .unit import Facts, Reader, Unit
+from .unit import Facts, Unit
 
 if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable

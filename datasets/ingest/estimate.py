@@ -1,8 +1,8 @@
 """Estimates of the work of a run, from the facts known so far: steps, bytes to fetch, and bytes on disk. Where rows are
 compressed, these are right within a quarter, without the dictionary (some 100 kB). Nothing is fetched or written here.
 
-A job whose counts are known before its large rows are read has a plan (`estimate_plan`). If raw files must be fetched first,
-only their sizes are known (`estimate_fetch`); a staged job makes a guess (`expect`).
+A reader with a lead knows its counts before large rows are read (`estimate_units`). If raw files must be fetched first, only
+their sizes are known (`estimate_fetch`); others make a guess (`estimate_expected`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 from ...storage.codecs import codec_of
 from ...storage.codecs.codec import Codec
 from ...storage.folder import DatasetPlace, free_bytes
-from ...storage.schema import Leaf
-from .job import Expectation, Job, Plan, StagedJob
+from .records import Expectation
 from .request import Estimate
-from .row_source import SampleRows
 
 if TYPE_CHECKING:
-    from .unit import Reader, Unit
+    from .reader import Reader
+    from .unit import SampleRows, Unit
 
 #: Bytes of an episode in the episode table (`storage.episodes`).
 _EPISODE = 26
@@ -29,47 +28,13 @@ _EPISODE = 26
 _DICTIONARY_BYTES, _ENCODED_ROWS = 1 << 20, 500
 
 
-def compressed_leaves(job: Job) -> list[Leaf]:
-    """The state leaves whose rows are compressed."""
-    return [leaf for leaf in job.schema.states if not codec_of(leaf).fixed_rows]
-
-
-def estimate_plan(
-    job: Job,
-    plan: Plan,
-    place: DatasetPlace,
-    state_bytes: Callable[[], float],
-    done: Collection[int] = (),
-    *,
-    fetched: bool = False,
-) -> Estimate:
-    """The remaining work of a plan, without the parts that are ``done``; ``fetched``: an earlier estimate counted the raw
-    files. ``state_bytes`` gives the bytes on disk of one state; it is called only if parts are left."""
-    left = [part for index, part in enumerate(plan.parts) if index not in done]
-    states = sum(part.states for part in left)
-    return _estimate(
-        job,
-        place,
-        shards=job.parts(),
-        fetch_bytes=sum(part.fetch_bytes for part in left),
-        steps=plan.steps,
-        episodes=len(plan.episodes),
-        disk_bytes=int(states * state_bytes() if states else 0) + bytes_of_columns(job, plan),
-        done_parts=len(done),
-        parts=job.parts(),
-        part_names=[part.name for part in plan.parts],
-        notes=plan.notes,
-        fetched=fetched,
-    )
-
-
-def bytes_of_state(job: Job, samples: Callable[[], SampleRows]) -> float:
-    """Bytes on disk of the large rows of one state; ``samples`` (`Job.sample_rows`) are read only if they are compressed."""
-    raw, compressed = sum(job.schema[name].row_bytes for name in job.bulk), compressed_leaves(job)
+def bytes_of_state(reader: Reader, samples: Callable[[], SampleRows]) -> float:
+    """Bytes on disk of the large rows of one state; ``samples`` (`Reader.sample_rows`) are read only if they are compressed."""
+    raw, compressed = sum(reader.schema[name].row_bytes for name in reader.bulk), reader.compressed()
     if not compressed or not len(rows := samples()):
         return raw
     codec = codec_of(compressed[0])
-    return raw * compressed_share(codec, rows) + codec.index_bytes * len(job.bulk)
+    return raw * compressed_share(codec, rows) + codec.index_bytes * len(reader.bulk)
 
 
 def compressed_share(codec: Codec | type[Codec], rows: SampleRows) -> float:
@@ -85,50 +50,23 @@ def compressed_share(codec: Codec | type[Codec], rows: SampleRows) -> float:
     return int(codec.encoded_lengths(others, dictionary).sum()) / max(1, sum(map(len, others)))
 
 
-def bytes_of_columns(job: Job, plan: Plan) -> int:
-    """What the plan itself writes: step leaves (zeros everywhere are holes) and the episode table."""
-    row = sum(leaf.row_bytes for leaf in job.schema.steps if leaf.name not in job.bulk and leaf.constant != 0)
-    return plan.steps * row + len(plan.episodes) * _EPISODE
-
-
-def estimate_fetch(job: Job, place: DatasetPlace, fetch_bytes: int) -> Estimate:
+def estimate_fetch(reader: Reader, place: DatasetPlace, fetch_bytes: int) -> Estimate:
     """Before raw files of this total size are fetched: only their sizes are known."""
-    return _estimate(job, place, shards=len(job.files()), fetch_bytes=fetch_bytes, disk_bytes=fetch_bytes, unread=True)
-
-
-def expect(job: StagedJob, place: DatasetPlace, done: int = 0) -> Estimate:
-    """What a staged job is likely to fetch and write, ``done`` parts being staged. Reads the heads of a few files."""
-    expectation = job.expect()
-    left = 1 - done / max(1, job.parts())
     return _estimate(
-        job,
-        place,
-        shards=job.parts(),
-        fetch_bytes=int(expectation.fetch_bytes * left),
-        steps=expectation.steps,
-        episodes=expectation.episodes,
-        disk_bytes=int(expectation.disk_bytes * left),
-        done_parts=done,
-        parts=job.parts(),
-        part_names=expectation.part_names,
-        notes=expectation.notes,
-        estimated=True,
+        reader, place, shards=len(reader.files()), fetch_bytes=fetch_bytes, disk_bytes=fetch_bytes, unread=True
     )
 
 
-def _estimate(job: Job, place: DatasetPlace, **facts: Any) -> Estimate:
+def _estimate(reader: Reader, place: DatasetPlace, **facts: Any) -> Estimate:
     known = {"steps": 0, "episodes": 0, "done_parts": 0, "parts": 0, **facts}
     return Estimate(
         id=place.id,
         path=place.path,
-        location=job.location.shown,
+        location=reader.location.shown,
         free_bytes=free_bytes(place.path),
-        why=job.why,
+        why=reader.why,
         **known,
     )
-
-
-# -- of readers ------------------------------------------------------------------------------------------------------------
 
 
 def estimate_units(

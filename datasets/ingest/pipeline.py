@@ -32,6 +32,7 @@ from ...errors import (
 )
 from ...storage.checksums import crc32c, place_cells, sum_cells, sum_range
 from ...storage.codecs import codec_of
+from ...storage.episodes import EpisodeTable
 from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.join import Piece, begin_join, is_joining, join
 from ...storage.leaf import Leaf
@@ -47,7 +48,6 @@ from ..workers.local_engine import LocalEngine, call, memory_for, run_tasks, thr
 from ..workers.task import Engine, TaskProgress, modules_of
 from .block import ENDS
 from .estimate import bytes_of_state, estimate_expected, estimate_fetch, estimate_join, estimate_units
-from .job import Job, Plan, RawObject
 from .part import (
     CountTask,
     PartTask,
@@ -61,9 +61,11 @@ from .part import (
     store_dictionaries,
 )
 from .raw_files import drop_changed, fetch_all, remember_fetched
+from .reader import Reader
+from .records import RawObject
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .trajectories import column_difference, columns_of
-from .unit import BITS, LEAD, Part, Reader, Unit
+from .unit import BITS, LEAD, Facts, Part, Unit
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
 _FAR_TOO_MUCH = 8
@@ -526,11 +528,10 @@ class _Run:
         facts = reader.facts(every, episodes)
         if facts.midway is not None:
             episodes = replace(episodes, midway=facts.midway)
-        plan = Plan(episodes, dict(facts.counts), list(facts.notes), list(facts.parts), dict(facts.spaces))
         pieces = {
             leaf.name: self._pieces(leaf, sections, taken, units) for leaf in reader.schema if leaf.constant is None
         }
-        begin_join(place, make_manifest(reader, plan, place.id, url), episodes, pieces, reader.bulk, original)
+        begin_join(place, _manifest(reader, facts, episodes, place.id, url), episodes, pieces, reader.bulk, original)
 
     def _pieces(
         self,
@@ -614,9 +615,9 @@ def bulk_of(schema: Schema) -> tuple[str, ...]:
 # -- whole files -----------------------------------------------------------------------------------------------------------
 
 
-def remote_files(job: Job) -> list[RemoteObject]:
+def remote_files(reader: Reader) -> list[RemoteObject]:
     """The files that are fetched whole."""
-    return [item for item in job.files() if not is_local(item)]
+    return [item for item in reader.files() if not is_local(item)]
 
 
 def bytes_left(remote: Sequence[RemoteObject], folder: Path | None) -> int:
@@ -636,33 +637,33 @@ def file_name(item: RemoteObject) -> str:
     return f"{crc32c(item.url.encode())}-{item.name}"
 
 
-def make_manifest(job: Job, plan: Plan, dataset_id: str, url: str) -> Manifest:
+def _manifest(reader: Reader, facts: Facts, episodes: EpisodeTable, dataset_id: str, url: str) -> Manifest:
     """The manifest of a dataset, without its files."""
-    names = {"name": job.source, "upstream": job.upstream or job.source, "dataset": job.name}
-    source = {**names, **job.describe(), "objects": [*job.objects(), *(part.object for part in plan.parts)]}
-    unverified = job.unverified()
-    returns, lengths = plan.episodes.summary()
+    names = {"name": reader.source, "upstream": reader.upstream or reader.source, "dataset": reader.name}
+    objects = [*reader.objects(), *(part.object for part in facts.parts)]
+    unverified = reader.unverified()
+    returns, lengths = episodes.summary()
     provenance: dict[str, Any] = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "rbdata_version": __version__,
         "location": url,
-        **({"why": job.why} if job.why else {}),
-        **({"files_state": job.files_state} if job.files_state else {}),
+        **({"why": reader.why} if reader.why else {}),
+        **({"files_state": reader.files_state} if reader.files_state else {}),
         **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
     }
     return Manifest(
         id=dataset_id,
-        schema=job.schema,
-        steps=plan.steps,
-        episodes=len(plan.episodes),
-        source=source,
-        parts=[part.to_json() for part in plan.parts],
-        spaces=plan.spaces,
-        counts=plan.counts,
-        notes=plan.notes,
+        schema=reader.schema,
+        steps=episodes.steps,
+        episodes=len(episodes),
+        source={**names, **reader.describe(), "objects": objects},
+        parts=[part.to_json() for part in facts.parts],
+        spaces=dict(facts.spaces),
+        counts=dict(facts.counts),
+        notes=list(facts.notes),
         returns=returns,
         lengths=lengths,
-        licence=job.licence,
-        citation=job.citation,
+        licence=reader.licence,
+        citation=reader.citation,
         provenance=provenance,
     )

@@ -3,20 +3,16 @@
 ``--keep-raw`` stores the raw objects below the root in the provider's own layout. That is a mirror: ``--mirror
 <root>/.raw/<source>`` reads it.
 
-A run keeps whole files, and folders that were decoded from raw files, in its working folder. The journal has the checksum of
-each file. The next run compares them before it uses them: what changed, or was never recorded, is removed and made again.
-Fetches in progress (``*.part``) are left to `fetch.reading`.
-
-`RawReading` is where a job reads them: in a worker process if C libraries do it, else in this process. `WholeFileJob` is a job
-with one such file.
+A run keeps whole files in its working folder. The journal has the checksum of each. The next run compares them before it uses
+them: what changed, or was never recorded, is removed and fetched again. Fetches in progress (``*.part``) are left to
+`fetch.reading`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -27,12 +23,10 @@ from ...storage.folder import RAW, check_space, remove_tree
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
 from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
-from .job import Job, Plan, RawObject
+from .records import RawObject
 
 if TYPE_CHECKING:
     from ...storage.work import Work
-    from ...storage.writer import ColumnWriter, DatasetWriter
-    from .row_source import SampleRows
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -118,156 +112,30 @@ def is_sound(path: Path, item: RemoteObject) -> bool:
 _KIND = "kept"
 
 
-def remember_complete(writer: DatasetWriter | Work) -> None:
-    """Record the files that are complete and not recorded yet."""
-    known = writer.remembered(_KIND)
-    for path in _complete(writer.folder / RAW):
-        if path.name not in known:
-            writer.remember(
-                _KIND, {"files": {name: _size_and_checksum(path / name) for name in _files_of(path)}}, path.name
-            )
-
-
-def remember_fetched(writer: DatasetWriter | Work, path: Path, found: RemoteObject) -> None:
+def remember_fetched(work: Work, path: Path, found: RemoteObject) -> None:
     """Record a file that was just fetched, with the size and checksum of the received bytes."""
     summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
-    writer.remember(_KIND, {"files": {".": [found.size, summed] if summed else _size_and_checksum(path)}}, path.name)
+    work.remember(_KIND, {"file": [found.size, summed] if summed else _size_and_checksum(path)}, path.name)
 
 
-def drop_changed(writer: DatasetWriter | Work) -> None:
+def drop_changed(work: Work) -> None:
     """Remove files that differ from what was recorded."""
-    known = writer.remembered(_KIND)
-    for path in list(_complete(writer.folder / RAW)):
-        if not _is_as_recorded(path, known.get(path.name, {}).get("files"), writer):
+    known, folder = work.remembered(_KIND), work.folder / RAW
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if ".part" in path.suffixes:
+            continue
+        if not path.is_file() or known.get(path.name, {}).get("file") != _size_and_checksum(path):
             remove_tree(path)
     for name in known:
-        if not (isinstance(name, str) and (writer.folder / RAW / name).exists()):
-            writer.forget(_KIND, name)
-
-
-def _is_as_recorded(path: Path, files: Any, writer: DatasetWriter | Work) -> bool:
-    if not isinstance(files, dict) or not set(_files_of(path)) <= set(files):
-        return False
-    for name, found in files.items():
-        if not (path / name).is_file() and not _is_part(path / name, found, writer):
-            return False
-        if (path / name).is_file() and _size_and_checksum(path / name) != found:
-            return False
-    return True
-
-
-def _is_part(path: Path, found: list[Any], writer: DatasetWriter | Work) -> bool:
-    """Whether a file was renamed to the file of a part. If no record says so, it is moved back."""
-    for record in writer.parts_done().values():
-        for leaf in record["leaves"].values():
-            if [[piece["length"], piece["crc32c"]] for piece in leaf.get("pieces", ())] == [found]:
-                return True
-    from ...storage.parts import PARTS
-
-    for part in (writer.folder / PARTS).glob("*.blob"):
-        if part.stat().st_size == found[0] and _size_and_checksum(part) == found:
-            part.replace(path)
-            return True
-    return False
-
-
-def _complete(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from (path for path in sorted(folder.iterdir()) if ".part" not in path.suffixes)
-
-
-def _files_of(path: Path) -> list[str]:
-    """The files of a folder, relative to it; "." for a file."""
-    files = [one.relative_to(path).as_posix() for one in sorted(path.rglob("*")) if one.is_file()]
-    return files if path.is_dir() else ["."]
+        if not (isinstance(name, str) and (folder / name).exists()):
+            work.forget(_KIND, name)
 
 
 def _size_and_checksum(path: Path) -> list[Any]:
     return list(hash_file(path, Crc32c()).range)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-Ranges = dict[str, list[list[object]]]
-
-
-class RawReading:
-    """The steps of one job that read its whole files, given by url: in a worker process if C libraries do it.
-
-    A worker works on a copy of the job; what a step sets in it is set in the job as well. ``engine`` is where these libraries
-    read the files; without them it is this process. Every step raises what the job raises, and CorruptSourceError if its
-    worker crashes or takes too much memory.
-    """
-
-    def __init__(self, job: Job, paths: Mapping[str, Path], procs: int) -> None:
-        self._job, self._paths, self._made_with = job, paths, frozenset(vars(job))
-        size = 0
-        for path in paths.values():
-            with suppress(OSError):  # its reader says so
-                size += path.stat().st_size
-        self.label = next(iter(paths)) if len(paths) == 1 else f"one of the {len(paths)} files at {job.location.url}"
-        modules = [type(job).__module__, *job.native_libraries]
-        self.engine = LocalEngine(procs if job.native_libraries else 0, modules, memory=memory_for(size))
-
-    def __enter__(self) -> RawReading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
-
-    def inspect(self) -> None:
-        """`Job.inspect_files`."""
-        self._call(_inspect, self._paths)
-
-    def plan(
-        self, open_columns: Callable[[], ColumnWriter], on_planned: Callable[[int, int], None]
-    ) -> tuple[Plan, Ranges]:
-        """`Job.plan` into columns that are opened where the files are read; returns what closing them returns."""
-        result: tuple[Plan, Ranges] = self._call(_plan, self._paths, open_columns, on_progress=on_planned)
-        return result
-
-    def sample_rows(self) -> SampleRows:
-        """`Job.sample_rows`."""
-        result: SampleRows = self._call(_sample_rows)
-        return result
-
-    def _call(self, step: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        work = partial(_with_state, step, self._job, self._made_with)
-        result, state = call(self.engine, self.label, work, *args, **how)
-        vars(self._job).update(state)
-        return result
-
-
-def _with_state(
-    step: Callable[..., Any], job: Job, made_with: Collection[str], *args: Any
-) -> tuple[Any, dict[str, Any]]:
-    """What a step returns, and the attributes that it, or an earlier step, has set in the job."""
-    before = dict(vars(job))
-    result = step(job, *args)
-    state = {name: value for name, value in vars(job).items() if name not in made_with or before[name] is not value}
-    return result, state
-
-
-def _inspect(job: Job, paths: Mapping[str, Path], _: Any) -> None:
-    job.inspect_files(paths)
-
-
-def _plan(
-    job: Job,
-    paths: Mapping[str, Path],
-    open_columns: Callable[[], ColumnWriter],
-    on_planned: Callable[[int, int], None],
-) -> tuple[Plan, Ranges]:
-    columns = open_columns()
-    try:
-        plan = job.plan(columns, paths, on_planned)
-        return plan, columns.close()
-    finally:
-        columns.abandon()
-
-
-def _sample_rows(job: Job, _: Any) -> SampleRows | None:
-    return job.sample_rows()
+# -- looking -----------------------------------------------------------------------------------------------------------
 
 
 def hdf5_names(path: Path) -> dict[str, str]:

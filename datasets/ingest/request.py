@@ -27,7 +27,7 @@ from ...storage.keywords import refuse_empty
 from ...storage.manifest import Manifest, read_manifest
 from ..fetch import FetchOptions
 from ..workers.task import Engine, OnOutput, TaskProgress, write_to_stderr
-from .job import ConvertOptions
+from .records import ConvertOptions
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,4 @@
-"""What a dataset is made from: units, which workers read as blocks, and the reader that knows them.
-
-A source (or own arrays, a recording, a function over a dataset) finds its raw data and returns a `Reader`; `pipeline` does the
-rest:
-
-    files        are fetched whole, where they must lie on a disk to be read
-    lead         a unit that is read first: what it says makes the other units known (Atari: the small arrays of all shards)
-    units        each becomes a part, by any worker (`part.PartTask`)
-    facts        what the manifest says of them
-"""
+"""What a dataset is made from: units, which workers read as blocks, and the parts that they become."""
 
 from __future__ import annotations
 
@@ -15,22 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from ...storage.checksums import crc32c, sum_cells
-from ...storage.codecs import codec_of
 from ...storage.leaf import Leaf
 from ...storage.part_file import lengths_path, read_plain_rows, rows_path
-from .job import Expectation, Job, PartSpec
-from .trajectories import BLOCK_STEPS
+from .records import PartSpec
 
 if TYPE_CHECKING:
-    from ...storage.episodes import EpisodeTable
     from ..workers.task import OnBlock
     from .block import Block
-    from .row_source import SampleRows
+
+#: Sample rows, uint8 ``[row_bytes]`` each; those of several leaves may differ in size.
+SampleRows: TypeAlias = Sequence[np.ndarray] | np.ndarray
 
 #: The index of a lead.
 LEAD = -1
@@ -134,69 +124,3 @@ class Facts:
     spaces: Mapping[str, Any] = field(default_factory=dict)
     #: Which episodes began before the data do, bool ``[episodes]``, where no unit by itself can know it (`END_MIDWAY`).
     midway: np.ndarray | None = None
-
-
-class Reader(Job):
-    """One conversion, bound to a place. A reader overrides what differs from these defaults.
-
-    ``columns``, ``schema`` and ``bulk`` (`Job.set_columns`) are known from the beginning, after `seen`, after `units`, or the
-    first block of a unit states the schema. ``bulk`` leaves have a checksum range for each unit, all others one.
-    """
-
-    #: Whether units are read in this process: arrays in memory, open files.
-    here: bool = False
-    #: Whether they are read in another process even where there is only one: user code, C libraries (`native_libraries`).
-    in_worker: bool = False
-    #: Whether units are read as the first one with a step says (`decided`).
-    first_decides: bool = False
-    #: Of the dataset, as far as the lead has seen them, for estimates.
-    notes: Sequence[str] = ()
-    #: Identifies the data, as far as the lead has read them: an interrupted run is continued with the same data only.
-    digest: str = ""
-
-    @property
-    def return_steps(self) -> int:
-        """Rewards are summed in blocks of this many steps; the last bits of returns depend on it."""
-        from .trajectories import block_steps
-
-        return block_steps(self.columns) if self.columns else BLOCK_STEPS
-
-    def look(self, files: Mapping[str, Path]) -> Any:
-        """Read the heads of the ``files()``, given by url; returns what `seen` takes. Sets nothing: where C libraries read, it
-        runs in a worker process, and so do units. Raises CorruptSourceError, ChecksumError, UsageError."""
-
-    def seen(self, found: Any) -> None:
-        """Take what `look` returned: `set_columns`."""
-
-    def native_bytes(self, files: Mapping[str, Path]) -> int:
-        """Bytes that C libraries read at most for one unit."""
-        return sum(path.stat().st_size for path in files.values() if path.is_file())
-
-    def lead(self) -> Unit | None:
-        """The unit (of index LEAD) that is read before the others, every time. It is quick."""
-        return None
-
-    def units(self, lead: Part | None) -> Sequence[Unit]:
-        """The units in order, with their places in it as ``index``; called once, when the lead is read."""
-        raise NotImplementedError
-
-    def decided(self, unit: Unit, first: Part) -> Unit:
-        """A unit as it is read when the ``first`` part with a step is there; where that `first_decides`."""
-        return unit
-
-    def sample_rows(self) -> SampleRows | None:
-        """Rows to train a dictionary on, of all large leaves, uint8 ``[row_bytes]`` each; deterministic. None: the first rows
-        of the first unit. Called after `units`."""
-        return None
-
-    def expect(self) -> Expectation | None:
-        """An estimate before units are read; None where the lead has counted steps and episodes."""
-        return None
-
-    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        """What the manifest says; ``parts`` are those of all units, in order, without the lead's."""
-        raise NotImplementedError
-
-    def compressed(self) -> list[Leaf]:
-        """The leaves whose rows are compressed."""
-        return [leaf for leaf in self.schema.states if not codec_of(leaf).fixed_rows]

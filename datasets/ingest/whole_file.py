@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import ChecksumError
 from ...storage.checksums import hash_file
 from ..fetch import Location, RemoteObject, resolve
-from .job import ConvertOptions, RawObject
-from .unit import Reader
+from .reader import Reader
+from .records import ConvertOptions, RawObject
 
 ACCEPT = "if it was replaced on purpose, take it with --accept-changed"
 

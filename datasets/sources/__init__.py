@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
     from ..fetch import Location, RemoteObject
     from ..ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows
+    from ..ingest.counted_stream import CountedStream
     from ..ingest.episode_files import (
         Episode,
         EpisodeFiles,
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
         file_groups,
         group_files,
     )
-    from ..ingest.job import ConvertOptions, Job, PartSpec, RawObject, StagedJob, count_notes, name_left_out
-    from ..ingest.row_source import CountedStream, RowSource, block_of_rows
+    from ..ingest.reader import Reader
+    from ..ingest.records import ConvertOptions, PartSpec, RawObject, count_notes, name_left_out
     from ..ingest.trajectories import Column, count_outcomes, resolve_transitions, to_rewards
-    from ..ingest.unit import LEAD, Facts, Part, Reader, Unit
+    from ..ingest.unit import LEAD, Facts, Part, Unit
     from ..ingest.whole_file import WholeFileReader
     from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
     from .options import SourceOption
@@ -47,19 +48,12 @@ _HOMES = {
         "file_groups",
         "group_files",
     ),
-    "..ingest.job": (
-        "ConvertOptions",
-        "Job",
-        "PartSpec",
-        "RawObject",
-        "StagedJob",
-        "count_notes",
-        "name_left_out",
-    ),
-    "..ingest.row_source": ("CountedStream", "RowSource", "block_of_rows"),
+    "..ingest.reader": ("Reader",),
+    "..ingest.records": ("ConvertOptions", "PartSpec", "RawObject", "count_notes", "name_left_out"),
+    "..ingest.counted_stream": ("CountedStream",),
     "..ingest.block": ("END_CUT", "END_TERMINATED", "END_TRUNCATED", "Block", "LazyRows"),
     "..ingest.whole_file": ("WholeFileReader",),
-    "..ingest.unit": ("LEAD", "Facts", "Part", "Reader", "Unit"),
+    "..ingest.unit": ("LEAD", "Facts", "Part", "Unit"),
     "..ingest.trajectories": ("Column", "count_outcomes", "resolve_transitions", "to_rewards"),
     ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
     ".options": ("SourceOption",),

@@ -1,6 +1,6 @@
 """What a source is: the data of one provider, by name, and the options that it declares.
 
-A source lists the names of its datasets, declares its options, and turns a name into a `Job`, which downloading and
+A source lists the names of its datasets, declares its options, and turns a name into a `Reader`, which downloading and
 converting run alike. The command line, the check of every download, the settings and the tables in ``docs/sources`` are made
 from the declared options. `storage.plugins` says how a source is registered; docs/new_source.md shows how one is written.
 
@@ -29,7 +29,8 @@ from .options import RESERVED, SourceOption
 if TYPE_CHECKING:
     from ...storage.manifest import Manifest
     from ..fetch import FetchOptions, Location, RemoteObject
-    from ..ingest.job import ConvertOptions, Job
+    from ..ingest.reader import Reader
+    from ..ingest.records import ConvertOptions
 
 
 class Source:
@@ -69,14 +70,14 @@ class Source:
         listed = [one.name for one in listing.datasets] if listing else []
         return list(dict.fromkeys([*(file.names() if file else ()), *listed]))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Find the raw objects of a dataset at a place (the home or a mirror). Raises FetchErrors, UsageError.
 
         ``options.extra`` holds a checked value for each of ``options``.
         """
         raise NotImplementedError
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """As `find`, for raw objects directly in a folder that is not laid out as the provider does it."""
         raise UsageError(
             f"{self.name} has no raw files to convert",
@@ -199,11 +200,11 @@ class Source:
         makes = self.makes and command == "convert"
         return [option for option in self.options if command in option.commands and not makes]
 
-    def open(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def open(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """`find` with checked options: the job for a dataset at a place."""
         return self.find(name, location, self.check(options, "download"))
 
-    def open_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def open_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """`find_in_folder` with checked options."""
         return self.find_in_folder(location, self.check(options, "convert"))
 

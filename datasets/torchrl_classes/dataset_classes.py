@@ -37,7 +37,7 @@ from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
 from .. import acquire, catalogue, local
-from ..ingest.job import ConvertOptions
+from ..ingest.records import ConvertOptions
 from ..ingest.request import make_request
 from ..sources.minari.source import local_root
 from ..sources.vd4rl.source import VD4RLSource, folder_of, short_name

@@ -27,7 +27,7 @@ from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_bl
 from rbdata.datasets import acquire
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.source import Source
 from rbdata.errors import (

@@ -13,7 +13,7 @@ from rbdata import cli
 from rbdata.datasets import local
 from rbdata.datasets.acquire import download
 from rbdata.datasets.cleanup import find_leftovers, leftovers_of, remove_leftovers
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.local import deletable, delete
 from rbdata.storage.folder import DatasetPlace

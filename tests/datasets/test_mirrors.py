@@ -17,7 +17,7 @@ from rbdata.datasets import acquire
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.datasets.mirrors import find_held, ls, push, remove
 from rbdata.errors import (

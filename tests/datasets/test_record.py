@@ -199,7 +199,7 @@ def test_frames_are_measured_for_the_estimate(here):
     from pathlib import Path
 
     from rbdata.datasets.acquire import download
-    from rbdata.datasets.ingest.job import ConvertOptions
+    from rbdata.datasets.ingest.records import ConvertOptions
     from rbdata.datasets.ingest.request import Request
 
     request = Request(

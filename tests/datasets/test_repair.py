@@ -13,7 +13,7 @@ import rbdata
 from atari_truth import write_run
 from paths import DATA
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.local import list_local
 from rbdata.datasets.mirrors import push

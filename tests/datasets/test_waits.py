@@ -144,7 +144,7 @@ def test_many_at_once(tmp_path):
 import json, rbdata
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 options = ConvertOptions(extra={{"steps": 3000}})
 print(download(Request("gymnasium/CartPole-v1", root=__import__("pathlib").Path({str(tmp_path)!r}), options=options,
                        wait=True)).action)

@@ -17,7 +17,6 @@ OWN = {
     "preprocess/function.py": "an argument that is typed",
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
-    "datasets/ingest/recording.py": "an own recording",
     "datasets/sources/ogbench/reader.py": "a file of the package",
     "datasets/sources/minari/arrow.py": "at most 1 MiB",
     "datasets/sources/minari/source.py": "Minari's root on this machine, at most 256 KiB",

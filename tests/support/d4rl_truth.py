@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import torch
 from rbdata.datasets.acquire import convert
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify

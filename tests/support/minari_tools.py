@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 from paths import DATA
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify

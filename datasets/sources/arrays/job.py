@@ -27,10 +27,11 @@ from ....storage.manifest import Manifest
 from ...fetch.location import DirectoryLocation
 from ...ingest.block import Block
 from ...ingest.estimate import expect_rows
-from ...ingest.job import ConvertOptions, Expectation, PartSpec, count_notes, name_left_out
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, Expectation, PartSpec, count_notes, name_left_out
 from ...ingest.spaces import box_json
 from ...ingest.trajectories import Column, TransitionRows, column_difference, count_outcomes
-from ...ingest.unit import Facts, Part, Reader, Unit
+from ...ingest.unit import Facts, Part, Unit
 from .files import data_files, visible
 from .roles import Given, Roles, find_roles, is_one_value, listed
 from .rows import blocks, columns_of, count_first_rows, end_episodes, stored_apart, take_other_order

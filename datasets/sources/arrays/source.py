@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ....errors import UsageError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..options import declared
 from ..source import Source
 
@@ -29,10 +30,10 @@ class ArraysSource(Source):
             return True
         return path.is_dir() and any(suffix_of(one) in SUFFIXES for one in visible(path))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         from .job import job_of_path
 
         return job_of_path(location, options)

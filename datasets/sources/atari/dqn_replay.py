@@ -28,10 +28,11 @@ from ...fetch import Location, RemoteObject, read_ahead, read_all, resolve
 from ...formats.npy import Expected, NpyStream
 from ...formats.packed import gunzip
 from ...ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED, Block, final_states
-from ...ingest.job import ConvertOptions, RawObject
+from ...ingest.counted_stream import CountedStream
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, RawObject
 from ...ingest.request import select_numbered
-from ...ingest.row_source import CountedStream
-from ...ingest.unit import BITS, LEAD, Facts, Part, Reader, Unit
+from ...ingest.unit import BITS, LEAD, Facts, Part, Unit
 from .raw_files import DQN_REPLAY, FRAME, Shard
 from .ring import PartPlan, RingArrays, RingPlanner
 from .run_job import RunJob, describe, spaces

@@ -27,10 +27,11 @@ from ....storage.codecs import codec_of
 from ....storage.episodes import CUT, EpisodeTable
 from ...fetch import Location, resolve
 from ...ingest.estimate import compressed_share
-from ...ingest.job import ConvertOptions, Expectation, PartSpec, RawObject
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.request import format_numbers, select_numbered
 from ...ingest.trajectories import count_outcomes
-from ...ingest.unit import Facts, Part, Reader
+from ...ingest.unit import Facts, Part
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
 from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, FileUnit, Sample, take_sample
 from .run_job import CITATION, RunJob, spaces

@@ -39,7 +39,7 @@ from ...formats.packed import gunzip
 from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
-from ...ingest.row_source import CountedStream
+from ...ingest.counted_stream import CountedStream
 from ...ingest.unit import Unit
 from .raw_files import EpisodeFile
 from .ring import MAX_ACTION

@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from ....errors import UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions, Job, PartSpec
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, PartSpec
 from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column
 from .raw_files import FRAME, EpisodeFile, Shard
@@ -37,7 +38,7 @@ def describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
     return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
 
 
-class RunJob(Job, Generic[Piece]):
+class RunJob(Reader, Generic[Piece]):
     """One run from its pieces (shards or files) at a place to a dataset: what both upstreams have in common.
 
     ``available`` are the pieces at the place, ``chosen`` the selected pieces, both by number.
@@ -72,9 +73,6 @@ class RunJob(Job, Generic[Piece]):
             "unknown_next": self.options.unknown_next,
             "time_limit": self.time_limit,
         }
-
-    def parts(self) -> int:
-        return len(self.chosen)
 
     def describe_part(self, number: int, first_state: int, states: int, layout: str, item: RemoteObject) -> PartSpec:
         """The part that one piece fills from its largest object."""

@@ -20,7 +20,8 @@ from typing import Any
 from ....errors import ObjectNotFoundError, page
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..human_scores import human_scores
 from ..known_environment import KnownEnvironment
 from ..options import declared
@@ -82,7 +83,7 @@ class AtariSource(Source):
             f"`gcloud auth application-default login`; see {page('mirrors.md')}"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Lists the run's raw files: at a public place one upstream's, at a mirror either's.
 
         Raises ObjectNotFoundError if they are missing.
@@ -109,7 +110,7 @@ class AtariSource(Source):
         patterns = ("*observation_ckpt.*.gz", "replay_logs/*observation_ckpt.*.gz", f"run_*-{digits}-of-{digits}")
         return path.is_dir() and any(any(path.glob(pattern)) for pattern in patterns)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder that holds ``*_ckpt.N.gz`` or ``run_R-X-of-N`` files, or a ``replay_logs`` folder with the former."""
         wanted = options.extra["upstream"]
         for folder in ("", "replay_logs") if wanted in (_AUTO, DQN_REPLAY) else ():
@@ -132,7 +133,7 @@ def games() -> list[str]:
     return list(dict.fromkeys(name.partition("/")[0] for name in AtariSource().names()))
 
 
-def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Job:
+def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Reader:
     """The job for the shards or files that were found."""
     if upstream == RL_UNPLUGGED:
         from .rl_unplugged import RluReader

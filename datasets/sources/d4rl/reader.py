@@ -19,7 +19,7 @@ from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageErro
 from ....storage.episodes import EpisodeTable
 from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions, PartSpec, RawObject, count_notes, name_left_out
+from ...ingest.records import ConvertOptions, PartSpec, RawObject, count_notes, name_left_out
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...ingest.unit import BITS, LEAD, Facts, Part

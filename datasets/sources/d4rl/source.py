@@ -15,7 +15,8 @@ from typing import Any
 from ....errors import ObjectNotFoundError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import declared
@@ -88,7 +89,7 @@ class D4rlSource(Source):
             "--mirror ~/.d4rl/datasets"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the file: where the site has it, one level up or down from there, or flat by its base name.
 
         Raises FetchErrors.
@@ -115,7 +116,7 @@ class D4rlSource(Source):
         rows = {arrays[name][0] for name in _NEEDED}
         return len(rows) == 1 and (bool({"infos", "metadata"} & names.keys()) or arrays.keys() <= {*_NEEDED, *_MORE})
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder with one HDF5 file, or with that of ``dataset``."""
         from .reader import D4rlReader
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ....errors import UsageError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..options import declared
 from ..source import Source, files_below, only_file, only_object
 
@@ -27,7 +28,7 @@ class ExorlSource(Source):
     options = declared("exorl")
     supports = frozenset({"codec", "layout"})
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         from .reader import TASKS, domain_of
 
         domain, task = name.partition("/")[0], options.extra["task"]
@@ -48,14 +49,14 @@ class ExorlSource(Source):
         file = only_file(path, ".zip")
         return file is not None and any(name.startswith("buffer/episode_") for name in member_names(file))
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """An archive, a folder with one, or the folder of episodes that was in it."""
         from .reader import domain_of
 
         task = options.extra["task"]
         return self._job(None, location, task and domain_of(task), options)
 
-    def _job(self, name: str | None, location: Location, domain: str | None, options: ConvertOptions) -> Job:
+    def _job(self, name: str | None, location: Location, domain: str | None, options: ConvertOptions) -> Reader:
         from ...ingest.episode_files import group_files
         from .reader import ExorlFileReader, ExorlJob, ExorlReader, check_task, episode_number
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ....errors import UsageError
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..options import declared
 from ..source import FoundFile, Source, files_below, first_found, only_file, only_object
 
@@ -47,7 +48,7 @@ class GenDgrlSource(Source):
     home = HOME
     options = declared("gen_dgrl")
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the archive, in the layout of the project or of TorchRL. Raises FetchErrors."""
         missing = f"no archive of {name} at {location.url}"
         path, item = first_found(archives(name), location.stat, missing, "looked for {paths}")
@@ -61,7 +62,7 @@ class GenDgrlSource(Source):
             return any(is_episode(one.name) for pattern in ("*.np[yz]", "*/*.np[yz]") for one in path.glob(pattern))
         return file is not None and file.name.partition(".")[0] in GAMES
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """An archive, a folder with one, or the folder of a game, unpacked."""
         from .reader import is_episode
 
@@ -74,7 +75,7 @@ class GenDgrlSource(Source):
         return _job(None, game if game in GAMES else None, location, item.name, item, options)
 
 
-def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, options: ConvertOptions) -> Job:
+def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, options: ConvertOptions) -> Reader:
     """The episodes of a game, in the order in which they were played: their names begin with the time."""
     from ...ingest.episode_files import group_files
     from .reader import GenDgrlFileReader, GenDgrlJob, when
@@ -107,7 +108,7 @@ def archives(name: str) -> list[str]:
 
 def _job(
     name: str | None, game: str | None, location: Location, path: str, item: RemoteObject, options: ConvertOptions
-) -> Job:
+) -> Reader:
     """``game``: see `GenDgrlReader`."""
     from ...ingest.episode_files import file_groups
     from .reader import GenDgrlJob, GenDgrlReader

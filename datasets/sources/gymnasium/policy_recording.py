@@ -25,7 +25,7 @@ from ....storage.codecs import codec_of
 from ... import user_code
 from ...ingest.block import END_CUT, Block
 from ...ingest.estimate import compressed_share, expect_rows
-from ...ingest.job import ConvertOptions, Expectation
+from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.spaces import SpaceLeaf, space_json
 from ...ingest.trajectories import Column
 from ...ingest.unit import Part, Unit

@@ -34,8 +34,8 @@ from ....storage.keywords import with_options
 from ....storage.work import Work
 from ...ingest.block import END_CUT, END_TRUNCATED, Block
 from ...ingest.estimate import expect_rows
-from ...ingest.job import ConvertOptions, Expectation
 from ...ingest.pipeline import mark_of, run
+from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.request import Listener, Request
 from ...ingest.unit import Part, Unit
 from .episode_log import EpisodeLog, Piece

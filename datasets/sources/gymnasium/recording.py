@@ -19,10 +19,11 @@ from ....storage.episodes import EpisodeTable
 from ....storage.reference_scores import OTHER_RETURNS
 from ...fetch.location import DirectoryLocation
 from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
-from ...ingest.job import ConvertOptions, PartSpec
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, PartSpec
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
 from ...ingest.trajectories import Column, count_outcomes
-from ...ingest.unit import Facts, Part, Reader
+from ...ingest.unit import Facts, Part
 from .environments import classes_of, specification, wrappers_of_returns
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"

@@ -19,7 +19,8 @@ from ....errors import DatasetExistsError, DatasetNotFoundError, UsageError
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import ReferenceScores, stated_wrappers
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..human_scores import game_of, human_scores
 from ..options import declared
 from ..source import Source
@@ -148,7 +149,7 @@ class GymnasiumSource(Source):
         caveat = f"{', '.join(wrappers)} may have changed its rewards, or where its episodes end"
         return replace(scores, caveat=caveat)
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
         from .environments import Made
         from .policy_recording import PolicyReader

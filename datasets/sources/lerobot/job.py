@@ -21,7 +21,7 @@ from ...formats.lerobot import INFO, KEYS, OWN, Feature, Info, ListedEpisode, ep
 from ...formats.limits import check_rows
 from ...formats.video import require_av
 from ...ingest.episode_files import EpisodeFiles, FileGroup
-from ...ingest.job import ConvertOptions, Expectation, RawObject
+from ...ingest.records import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
 from ...workers.local_engine import LocalEngine, call, memory_for, usual_procs

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..options import declared
 from ..source import Source
 
@@ -36,7 +37,7 @@ class LerobotSource(Source):
     def where_else(self, name: str) -> str:
         return f"check the name at https://huggingface.co/datasets/{name}, or name a folder that has it with --mirror"
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError, MissingExtraError."""
         from .job import LerobotJob
 
@@ -49,7 +50,7 @@ class LerobotSource(Source):
         except OSError:
             return False
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         from .job import LerobotJob
 
         return LerobotJob(None, "", location, options)

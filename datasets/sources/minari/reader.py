@@ -14,8 +14,9 @@ from ....storage.checksums import crc32c
 from ....storage.episodes import EpisodeTable
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import REFETCH, check_row_bytes, check_rows
-from ...ingest.job import ConvertOptions, PartSpec, RawObject, count_notes
-from ...ingest.unit import LEAD, Facts, Part, Reader
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, PartSpec, RawObject, count_notes
+from ...ingest.unit import LEAD, Facts, Part
 from .episodes import ColumnSource, LargeUnit, StepUnit, Survey, open_files, part_bounds, sample, survey
 from .files import DataFiles, Metadata
 from .hdf5 import Hdf5Files

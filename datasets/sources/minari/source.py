@@ -23,7 +23,8 @@ from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError, Usag
 from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import join_path
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..catalogue_entry import CatalogueEntry, Place, RemoteDataset, action_kind, observation_kind, space_text
 from ..options import declared
 from ..source import Source, files_below, only_file
@@ -186,7 +187,7 @@ class MinariSource(Source):
             raise UsageError(message, hint="write hf://owner/namespace/name-v0 or gcp://bucket/namespace/name-v0")
         return name, as_location(f"{scheme}://{owner}")
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
@@ -211,7 +212,7 @@ class MinariSource(Source):
         first = next(iter(names), "")  # groups of a user's own may be called episode_0
         return {f"{first}/{name}" for name in _WRITTEN} <= names.keys() and first.startswith("episode_")
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""
         from .hdf5 import FILE
         from .reader import MinariReader
@@ -228,7 +229,7 @@ def _root_url() -> str:
     return open_location(local_root()).url
 
 
-def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Job:
+def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Reader:
     from .arrow import is_part
     from .files import parse_metadata
     from .hdf5 import FILE

@@ -25,7 +25,8 @@ from typing import Any
 
 from ....errors import FetchError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import declared
@@ -145,7 +146,7 @@ class OgbenchSource(Source):
             "cache: --mirror ~/.ogbench/data"
         )
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the files. Raises FetchErrors, UsageError."""
         known = parse(name)
         assert known is not None
@@ -164,7 +165,7 @@ class OgbenchSource(Source):
         named = parse_file(file.name) is not None or {"qpos", "qvel"} <= keys
         return named and {"observations", "actions", "terminals"} <= keys and not keys & {"rewards", "timeouts"}
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """One file, or a folder with the files of one set; beside those of training, those of validation are left out."""
         known = parse(self.asked_dataset(options) or "")
         every = [item for item in location.list() if item.name.endswith(".npz")]
@@ -181,7 +182,7 @@ class OgbenchSource(Source):
 
 def _job(
     name: str | None, known: SetName | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions
-) -> Job:
+) -> Reader:
     """``known`` is the set, None for files of no known one."""
     from ...ingest.episode_files import file_groups
     from .reader import OgbenchJob, OgbenchReader, single_task

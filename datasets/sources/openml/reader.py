@@ -28,7 +28,7 @@ from ...formats.arff import ArffTable, Attribute, ColumnValues
 from ...formats.arrow import ParquetTable
 from ...formats.limits import check_row_bytes
 from ...ingest.block import END_TERMINATED, Block
-from ...ingest.job import ConvertOptions, RawObject, count_notes, name_left_out
+from ...ingest.records import ConvertOptions, RawObject, count_notes, name_left_out
 from ...ingest.unit import LEAD, Facts, Part, Unit
 from ...ingest.whole_file import ACCEPT, WholeFileReader
 from .client import Description

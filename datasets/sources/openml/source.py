@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject, open_location
-from ...ingest.job import ConvertOptions, Job, RawObject
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, RawObject
 from ..catalogue_entry import RemoteDataset
 from ..options import declared
 from ..source import Source, only_file, only_object
@@ -43,7 +44,7 @@ class OpenmlSource(Source):
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Asks the API which dataset is meant and where its file is. Raises FetchErrors, UsageError."""
         from .reader import OpenmlReader
 
@@ -63,7 +64,7 @@ class OpenmlSource(Source):
         file = only_file(path, ".arff", *_PARQUET)
         return file is not None and not (file.suffix.lower() in _PARQUET and holds_steps(file))
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder with one ARFF or Parquet file; its label has to be named."""
         from .reader import OpenmlReader
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ....errors import UsageError
-from ...ingest.job import ConvertOptions
+from ...ingest.records import ConvertOptions
 
 Missing = Literal["keep", "error", "drop", "code"]
 Standardize = Literal["none", "numeric", "all"]

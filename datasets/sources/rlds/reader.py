@@ -45,7 +45,7 @@ from ...ingest.episode_files import (
     file_groups,
     state_rows,
 )
-from ...ingest.job import ConvertOptions, RawObject
+from ...ingest.records import ConvertOptions, RawObject
 from ...ingest.spaces import Json, LossyCastError, box_json, cast, cast_rows, nested_space, stored_dtype, text_rows
 from ...ingest.trajectories import Column
 from ...ingest.unit import Facts, Unit

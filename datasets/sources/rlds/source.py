@@ -20,7 +20,8 @@ from pathlib import Path
 from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, open_location
 from ...fetch.location import join_path
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..options import declared
 from ..source import Source
 
@@ -76,7 +77,7 @@ class RldsSource(Source):
         """Where a dataset may be at a place, in the order in which to look."""
         return [name]
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         folder, _, split = name.partition(_SPLIT)
         return self._job(name, location, self.folders(folder), split or options.extra["split"], options)
 
@@ -86,12 +87,12 @@ class RldsSource(Source):
         versions = [one for one in path.iterdir() if VERSION.fullmatch(one.name)]
         return any((one / INFO).is_file() and (one / FEATURES).is_file() for one in [path, *versions])
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         return self._job(None, location, [""], options.extra["split"], options)
 
     def _job(
         self, name: str | None, location: Location, folders: Sequence[str], split: str | None, options: ConvertOptions
-    ) -> Job:
+    ) -> Reader:
         """The job for the first of ``folders`` that is a builder's folder, or has one for a version.
 
         Raises ObjectNotFoundError, CorruptSourceError, UsageError.

@@ -15,7 +15,8 @@ from typing import Any
 
 from ....errors import ObjectNotFoundError
 from ...fetch import Location
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..known_environment import KnownEnvironment
 from ..source import FoundFile, Source, files_below, first_found
 
@@ -48,7 +49,7 @@ class RobosetSource(Source):
         last = str(record.get("dataset")).rpartition("/")[2]
         return KnownEnvironment(last, requirements="robohive") if _ENVIRONMENT.fullmatch(last) else None
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """All logs in the dataset's folder, or the log of its name. Raises FetchErrors."""
 
         def logs_at(path: str) -> list[FoundFile]:
@@ -73,7 +74,7 @@ class RobosetSource(Source):
         known = f"{first}/data/ctrl_arm" in names or written <= names.keys()
         return known and all(re.fullmatch(r"Trial\d+", name) for name in names if "/" not in name)
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A log, or a folder of logs."""
         found = files_below(location, "", _SUFFIX)
         if not found:
@@ -81,7 +82,7 @@ class RobosetSource(Source):
         return _job(None, location, found, options)
 
 
-def _job(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Job:
+def _job(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Reader:
     from ...ingest.episode_files import group_files
     from .reader import RobosetJob, TrialReader
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from ....errors import CorruptSourceError, ObjectNotFoundError
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
-from ...ingest.job import ConvertOptions, Job
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions
 from ..catalogue_entry import RemoteDataset
 from ..source import Source, files_below, first_found
 
@@ -65,7 +66,7 @@ class VD4RLSource(Source):
                 episodes = len(files) if folder.endswith(SIZES[0]) else None
                 yield RemoteDataset(short_name(folder), episodes, None, sum(item.size or 0 for item in files))
 
-    def find(self, name: str, location: Location, options: ConvertOptions) -> Job:
+    def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
         folder, missing = folder_of(name), f"{location.url} holds no files of {name}"
         folder, files = first_found(
@@ -95,7 +96,7 @@ class VD4RLSource(Source):
                 return dtype == "uint8" and len(shape) == 4
         return False
 
-    def find_in_folder(self, location: Location, options: ConvertOptions) -> Job:
+    def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder of npz files, or of shards; or one such file."""
         files = _data_files(location.list())
         if not files:
@@ -112,7 +113,7 @@ def _data_files(items: Sequence[RemoteObject]) -> list[RemoteObject]:
 
 def _job(
     name: str | None, location: Location, folder: str, files: Sequence[RemoteObject], options: ConvertOptions
-) -> Job:
+) -> Reader:
     from ...ingest.episode_files import EpisodeReader, group_files
     from .reader import EpisodeFileReader, ShardReader, VD4RLJob
 

@@ -28,9 +28,9 @@ from rbdata.datasets.ingest.episode_files import (
     file_groups,
     group_files,
 )
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.pipeline import run
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.ingest.run import run
 from rbdata.datasets.sources.source import Source
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset

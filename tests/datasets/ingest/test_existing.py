@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from atari_truth import assert_holds, fed_truth, write_run
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Outcome, Request
 from rbdata.datasets.local import list_local
 from rbdata.errors import DatasetExistsError, ObjectNotFoundError

@@ -16,8 +16,8 @@ from paths import DATA
 from rbdata.cli.inspect import _origin
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.job import RawObject
 from rbdata.datasets.ingest.raw_files import fetch_all
+from rbdata.datasets.ingest.records import RawObject
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, FetchError, ForbiddenError
 from rbdata.storage.manifest import read_manifest

@@ -23,7 +23,7 @@ from contents import content
 from faulty_proxy import Fault, faulty_proxy
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import CorruptSourceError, DatasetBusyError, DatasetExistsError, FetchError
 from rbdata.storage.dataset import Dataset
@@ -62,7 +62,7 @@ import json, sys
 from pathlib import Path
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 
 mirror, root, procs, options, force = json.loads(sys.argv[1])
 

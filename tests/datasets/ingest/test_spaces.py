@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari.serialization import serialize_space
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.spaces import (
     TakenKeys,
     renamed,
@@ -20,12 +20,10 @@ from rbdata.datasets.ingest.spaces import (
     text_rows,
     text_width,
 )
-from rbdata.datasets.ingest.trajectories import Column, TrajectoryWriter, cuts, schema_of, split_states
+from rbdata.datasets.ingest.trajectories import Column, schema_of
 from rbdata.datasets.sources.minari.files import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
-from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.leaf import check_key
-from rbdata.storage.writer import ColumnWriter
 from space_strategies import ANY_SPACE
 from text_rows import text_of
 
@@ -130,58 +128,6 @@ def test_empty_boxes_are_left_out():
 
 
 # -- trajectories --------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=100, deadline=None)
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), size=st.integers(1, 20))
-def test_cutting_and_joining_segments(lengths, size):
-    lengths = np.array(lengths)
-    states = np.concatenate([np.arange(n + 1) + 100 * e for e, n in enumerate(lengths)])
-    outcomes = np.zeros(lengths.sum(), np.uint8)
-    ends = np.cumsum(lengths) - 1
-    outcomes[ends] = np.array([TERMINATED, TRUNCATED, CUT])[np.arange(len(lengths)) % 3]
-    rewards = np.arange(lengths.sum(), dtype=np.float32)
-    small = [Column("observation", "int64", (1,), "state"), Column("action", "int64", (), "step")]
-    schema, bulk = schema_of(small)
-    writer = TrajectoryWriter(ColumnWriter(None, schema), small)
-    roots, successors = [], []
-    for cut in cuts(lengths, size):
-        here = slice(*cut.steps)
-        rows = {"observation": states[slice(*cut.states)][:, None], "action": np.arange(*cut.steps)}
-        root, after = split_states(rows["observation"], cut.lengths)
-        roots.append(root)
-        successors.append(after)
-        flag = outcomes[here]
-        writer.append(rows, cut.lengths, rewards[here], flag == TERMINATED, flag >= TRUNCATED, flag)
-    expected = np.concatenate([np.arange(n) + 100 * e for e, n in enumerate(lengths)])
-    assert bulk == () and np.array_equal(np.concatenate(roots)[:, 0], expected)
-    assert np.array_equal(np.concatenate(successors)[:, 0], expected + 1)
-    table = writer.episodes()
-    assert np.array_equal(table.length, lengths) and np.array_equal(table.outcome, outcomes[ends])
-    assert np.allclose(table.returns, [rewards[end - n + 1 : end + 1].sum() for end, n in zip(ends, lengths)])
-    assert sum(writer.counts.values()) == len(lengths)
-
-
-@pytest.mark.parametrize(
-    ("terminated", "truncated", "outcome", "said"),
-    [
-        ([0, 1], [0, 0], [0, 0], "step 1 has terminated True, truncated False, outcome 0"),
-        ([0, 0], [0, 0], [0, CUT], "step 1 has terminated False, truncated False"),
-        ([1, 1], [0, 0], [0, TERMINATED], "step 0 has"),
-        ([0, 1], [0, 0], [0, TRUNCATED], "step 1 has terminated True"),
-        ([0, 0], [0, 1], [0, TERMINATED], "step 1 has terminated False, truncated True"),
-        ([1, 0], [0, 0], [TERMINATED, 0], "the last 1 of 2 steps belong to an episode without an end"),
-    ],
-)
-def test_flags_and_outcomes_that_disagree(terminated, truncated, outcome, said):
-    small = [Column("observation", "int64", (1,), "state")]
-    writer = TrajectoryWriter(ColumnWriter(None, schema_of(small)[0]), small)
-    flags = (np.array(terminated, bool), np.array(truncated, bool), np.array(outcome, np.uint8))
-    lengths = np.array([1, 1] if outcome[0] else [2])
-    rows = {"observation": np.arange(lengths.sum() + len(lengths))[:, None]}
-    with pytest.raises(SchemaError, match=said):
-        writer.append(rows, lengths, np.zeros(2, np.float32), *flags)
-        writer.episodes()
 
 
 def test_layouts_of_large_columns():

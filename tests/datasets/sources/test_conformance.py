@@ -23,7 +23,7 @@ import rlu_writer
 import torch
 from paths import DATA
 from rbdata.datasets.fetch import open_raw
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.arrays.source import ArraysSource
 from rbdata.datasets.sources.atari.source import AtariSource
 from rbdata.datasets.sources.d4rl.source import D4rlSource

@@ -18,7 +18,7 @@ from minari_tools import write as write_minari
 from openml_server import openml_server
 from rbdata.datasets.acquire import download
 from rbdata.datasets.audit.run import audit_datasets
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify

@@ -10,7 +10,7 @@ import pytest
 from paths import DATA
 from rbdata.cli import run
 from rbdata.datasets import catalogue
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.options import SourceOption
 from rbdata.datasets.sources.source import Source
 from rbdata.errors import MissingExtraError, PluginWarning, UsageError

@@ -13,7 +13,7 @@ import torch
 from atari_truth import assert_holds, fed_truth, write_run
 from contents import content
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import DamagedDatasetError, SchemaError, UsageError
 from rbdata.storage import codecs

@@ -14,7 +14,7 @@ import pytest
 from contents import content
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.atari import rl_unplugged_decode
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError

@@ -21,7 +21,7 @@ from atari_truth import FRAME, assert_holds, fed_truth, file_truth, frame, save_
 from dqn_replay_writer import PAD, DQNReplayWriter
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, DiskError, ObjectNotFoundError, RbdataError, UsageError
 from rbdata.storage.dataset import Dataset
@@ -381,7 +381,7 @@ import sys
 from pathlib import Path
 from rbdata.datasets.acquire import convert
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 convert(Path(sys.argv[1]), "atari", Request("my/run", root=Path(sys.argv[2]), procs=1, options=ConvertOptions(codec="zstd")))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

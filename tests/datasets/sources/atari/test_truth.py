@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from paths import DATA
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.catalogue import load_source
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.atari.source import games
 from rbdata.errors import CorruptSourceError

@@ -13,7 +13,7 @@ from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import describe
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.errors import (
     CorruptSourceError,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
 from rbdata.datasets.acquire import convert, download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
 

@@ -13,7 +13,7 @@ from d4rl_truth import assert_holds, checked, expected, make, write
 from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import describe, known_ids, resolve
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.d4rl import registry
 from rbdata.datasets.sources.d4rl.source import D4rlSource

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.d4rl.reader import EndFlags, choose_ends
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError

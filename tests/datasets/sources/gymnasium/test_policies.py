@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.errors import (

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import SUPPORT
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.errors import RbdataError
 from rbdata.storage.dataset import Dataset
@@ -228,7 +228,7 @@ import gymnasium_envs
 from pathlib import Path
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 gymnasium_envs.register()
 def go(name, steps):
     options = ConvertOptions(extra={"steps": steps})

@@ -21,7 +21,7 @@ from rbdata.datasets.fetch import open_location
 from rbdata.datasets.formats import arrow
 from rbdata.datasets.formats.lerobot import Info
 from rbdata.datasets.ingest.episode_files import RawInput
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.lerobot import job as lerobot_job
 from rbdata.datasets.sources.lerobot import reader as lerobot_reader
 from rbdata.datasets.sources.lerobot.reader import _Table

@@ -16,7 +16,7 @@ from hdf5_mutations import sealed
 from minari_tools import FIXTURES, compare, convert, truth, with_root, write
 from minari_tools import minari as require_minari
 from rbdata.datasets.acquire import download
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari import episodes
 from rbdata.datasets.sources.minari.episodes import part_bounds

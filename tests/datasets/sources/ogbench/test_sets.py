@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ogbench_truth import assert_holds, expected, make, write
 from paths import DATA
 from rbdata.datasets.fetch import open_location
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.ogbench.source import COPY, HOME, OgbenchSource, SetName, parse, parse_file, sets
 from rbdata.errors import CorruptSourceError, DatasetNotFoundError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset

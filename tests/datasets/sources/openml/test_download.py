@@ -17,7 +17,7 @@ from pyarrow import parquet
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.catalogue import resolve
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.openml.client import description, feature
 from rbdata.datasets.sources.openml.source import OpenmlSource

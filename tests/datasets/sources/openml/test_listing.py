@@ -12,7 +12,7 @@ from openml_server import API, error, openml_server
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.openml import source as openml_source
 from rbdata.datasets.sources.openml.client import PAGE

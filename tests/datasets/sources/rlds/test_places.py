@@ -10,7 +10,7 @@ from rbdata import api
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.ingest.job import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.rlds.source import OpenxSource, RldsSource
 from rbdata.errors import DatasetNotFoundError, ForbiddenError, ObjectNotFoundError, UsageError
