@@ -177,7 +177,8 @@ def _write(batch: TensorDict, target: Path) -> None:
     target, leaves = target.absolute(), leaves_of(batch)
     if target.suffix == ".npz":
         content = io.BytesIO()
-        np.savez(content, **{name: value.numpy() for name, value in leaves.items()})
+        arrays: dict[str, Any] = {name: value.numpy() for name, value in leaves.items()}
+        np.savez(content, **arrays)
         write_atomically(target, content.getvalue())
         return
     made = target.with_name(f".{target.name}.writing")

@@ -55,10 +55,15 @@ def bookkeeping_of(td: TensorDictBase) -> Columns:
     return {path: td.get(key).clone() for path, key in _BOOKKEEPING.items()}
 
 
-def leaves_of(td: TensorDictBase) -> Columns:
+def leaves_of(td: TensorDictBase, above: str = "") -> Columns:
     """All tensors by path."""
-    items = td.items(include_nested=True, leaves_only=True)
-    return {key if isinstance(key, str) else "/".join(key): value for key, value in items}
+    leaves: Columns = {}
+    for name, value in td.items():
+        if isinstance(value, TensorDictBase):
+            leaves.update(leaves_of(value, f"{above}{name}/"))
+        elif isinstance(value, torch.Tensor):
+            leaves[above + name] = value
+    return leaves
 
 
 def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
