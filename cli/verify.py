@@ -163,5 +163,7 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
     if result == "good":
         read = f", {amounts.size(record['bytes'])} in {amounts.duration(record['seconds'])}" if record["bytes"] else ""
         return [(name, result, "all", amounts.plural(record["files"], "file") + read)]
-    rows = [(name, result, problem["path"] or "data", problem["what"]) for problem in record["problems"]]
+    rows: list[tuple[str, ...]] = [
+        (name, result, problem["path"] or "data", problem["what"]) for problem in record["problems"]
+    ]
     return rows or [(name, result, "-", record["error"]["message"])]
