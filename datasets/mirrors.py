@@ -41,7 +41,7 @@ from ..storage.integrity import find_damage
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, read_manifest, write_manifest
 from ..storage.snapshot import Pin, pinned
 from ..storage.threads import map_in_threads
-from ..storage.writer import DatasetWriter, fingerprint, finished_parts
+from ..storage.work import Work, fingerprint
 from . import catalogue, local
 from .fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror, read_all
 from .fetch.location import DirectoryLocation, is_hub_dataset, is_plain_name, join_path
@@ -230,7 +230,7 @@ def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
     dataset."""
     location, manifest = copy.location, copy.manifest
     names = check_names(location, manifest)
-    begun = finished_parts(place.working, _copy_mark(manifest), restart=force) is not None
+    begun = Work.belongs(place, _copy_mark(manifest), restart=force)
     left = manifest.bytes - (sum(bytes_there(place.working / name) for name in names) if begun else 0)
     return Estimate(
         id=place.id,
@@ -255,33 +255,33 @@ def copy_converted(
 ) -> tuple[Estimate, Manifest]:
     """Copy a converted dataset; the caller holds the lock of ``place``.
 
-    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `DatasetWriter` does.
+    Continues an interrupted copy. Raises ChecksumError if a file does not match the manifest, and as `Work` does.
     """
     location, manifest = copy.location, copy.manifest
     estimate, names = estimate_copy(copy, place, force=force), sorted(manifest.files)
     listener.on_estimate(estimate)
-    writer = DatasetWriter(place, manifest.schema, _copy_mark(manifest), restart=force, command=command)
+    work = Work(place, _copy_mark(manifest), restart=force, command=command)
     stated = map_in_threads(copy.stat, names, 8, "rbdata-stat")
     objects = [RawObject(name, check_size(item, manifest, name), location) for name, item in zip(names, stated)]
 
     def on_progress(name: str, done: int, total: int) -> None:
         listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
 
-    if not writer.remembered("copy"):
-        writer.remember("copy", {})
+    if not work.remembered("copy"):
+        work.remember("copy", {})
     wanted: Sequence[RawObject] = objects
     for _ in range(2):  # a file that an earlier run began to fetch may have changed since: it is then fetched once more
-        wanted = _drop_changed(writer.folder, wanted, manifest)
-        fetch_all(writer.folder, wanted, on_progress)
+        wanted = _drop_changed(work.folder, wanted, manifest)
+        fetch_all(work.folder, wanted, on_progress)
     for raw in wanted:
-        if problem := find_damage(writer.folder, manifest, raw.path):
-            (writer.folder / raw.path).unlink()
+        if problem := find_damage(work.folder, manifest, raw.path):
+            (work.folder / raw.path).unlink()
             raise ChecksumError(f"{copy.url}/{raw.path}: {problem}", hint=_DAMAGED_MIRROR)
     listener.on_part_done(0)
     listener.on_stage("committing")
     copied = {"mirror": location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     manifest = replace(manifest, provenance={**manifest.provenance, **copied})
-    write_manifest(writer.folder, manifest)
+    write_manifest(work.folder, manifest)
     place.install()
     return estimate, manifest
 

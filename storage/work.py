@@ -6,6 +6,8 @@ is, for people. The work itself is the parts: one that is there is done.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,10 +79,11 @@ class Work:
         self._journal.forget(lambda entry: (entry.get("kind"), entry.get("number")) == (kind, number))
 
     def holds_work(self) -> bool:
-        """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join, a log."""
+        """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join, a log, a
+        copy of a dataset."""
         if self._journal.find(_ONCE):
             return False
-        if self._journal.find("log"):
+        if self._journal.find("log") or self._journal.find("copy"):
             return True
         done = any(path.name[:4] != "lead" for path in self.part_folders())
         return done or holds_files(self.folder / RAW) or (self.folder / JOIN).exists()
@@ -88,3 +91,8 @@ class Work:
     def part_folders(self) -> list[Path]:
         """The folders of finished parts."""
         return sorted(path.parent for path in (self.folder / PARTS).glob("*.*/part.json"))
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """A short string for everything the resulting bytes depend on."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,8 @@
 
     .parts/<unit>.<n>/<leaf>.<section>.rows, .lengths      the rows of a leaf (`storage.part_file`)
     .parts/<unit>.<n>/.bits.<section>.rows                 how each step ends (`block`)
-    .parts/<unit>.<n>/part.json                            the record: the unit, its sections, what it says of itself
+    .parts/<unit>.<n>/part.json                            the record: the unit, its sections, what it says of itself;
+                                                           before it its crc32c
 
 A part that is there, and whose record fits its unit, is not made again. A unit that can be continued in its middle
 (`Block.mark`) becomes several parts, one after the other.
@@ -256,7 +257,8 @@ class PartWriter:
                 written = told["leaves"].get(name) if name else told["bits"]
                 if written is not None and (lengths := file.sum_lengths(written["rows"])):
                     written["lengths"] = lengths
-        write_durably(self._path / RECORD, json.dumps(record).encode())
+        data = json.dumps(record).encode()
+        write_durably(self._path / RECORD, f"{crc32c(data)} ".encode() + data)
         sync_folder(self._path)
         if self._target.exists():
             shutil.rmtree(self._target)
@@ -386,8 +388,10 @@ class CountTask:
 def read_part(folder: Path) -> Part | None:
     """The part in a folder; None where it is not whole."""
     try:
-        record = parse_json((folder / RECORD).read_bytes())
-        part = Part(folder, record)
+        checksum, _, data = (folder / RECORD).read_bytes().partition(b" ")
+        if checksum != crc32c(data).encode():
+            return None
+        part = Part(folder, parse_json(data))
         return part if isinstance(part.unit, int) and isinstance(part.sections(), list) else None
     except (OSError, ValueError, TypeError, LookupError):
         return None

@@ -37,11 +37,11 @@ from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, rem
 from ...storage.join import Piece, begin_join, is_joining, join
 from ...storage.leaf import Leaf
 from ...storage.manifest import Manifest, read_manifest
+from ...storage.old_dataset import OldDataset
 from ...storage.part_file import lengths_path, read_plain_rows, rows_path
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
 from ...storage.work import Work
-from ...storage.writer import OldDataset
 from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, call, memory_for, run_tasks, threads_of_task, usual_procs

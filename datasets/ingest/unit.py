@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from ...storage.checksums import crc32c, sum_cells
+from ...storage.durable import is_about_reader
 from ...storage.leaf import Leaf
 from ...storage.part_file import lengths_path, read_plain_rows, rows_path
 from .records import PartSpec
@@ -109,7 +110,9 @@ class Part:
                     lengths = written.get("lengths")
                     if lengths and crc32c(lengths_path(stem).read_bytes()[: 8 * written["rows"]]) != lengths:
                         return False
-                except FileNotFoundError:
+                except OSError as error:
+                    if is_about_reader(error):
+                        raise
                     return False
         return True
 

@@ -11,9 +11,7 @@ from folder_faults import change_manifest
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage import checksums, integrity
 from rbdata.storage.checksums import crc32c
-from rbdata.storage.folder import JOURNAL
 from rbdata.storage.integrity import BlockChecksums, read_block_checksums, verify
-from rbdata.storage.journal import seal
 from rbdata.storage.manifest import BLOCK_TABLE, FILENAME, read_manifest, write_manifest
 from storage_tools import LAYOUTS, Recipe, Stopped, contents, make_episodes, write_dataset
 
@@ -46,14 +44,14 @@ def check_table(folder: Path) -> BlockChecksums:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_written_by_every_layout(layout, tmp_path):
-    one = Recipe(EPISODES, layout, parts=4, order=[2, 0, 3, 1], scrambled=True, block=13)
+    one = Recipe(EPISODES, layout, parts=4, order=[2, 0, 3, 1], block=13)
     folder = one.write(tmp_path / "one")
     check_table(folder)
     assert verify(folder).problems == []
     if layout != "flat":
         with pytest.raises(Stopped):
-            Recipe(EPISODES, layout, parts=4, order=[1, 3, 0, 2], scrambled=True, stop_after=2).write(tmp_path / "two")
-    again = Recipe(EPISODES, layout, parts=4, scrambled=True, column_block=77)
+            Recipe(EPISODES, layout, parts=4, order=[1, 3, 0, 2], stop_after=2).write(tmp_path / "two")
+    again = Recipe(EPISODES, layout, parts=4, block=77)
     assert contents(again.write(tmp_path / "two"))[BLOCK_TABLE] == contents(folder)[BLOCK_TABLE]
 
 
@@ -63,20 +61,6 @@ def test_small_datasets_have_none(tmp_path):
     assert manifest.blocks is None and BLOCK_TABLE not in contents(folder)
     assert "blocks" not in json.loads((folder / FILENAME).read_text())
     assert [block.length for block in read_block_checksums(folder, manifest).all("action.memmap")] == [7 * 8]
-
-
-def test_of_work_begun_without_one(tmp_path):
-    """The journal of an earlier version has no checksums of pieces: those files are read."""
-    with pytest.raises(Stopped):
-        Recipe(EPISODES, "raw", parts=3, stop_after=2).write(tmp_path)
-    journal = tmp_path / "my" / ".test.writing" / JOURNAL
-    lines = [json.loads(line.partition(" ")[2]) for line in journal.read_text().splitlines()]
-    for line in lines:
-        for leaf in line.get("leaves", {}).values():
-            assert any(len(record) == 3 for record in leaf["ranges"]["observation.memmap"])
-            leaf["ranges"] = {path: [one[:2] for one in ranges] for path, ranges in leaf["ranges"].items()}
-    journal.write_bytes(seal(lines, checksums.Crc32c()))
-    check_table(Recipe(EPISODES, "raw", parts=3).write(tmp_path))
 
 
 def test_damaged_tables(tmp_path):

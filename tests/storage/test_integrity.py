@@ -303,7 +303,7 @@ def test_keys_dtypes_and_shapes(change, expected, tmp_path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_verify_good(layout, tmp_path):
-    folder = write_dataset(tmp_path, EPISODES, layout, parts=3, scrambled=True)
+    folder = write_dataset(tmp_path, EPISODES, layout, parts=3)
     heard = []
     report = verify(folder, on_progress=lambda done, total: heard.append((done, total)))
     size = sum(len(data) for path, data in contents(folder).items() if path != FILENAME)

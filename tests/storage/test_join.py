@@ -1,16 +1,28 @@
-"""Parts are joined: checksums of ranges and blocks, and joins that are killed."""
+"""Parts are joined: the same bytes whatever the parts are, checksums of ranges and blocks, and joins that are killed."""
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rbdata.errors import DamagedDatasetError
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rbdata.errors import DamagedDatasetError, RbdataError
 from rbdata.storage import join as joining
-from rbdata.storage.checksums import BLOCK, CELL, Cells, cut_ranges, place_cells, sum_blocks, sum_cells
+from rbdata.storage.checksums import BLOCK, CELL, Cells, crc32c, cut_ranges, place_cells, sum_blocks, sum_cells
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.folder import DatasetPlace
+from rbdata.storage.integrity import verify
 from rbdata.storage.join import _join_file
+from rbdata.storage.leaf import Leaf
+from rbdata.storage.manifest import FILENAME, read_manifest
+from storage_tools import LAYOUTS, Recipe, Stopped, columns, contents, make_episodes, names, write_dataset
 
 LENGTHS = [0, 1, CELL - 1, CELL, CELL + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + CELL // 3, 3 * BLOCK + 5]
 
@@ -125,3 +137,130 @@ def test_a_file_that_is_too_short_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedDatasetError, match=r"3\.rows is too short"):
         _join_file(tmp_path / "leaf", sources, tmp_path / "parts")
+
+
+# -- whole datasets ----------------------------------------------------------------------------------------------------
+
+EPISODES = make_episodes([5, 1, 9, 2, 12, 1], shape=(30,), dtype="uint8")
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    """For every layout the data of the dataset, written at once."""
+    return {layout: data_of(write_dataset(tmp_path_factory.mktemp(layout), EPISODES, layout)) for layout in LAYOUTS}
+
+
+def data_of(folder: Path) -> dict[str, bytes]:
+    """The files without the manifest, which tells in what pieces they were written."""
+    return {path: data for path, data in contents(folder).items() if path != FILENAME}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_same_bytes_for_any_parts_order_threads_and_interruptions(layout, data, truth, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        states = sum(len(episode) + 1 for episode in EPISODES)
+        cuts = sorted(data.draw(st.lists(st.integers(0, states), max_size=5), label="cuts"))
+        count = len(cuts) + 1
+        root = tmp_path_factory.mktemp("root")
+        one_run = Recipe(EPISODES, layout, cuts=cuts).write(root / "one")
+        orders = [data.draw(st.permutations(range(count)), label="order") for _ in range(2)]
+        stop, block = data.draw(st.integers(0, count), label="stop"), data.draw(st.integers(1, 40), label="block")
+        base = Recipe(EPISODES, layout, cuts=cuts, block=block, threads=data.draw(st.integers(1, 3), label="threads"))
+        with pytest.raises(Stopped):
+            replace(base, order=orders[0], stop_after=stop, filled=[]).write(root / "two")
+        resumed = replace(base, order=orders[1], filled=[])
+        folder = resumed.write(root / "two")
+        assert contents(folder) == contents(one_run)  # manifest included
+        assert data_of(folder) == truth[layout]
+        assert sorted(resumed.filled) == sorted(set(range(count)) - set(orders[0][:stop]))  # nothing is done twice
+        assert verify(folder).ok
+        assert names(folder.parent) == ["test"]
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_and_checksums(layout, tmp_path):
+    """Ranges tile every file, and every file is in the manifest."""
+    folder = write_dataset(tmp_path, EPISODES, layout, parts=4, order=[2, 0, 3, 1])
+    manifest = read_manifest(folder)
+    sizes = {path: len(data) for path, data in contents(folder).items() if path != FILENAME}
+    assert {path: sum(length for length, _ in ranges) for path, ranges in manifest.files.items()} == sizes
+    assert manifest.bytes == sum(sizes.values())
+    assert verify(folder).problems == []
+
+
+def test_several_bulk_leaves_of_different_kinds(tmp_path):
+    episodes = make_episodes(
+        [4, 7, 2],
+        frames=((40,), "uint8"),
+        deep__depth=((3, 2), "float32"),
+        plain=((9,), "int16"),
+        low=((2,), "float64"),
+    )
+    layout = {"frames": "zstd", "deep/depth": "zstd", "plain": "raw", "low": "ted"}
+    folder = write_dataset(tmp_path, episodes, layout, parts=3, order=[1, 2, 0])
+    assert verify(folder).problems == []
+    loaded = Dataset(folder).to_tensordict()
+    for name, array in columns(episodes).items():
+        assert torch.equal(loaded[tuple(name.split("/"))], torch.from_numpy(array)), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_a_commit_without_a_part_is_refused(layout, tmp_path):
+    recipe = Recipe(EPISODES, layout, parts=3, order=[1])
+    with pytest.raises(RbdataError, match=r"key (next/)?observation has \d+ rows, the dataset \d+"):
+        recipe.write(tmp_path)
+    assert not DatasetPlace(tmp_path, "my/test").exists()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_is_synced_before_the_folder_is_the_dataset(layout, tmp_path, monkeypatch):
+    synced: set[int] = set()
+    fsync, install = os.fsync, DatasetPlace.install
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def check(place: DatasetPlace) -> None:
+        files = [place.working / path for path in (FILENAME, *read_manifest(place.working).files)]
+        assert {path.stat().st_ino for path in (*files, *(path.parent for path in files))} <= synced
+        install(place)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(DatasetPlace, "install", check)
+    write_dataset(tmp_path, EPISODES, layout, parts=2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_another_program_appended_to_the_files_goes(layout, truth, tmp_path, monkeypatch):
+    """After the commit has begun."""
+    place, inner = DatasetPlace(tmp_path, "my/test"), joining.sync_files
+
+    def append(folder: Path, files: object) -> None:
+        monkeypatch.setattr(joining, "sync_files", inner)
+        inner(folder, files)
+        for path in files:
+            with (folder / path).open("ab") as file:
+                file.write(b"more")
+
+    monkeypatch.setattr(joining, "sync_files", append)
+    assert data_of(Recipe(EPISODES, layout, parts=2).write(tmp_path)) == truth[layout]
+    assert verify(place.path).ok
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "constant"),
+    [("bool", (1,), False), ("bool", (1,), True), ("int16", (3,), -2), ("float64", (), 0.5), ("float32", (5, 1), 0)],
+)
+def test_constants(tmp_path, monkeypatch, dtype, shape, constant):
+    monkeypatch.setattr(joining, "_BLOCK", 64)
+    record = joining._write_constant(
+        tmp_path / "c" / "x.memmap", Leaf("c/x", "step", dtype, shape, constant=constant), 101
+    )
+    data = np.full((101, *shape), constant, dtype).tobytes()
+    assert (tmp_path / "c" / "x.memmap").read_bytes() == data
+    assert record[:2] == [len(data), crc32c(data)]

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rbdata.datasets.ingest.block import Block
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import TERMINATED, TRUNCATED, EpisodeTable
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.manifest import Manifest
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.writer import DatasetWriter
+from rbdata.storage.work import Work
+from storage_tools import ENDS, commit, write_lead
 
 ACTIONS = {"type": "Box", "low": -1.0, "high": 1.0, "shape": [2], "dtype": "float32"}
 
@@ -99,15 +101,16 @@ class Columns:
             leaves.append(replace(flags[key], constant=None) if key in flags else given)
         leaves += [leaf for key, leaf in flags.items() if key not in self.rows]
         schema, place = Schema(tuple(leaves)), DatasetPlace(root, name)
+        bits = np.zeros(sum(self.lengths), np.uint8)
+        bits[self.ends] = [ENDS[outcome] for outcome in self.outcomes]
+        rows = {leaf.name: self.rows[leaf.name] for leaf in leaves if leaf.constant is None}
         with place.lock():
-            writer = DatasetWriter(place, schema, "planted")
-            appender = writer.columns()
-            appender.append({leaf.name: self.rows[leaf.name] for leaf in leaves if leaf.constant is None})
-            writer.planned(appender.close(), table)
+            lead = write_lead(Work(place, "planted"), schema, [Block(rows, bits)])
             returns, lengths = table.summary()
             steps, source = sum(self.lengths), self.source
             facts: Any = {"spaces": self.spaces, "returns": returns, "lengths": lengths}
-            return Dataset(writer.commit(Manifest(name, schema, steps, len(self.lengths), source, **facts)))
+            manifest = Manifest(name, schema, steps, len(self.lengths), source, **facts)
+            return Dataset(commit(place, manifest, table, [lead]))
 
 
 def play(episodes: int = 40, seed: int = 0, *, width: int = 2) -> Columns:

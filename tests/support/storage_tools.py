@@ -1,17 +1,17 @@
-"""Dataset folders with known contents, made through DatasetWriter the way sources make them.
+"""Dataset folders with known contents, made of blocks, parts and a join the way sources make them.
 
     episodes = make_episodes([3, 5, 1])
     folder = write_dataset(root, episodes, "zstd", parts=3, order=[2, 0, 1])
     truth = columns(episodes)            # every TED key, as numpy arrays [steps, ...]
 
-Layouts: ``flat`` (low-dimensional: everything is a step leaf, appended while planning), ``raw`` and ``zstd`` (state
-leaves, filled part by part), ``ted`` (large rows as plain TED: step leaves, filled part by part).
+Layouts: ``flat`` (low-dimensional: everything is a step leaf, in the lead), ``raw`` and ``zstd`` (state leaves, in parts),
+``ted`` (large rows as plain TED: step leaves, in parts).
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,14 +20,19 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import torch
+from rbdata.datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
+from rbdata.datasets.ingest.part import PartTask, has_dictionaries, part_folder, parts_of, store_dictionaries
+from rbdata.datasets.ingest.unit import LEAD, Part, Unit
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.codecs import codec_of
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
-from rbdata.storage.folder import DatasetPlace
+from rbdata.storage.folder import DatasetPlace, remove_tree
+from rbdata.storage.join import Piece, begin_join, is_joining, join
 from rbdata.storage.manifest import BLOCK_TABLE, Manifest, read_manifest, write_manifest
+from rbdata.storage.part_file import lengths_path, read_plain_rows, rows_path
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.writer import DatasetWriter, open_sink
+from rbdata.storage.work import Work
 
 LAYOUTS = ("flat", "raw", "zstd", "ted")
 
@@ -116,13 +121,53 @@ def schema_of(episodes: Sequence[Episode], layout: str | Mapping[str, str]) -> S
     return Schema((*leaves, *ted_flags()))
 
 
+@dataclass(frozen=True)
+class GivenBlocks(Unit):
+    """A unit of blocks in memory."""
+
+    given: Sequence[Block] = ()
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        yield from self.given
+
+
+def write_lead(work: Work, schema: Schema, blocks: Sequence[Block]) -> Part:
+    """Make the lead of a dataset of these blocks."""
+    lead = GivenBlocks(LEAD, "lead", 0, "", given=blocks)
+    remove_tree(part_folder(work.folder, LEAD, 0))
+    PartTask(lead, work.folder, schema, 1)(lambda *_: None)
+    return parts_of(work.folder, lead)[0]
+
+
+def commit(
+    place: DatasetPlace, manifest: Manifest, episodes: EpisodeTable, parts: Sequence[Part], bulk: Sequence[str] = ()
+) -> Path:
+    """Join parts, in order, and make the folder the dataset."""
+    pieces: dict[str, list[Piece]] = {leaf.name: [] for leaf in manifest.schema if leaf.constant is None}
+    for part in parts:
+        for section in part.sections():
+            for name, written in section["leaves"].items():
+                stem, lengths = part.folder / written["stem"], None
+                if not codec_of(manifest.schema[name]).fixed_rows:
+                    lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
+                piece = (rows_path(stem), 0, written["length"], written["cells"], written["rows"], part.unit, lengths)
+                pieces[name].append(Piece(*piece))
+    begin_join(place, manifest, episodes, pieces, bulk)
+    join(place)
+    return place.path
+
+
+#: How a step ends (`block`), by the outcome of its episode.
+ENDS = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
+
+
 @dataclass
 class Recipe:
     """How one dataset is written: everything that may differ between two runs that must give the same bytes, and more.
 
     ``cuts`` are the state rows at which parts end (default: about equal ones); ``order`` the order in which parts are
-    finished; ``scrambled`` writes the last row of a part first, then blocks of ``block`` rows; ``stop_after`` kills the
-    run (raises Stopped) once that many parts are finished.
+    finished, ``block`` the states of a block, ``threads`` those that encode. ``stop_after`` kills the run (raises Stopped) once
+    that many parts are finished.
     """
 
     episodes: Sequence[Episode]
@@ -131,14 +176,10 @@ class Recipe:
     parts: int = 1
     cuts: Sequence[int] | None = None
     order: Sequence[int] | None = None
-    scrambled: bool = False
     block: int = 7
     threads: int = 1
     dictionary: bool = True
-    fingerprint: str = "print"
-    restart: bool = False
     stop_after: int | None = None
-    column_block: int = 1000
     filled: list[int] = field(default_factory=list)
 
     @property
@@ -171,62 +212,64 @@ class Recipe:
             return self.run(place)
 
     def run(self, place: DatasetPlace) -> Path:
-        bounds, schema = self.bounds, self.schema
-        count = len(bounds) - 1
-        writer = DatasetWriter(place, schema, self.fingerprint, bulk=self.bulk, parts=count, restart=self.restart)
-        truth = columns(self.episodes)
-        appender = writer.columns()
-        wanted = [leaf.name for leaf in schema.steps if leaf.constant is None and leaf.name not in self.bulk]
-        for low in range(0, len(truth["done"]), self.column_block):
-            appender.append({name: truth[name][low : low + self.column_block] for name in wanted})
-        writer.planned(appender.close(), table(self.episodes))
-        for leaf in writer.bulk:
-            if codec_of(leaf).uses_dictionary:
-                rows = state_rows(self.episodes, leaf.name)
-                data = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8).reshape(len(rows), -1)
-                writer.dictionary(leaf, self.train(leaf, data))
-        self.before_filling(writer)
-        writer.merge()
-        for number in self.order if self.order is not None else range(count):
-            if number in writer.parts_done():
+        work, schema = Work(place, "print"), self.schema
+        if is_joining(place):
+            join(place)
+            return place.path
+        lead = write_lead(work, schema, [self.steps()])
+        self.train(work)
+        units = [GivenBlocks(number, f"part {number}", 1, "", given=some) for number, some in enumerate(self.states())]
+        for number in self.order if self.order is not None and units else range(len(units)):
+            if parts_of(work.folder, units[number]):
                 continue
             if self.stop_after is not None and len(self.filled) == self.stop_after:
                 raise Stopped
             self.filled.append(number)
-            record = {}
-            for name in self.bulk:
-                twin_filled = schema[name].kind == "step" and name.startswith("next/")
-                if not twin_filled:
-                    record[name] = self.fill(writer, name, number, bounds[number], bounds[number + 1])
-            writer.part_done(number, {"leaves": record})
-            writer.merge()
+            PartTask(units[number], work.folder, schema, self.threads)(lambda *_: None)
         if self.stop_after is not None:
             raise Stopped
-        return writer.commit(self.manifest())
+        parts = [part for unit in units for part in parts_of(work.folder, unit)]
+        return commit(place, self.manifest(), table(self.episodes), [lead, *parts], self.bulk)
 
-    def train(self, leaf: Leaf, rows: np.ndarray) -> bytes:
-        """The dictionary of a leaf."""
-        return codec_of(leaf).train(rows) if self.dictionary else b""
+    def steps(self) -> Block:
+        """The rows of all small leaves."""
+        bits = [np.zeros(len(episode), np.uint8) for episode in self.episodes]
+        for episode, some in zip(self.episodes, bits):
+            some[-1] = ENDS[episode.outcome]
+        derived = (*self.bulk, "next/done", "next/terminated", "next/truncated")
+        wanted = [leaf.name for leaf in self.schema.steps if leaf.constant is None and leaf.name not in derived]
+        truth = columns(self.episodes)
+        return Block({name: truth[name] for name in wanted}, np.concatenate(bits))
 
-    def before_filling(self, writer: DatasetWriter) -> None:
-        """What is done when the plan is made; nothing here."""
+    def states(self) -> list[list[Block]]:
+        """For each part, the rows of the large leaves."""
+        rows = {name: state_rows(self.episodes, name) for name in self.episodes[0].states if name in self.bulk}
+        final = np.zeros(self.bounds[-1], bool)
+        if rows:
+            final[np.cumsum([len(episode) + 1 for episode in self.episodes]) - 1] = True
+        parts = []
+        for low, high in pairwise(self.bounds):
+            edges = [*range(low, high, self.block), high] if low < high else [low, high]
+            goes_on = low > 0 and not final[low - 1]
+            parts.append(
+                [
+                    Block({name: some[a:b] for name, some in rows.items()}, final=final[a:b], goes_on=goes_on)
+                    for a, b in pairwise(edges)
+                ]
+            )
+        return parts
 
-    def fill(self, writer: DatasetWriter, name: str, number: int, low: int, high: int) -> dict[str, Any]:
-        rows = state_rows(self.episodes, name)[low:high]
-        leaf = writer.schema[name]
-        data = np.frombuffer(np.ascontiguousarray(rows, leaf.np_dtype).tobytes(), np.uint8)
-        sink = open_sink(writer.folder, leaf, number, low, high - low, writer.states, self.threads)
-        positions = np.arange(high - low)
-        runs = [positions[at : at + self.block] for at in range(0, len(positions), self.block)]
-        if self.scrambled and len(positions) > 1:
-            runs = [
-                positions[-1:],
-                *(positions[at : at + self.block] for at in range(0, len(positions) - 1, self.block)),
-            ]
-            runs[-1] = runs[-1][runs[-1] < len(positions) - 1]
-        for run in runs:
-            sink.write(int(run[0]), data, run * leaf.row_bytes)
-        return sink.finish()
+    def train(self, work: Work) -> None:
+        """Make the dictionaries, where no earlier run did."""
+        leaves = {leaf.name: leaf for leaf in self.schema.states if codec_of(leaf).uses_dictionary}
+        if has_dictionaries(work.folder, list(leaves.values()), str(self.dictionary)):
+            return
+        made = {}
+        for name, leaf in leaves.items():
+            rows = state_rows(self.episodes, name)
+            data = np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8).reshape(len(rows), -1)
+            made[name] = codec_of(leaf).train(data) if self.dictionary else b""
+        store_dictionaries(work.folder, leaves, made, str(self.dictionary))
 
     def manifest(self) -> Manifest:
         returns, lengths = table(self.episodes).summary()

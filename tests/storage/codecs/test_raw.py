@@ -1,8 +1,7 @@
-"""The raw codec: rows as they are in memory, read in windows, one by one, in blocks; parts written in place or appended."""
+"""The raw codec: rows as they are in memory, read in windows, one by one, in blocks."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,7 @@ import pytest
 import torch
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage.codecs import codec_of
-from rbdata.storage.durable import preallocate
 from rbdata.storage.leaf import DTYPES, Leaf
-from rbdata.storage.parts import part_path
 from storage_tools import random_array
 
 ROWS = 40
@@ -22,10 +19,6 @@ def write(folder: Path, leaf: Leaf) -> np.ndarray:
     rows = random_array(np.random.default_rng(0), (ROWS, *leaf.shape), leaf.dtype)
     rows.astype(leaf.np_dtype).tofile(folder / leaf.memmap)
     return rows
-
-
-def starts(count: int, leaf: Leaf) -> np.ndarray:
-    return np.arange(count, dtype=np.int64) * leaf.row_bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,37 +54,3 @@ def test_too_few_rows(tmp_path):
     (tmp_path / "x.memmap").unlink()
     with pytest.raises(DamagedDatasetError, match="missing"):
         codec_of(leaf).open_rows(tmp_path, 3)
-
-
-def test_parts_in_place(tmp_path):
-    """Two parts, in any order: the file is theirs, side by side."""
-    leaf = Leaf("a/x", "state", "int16", (3,))
-    preallocate(tmp_path / leaf.memmap, 10 * leaf.row_bytes)
-    rows = np.arange(30, dtype=np.int16).reshape(10, 3)
-    for number, first, count in ((1, 6, 4), (0, 0, 6)):
-        sink = codec_of(leaf).open_sink(tmp_path, number, first, count)
-        sink.write(1, rows[first + 1 : first + count].copy(), starts(count - 1, leaf))
-        sink.write(0, rows[first : first + 1].copy(), starts(1, leaf))
-        ranges = sink.finish()["ranges"]["a/x.memmap"]
-        assert [length for length, _ in ranges] == [leaf.row_bytes, (count - 1) * leaf.row_bytes]
-    assert np.array_equal(np.fromfile(tmp_path / leaf.memmap, "<i2").reshape(10, 3), rows)
-
-
-def test_parts_appended(tmp_path):
-    leaf = Leaf("x", "step", "uint8", (4,))
-    codec = codec_of(leaf)
-    rows = np.arange(80, dtype=np.uint8).reshape(20, 4)
-    records = {}
-    for number, (low, high) in {1: (8, 20), 0: (0, 8)}.items():
-        part = codec.open_appender(tmp_path, number)
-        for row in range(low, high):
-            part.append(rows[row : row + 1])
-        records[number] = part.finish()
-        assert records[number]["rows"] == high - low
-    assert not part_path(tmp_path, leaf, 0).with_suffix(".lengths").exists()
-    entries = codec.append_parts(tmp_path, dict(sorted(records.items())), {"blob": 0, "rows": 0})
-    assert [(entry["blob"], entry["rows"]) for entry in entries] == [(32, 8), (80, 20)]
-    assert (tmp_path / "x.memmap").read_bytes() == rows.tobytes()
-    assert codec.has_appended(tmp_path, entries[-1])
-    os.truncate(tmp_path / "x.memmap", 79)
-    assert not codec.has_appended(tmp_path, entries[-1])

@@ -70,7 +70,7 @@ def test_through_the_writer(tmp_path):
     whole = write_dataset(tmp_path / "whole", episodes, "toy", parts=3)
     with pytest.raises(Stopped):
         Recipe(episodes, "toy", parts=3, order=[2, 0, 1], stop_after=2).write(tmp_path / "two")
-    resumed = Recipe(episodes, "toy", parts=3, scrambled=True)
+    resumed = Recipe(episodes, "toy", parts=3)
     folder = resumed.write(tmp_path / "two")
     assert resumed.filled == [1]
     one, two = contents(whole), contents(folder)
