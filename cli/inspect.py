@@ -224,18 +224,26 @@ def _origin(manifest: Manifest) -> list[tuple[str, str]]:
     provenance, objects = manifest.provenance, manifest.source.get("objects", [])
     raw = sum(entry.get("size") or 0 for entry in objects)
     options = manifest.source.get("options", {}).items()
+    appended = manifest.source.get("appended")
     facts = [
         ("source", manifest.source.get("name")),
         ("options", ", ".join(f"{key} {value}" for key, value in options if value not in (None, "", [], {}))),
         ("location", provenance.get("location")),
         ("reason", provenance.get("why")),
         ("created", describe_creation(provenance)),
+        ("appended", appended and _appended(appended)),
         ("raw files", raw and f"{amounts.count(len(objects))}, {amounts.size(raw)}"),
         ("unverified transfer", describe_unverified(provenance)),
         ("licence", manifest.licence),
         ("citation", manifest.citation),
     ]
     return [(name, str(value)) for name, value in facts if value]
+
+
+def _appended(records: Sequence[dict[str, Any]]) -> str:
+    steps, episodes = (amounts.count(sum(one[name] for one in records)) for name in ("steps", "episodes"))
+    times = amounts.plural(len(records), "time")
+    return f"{times}, {steps} steps in {episodes} episodes; last {records[-1]['created']}, from {records[-1]['from']}"
 
 
 def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]:

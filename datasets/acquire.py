@@ -60,7 +60,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
 def _download(request: Request, listener: Listener) -> Outcome:
     request, source, hub = _resolve(request)
     dataset_id, place = request.id, DatasetPlace(settings.root(request.root), request.id)
-    mirror = request.mirror or settings.mirror(dataset_id.partition("/")[0])
+    mirror = request.mirror or (None if request.append else settings.mirror(dataset_id.partition("/")[0]))
     existing = find_existing(place, request)
     if existing is not None:
         _check_requested(existing, request, source, hub)

@@ -27,7 +27,7 @@ from .catalogue import check_own
 from .ingest.pipeline import run
 from .ingest.progress import progress_listener
 from .ingest.records import ConvertOptions
-from .ingest.request import Listener, Outcome, Request, find_existing
+from .ingest.request import Listener, Outcome, Request, extend, find_existing
 
 if TYPE_CHECKING:
     from ..storage.manifest import Manifest
@@ -88,6 +88,7 @@ def from_episodes(
     codec: Literal["auto", "raw", "zstd"] = "auto",
     layout: Literal["auto", "ted"] = "auto",
     unknown_next: Literal["truncate", "zero"] = "truncate",
+    append: bool = False,
     force: bool = False,
     wait: bool = True,
     progress: bool | None = None,
@@ -109,13 +110,20 @@ def from_episodes(
     function, ``episodes(first)`` gives the episodes from number ``first`` on, and only the missing ones are made. The dataset
     has the bytes of an uninterrupted run. Without an ``identity`` a run starts over.
 
-    Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit,
+    With ``append`` the episodes come after those of the dataset that is there (without one it is made): they have the same
+    keys, dtypes and shapes, and are stored in the same way. The old dataset is replaced when all is written, and stays as it
+    is if the run fails or is killed; what has it open goes on reading it. ``source["appended"]`` of its manifest says what was
+    added when, by which program. An ``identity`` is added once.
+
+    Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit each other
+    or the dataset, DatasetExistsError for an ``identity`` that is in it, DamagedDatasetError if it is damaged,
     UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless ``force``.
     """
     refuse_empty(root=root, environment=environment, identity=identity)
     made_from = {"made_from": "episodes", "script": _script(), **({"identity": identity} if identity else {})}
     options = ConvertOptions(codec, layout, unknown_next)
-    request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
+    where = None if root is None else Path(root)
+    request = Request(dataset_id, where, options=options, append=append, force=force, wait=wait)
     remaining = iter(_begun(episodes, 0))
     first = list(islice(remaining, 1))
     if not first:
@@ -182,6 +190,7 @@ def _make(
             raise DatasetExistsError(message, hint="choose another id, or replace it with force=True")
 
     refuse(find_existing(place, request))
+    request = extend(place, request, ()) if request.append else request
     about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
     job = ArraysReader(place.id, tables, given, request.options, **about)
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):

@@ -17,7 +17,7 @@ from . import acquire, catalogue
 from .ingest.pipeline import run
 from .ingest.progress import progress_listener
 from .ingest.records import ConvertOptions
-from .ingest.request import Listener, Request, find_existing
+from .ingest.request import Listener, Request, extend, find_existing
 
 if TYPE_CHECKING:
     import gymnasium
@@ -43,6 +43,7 @@ def record(
     layout: Literal["auto", "ted"] = "auto",
     version: str | None = None,
     procs: int = 1,
+    append: bool = False,
     force: bool = False,
     wait: bool = True,
     root: str | os.PathLike[str] | None = None,
@@ -65,9 +66,13 @@ def record(
     generators (``random``, ``numpy.random``, torch) are seeded; an object does not say what it is, so that an existing
     recording is an error, unless both were given the same ``version``, your own word for what the objects are.
 
+    With ``append`` the episodes come after those of the recording that is there (without one it is made), which grows when all
+    of them are recorded, and otherwise stays as it is. Spaces must be the same, the policy and the environment may be others;
+    ``source["appended"]`` of the manifest states them. A seed is used once: ``seed`` to ``seed + num_envs - 1`` must be new.
+
     If another process is making it, this one waits (``wait=False`` raises DatasetBusyError). ``progress`` and ``listener`` are
-    those of `download`. Raises DatasetExistsError for a different recording (``force`` replaces it), FunctionError if the
-    policy raises, and as `acquire.download`.
+    those of `download`. Raises DatasetExistsError for a different recording (``force`` replaces it) and for a seed that was
+    used, UsageError for other spaces, FunctionError if the policy raises, and as `acquire.download`.
     """
     extra: dict[str, Any] = {"steps": steps, "episodes": episodes, "seed": seed, "num_envs": num_envs}
     extra |= {"epsilon": epsilon, "env_args": env_args or {}, "text": text, "name": name}
@@ -75,7 +80,7 @@ def record(
 
     def request(dataset_id: str, called: str) -> Request:
         options = ConvertOptions(codec, layout, extra={**extra, "policy": called})
-        return Request(dataset_id, root=where, options=options, procs=procs, force=force, wait=wait)
+        return Request(dataset_id, where, options=options, procs=procs, append=append, force=force, wait=wait)
 
     if isinstance(env, str) and isinstance(policy, str):
         if version is not None:
@@ -96,10 +101,12 @@ def record(
     place = DatasetPlace(settings.root(root), full)
 
     def check(existing: Manifest) -> Path:
-        recorded = existing.source.get("version")
-        if version is None or version != recorded:
+        recorded, appended = existing.source.get("version"), existing.source.get("appended")
+        if version is None or version != recorded or appended:
             of_it = f", as version {recorded!r}" if recorded is not None else ""
             message = f"{full} is there already{of_it}, and an object does not tell whether it is the same"
+            if appended:
+                message = f"{full} is there already{of_it}, with more recordings appended to it"
             hint = 'replace it with force=True, or record under another name="..."; version="..." says what the objects are'
             raise DatasetExistsError(message, hint=hint)
         return place.path
@@ -107,6 +114,7 @@ def record(
     existing = find_existing(place, asked)
     if existing is not None:
         return check(existing)
+    asked = extend(place, asked, ()) if append else asked
     options = catalogue.load_source("gymnasium").check(asked.options, "download")
     made = replace(made, id=environment.partition("@")[0] if environment else str(name))
     job = PolicyReader(made, options, None if isinstance(policy, str) else policy, version)

@@ -191,6 +191,9 @@ def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tu
         by = manifest.provenance.get("location", "a program")
         message = f"{manifest.id} was made from {manifest.source['made_from']} in memory, by {by}: they cannot be fetched again"
         raise DamagedDatasetError(message, hint="make it again with force=True, or name a mirror that holds a copy")
+    if manifest.source.get("appended"):
+        message = f"{manifest.id} was appended to on this machine: not all of it can be fetched again"
+        raise DamagedDatasetError(message, hint="make it again with --force, or name a mirror that holds a copy")
     options, name = _options(manifest, source), manifest.id.partition("/")[2]
     own = manifest.id.startswith(source.name + "/") and source.knows(name)
     published = source.places(name, options) if own else ()

@@ -3,7 +3,8 @@
     whole files -> lead -> dictionary -> parts, by workers -> join -> manifest -> rename
 
 Resuming is: the part is there, and its record fits. A larger dataset of the same id begins with the parts of the one that is
-there: their rows are copied from its files when the parts are joined. The lock is held from plan to rename.
+there, and one that is appended to with all of it: their rows are copied from its files when the parts are joined. The lock is
+held from plan to rename.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, call, memory_for, run_tasks, threads_of_task, usual_procs
 from ..workers.task import Engine, TaskProgress, modules_of
+from .append import Base
 from .block import ENDS
 from .estimate import bytes_of_state, estimate_expected, estimate_fetch, estimate_join, estimate_units
 from .part import (
@@ -186,12 +188,14 @@ def _is_empty(folder: Path, unit: Unit) -> bool:
     return bool(parts) and parts[-1].record["goes_on"] is None and not any(leaf["rows"] for leaf in written)
 
 
-def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None) -> str:
-    """Identifies everything that the resulting bytes depend on."""
-    # Not the old dataset, which may be gone when the run is continued.
+def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None, base: Base | None = None) -> str:
+    """Identifies everything that the resulting bytes depend on; ``base`` is appended to."""
+    # Not a smaller dataset, which may be gone when the run is continued.
     identity = {"id": place.id, **reader.identity()}
     if original is not None:
         identity["restores"] = original.to_json()["checksum"]
+    if base is not None:
+        identity["appends_to"] = base.manifest.to_json()["checksum"]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
@@ -220,13 +224,20 @@ def _write(
     original: Manifest | None = None,
 ) -> tuple[Estimate, Manifest]:
     """Make the dataset with the place's lock held; ``original``: the manifest of the dataset that is made again."""
-    old, mark = _old(reader, place, request), mark_of(reader, place, original)
+    base = Base.open(place) if request.append else None
+    if base is not None:
+        base.check(reader)
+        if not is_joining(place):  # nothing is read, and no work removed, for a dataset that is damaged
+            listener.on_stage("checking what is there")
+            base.pieces(reader.bulk)
+    old = OldDataset(base.folder, base.manifest) if base else _old(reader, place, request)
+    mark = mark_of(reader, place, original, base)
     work = Work(place, mark, restart=request.force, command=request.command, continues=reader.continues)
     if work.discarded and not request.force:
         listener.on_note(
             f"{place.id} was begun before and is made from the beginning: nothing states how to go on with it"
         )
-    going_on, run = work.holds_work(), _Run(reader, place, request, listener, work, old)
+    going_on, run = work.holds_work(), _Run(reader, place, request, listener, work, old, base)
     try:
         try:
             estimate = estimate_join(reader, place) if is_joining(place) else run.read(url, original)
@@ -292,7 +303,8 @@ def _look(reader: Reader, paths: Mapping[str, Path], _: Any) -> Any:
 
 @dataclass
 class _Run:
-    """One run with the place's lock held; ``old`` is the dataset to be extended."""
+    """One run with the place's lock held; ``old`` is the dataset to be extended, ``base`` the same one if all of it stays and
+    the run's steps come after it."""
 
     reader: Reader
     place: DatasetPlace
@@ -300,6 +312,7 @@ class _Run:
     listener: Listener
     work: Work
     old: OldDataset | None
+    base: Base | None = None
 
     def read(self, url: str, original: Manifest | None) -> Estimate:
         """Everything up to the join."""
@@ -319,6 +332,7 @@ class _Run:
             estimate = self._estimate(lead, units, {*_done(folder, units), *taken}, samples)
             self.listener.on_estimate(estimate)
             needed = estimate.disk_bytes // (_FAR_TOO_MUCH if estimate.estimated else 1)
+            needed += self.base.manifest.bytes if self.base else 0
             check_space(self.place.path, needed, self.place.id)
             self._fill(units, taken, reading)
             parts = [part for unit in units for part in parts_of(folder, unit)]
@@ -531,7 +545,12 @@ class _Run:
         pieces = {
             leaf.name: self._pieces(leaf, sections, taken, units) for leaf in reader.schema if leaf.constant is None
         }
-        begin_join(place, _manifest(reader, facts, episodes, place.id, url), episodes, pieces, reader.bulk, original)
+        manifest = _manifest(reader, facts, episodes, place.id, url)
+        if self.base:
+            before, episodes = self.base.pieces(reader.bulk), self.base.episodes(episodes)
+            manifest = self.base.grown(manifest, episodes)
+            pieces = {name: [*before[name], *some] for name, some in pieces.items()}
+        begin_join(place, manifest, episodes, pieces, reader.bulk, original)
 
     def _pieces(
         self,

@@ -156,6 +156,10 @@ class Reader:
         """What the manifest says; ``parts`` are those of all units, in order, without the lead's."""
         raise NotImplementedError
 
+    def check_append(self, old: Manifest) -> None:
+        """Raise an error if what it gives must not be appended to a dataset with the same leaves: DatasetExistsError if that
+        has it already."""
+
     def compressed(self) -> list[Leaf]:
         """The leaves whose rows are compressed."""
         return [leaf for leaf in self.schema.states if not codec_of(leaf).fixed_rows]

@@ -25,6 +25,7 @@ from ...errors import (
 from ...storage.folder import DatasetPlace
 from ...storage.keywords import refuse_empty
 from ...storage.manifest import Manifest, read_manifest
+from ...storage.schema import LARGE_ROW, Schema
 from ..fetch import FetchOptions
 from ..workers.task import Engine, OnOutput, TaskProgress, write_to_stderr
 from .records import ConvertOptions
@@ -37,9 +38,9 @@ class Request:
     ``mirror`` replaces the provider's own place. ``procs`` worker processes fill parts (None: one for each processor, up
     to 8); an open ``engine`` does so instead, each part on one of its processors. ``keep_raw`` also stores the raw objects,
     below ``<root>/.raw/``, laid out as a mirror. ``force`` starts over and replaces the dataset that exists (an interrupted
-    run with ``force`` is continued by the next one). ``dry_run`` plans and stops. ``wait``: where another process writes the
-    dataset, wait for it instead of raising DatasetBusyError. ``command`` is the command line, if there
-    is one, for hints about an unfinished dataset.
+    run with ``force`` is continued by the next one). ``append`` adds to the dataset that exists. ``dry_run`` plans and stops.
+    ``wait``: where another process writes the dataset, wait for it instead of raising DatasetBusyError. ``command`` is the
+    command line, if there is one, for hints about an unfinished dataset.
     """
 
     id: str
@@ -50,10 +51,16 @@ class Request:
     fetch: FetchOptions = field(default_factory=FetchOptions)
     keep_raw: bool = False
     force: bool = False
+    append: bool = False
     dry_run: bool = False
     wait: bool = False
     command: str = ""
     engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for choices that exclude each other."""
+        if self.append and self.force:
+            raise UsageError("append adds to the dataset that force replaces", hint="choose one of them")
 
 
 def make_request(
@@ -210,7 +217,7 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
 
     Raises DatasetExistsError when something else is there. What is damaged is returned all the same (`check_sizes`).
     """
-    if request.force or not place.path.exists():
+    if request.force or request.append or not place.path.exists():
         return None
     try:
         manifest = read_manifest(place.path)
@@ -239,10 +246,14 @@ def list_missing(manifest: Manifest, options: ConvertOptions) -> list[str]:
 
 def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> Request:
     """The request that makes the dataset at its place larger: with its present shards, and the options they were converted with
-    (``declared``: those of the source). Without ``force``, no existing data are discarded."""
+    (``declared``: those of the source); to append to it, only how it is stored counts. Without ``force``, no existing data are
+    discarded."""
     if request.force or not place.exists():
         return request
-    options, have = request.options, read_manifest(place.path).source
+    options, manifest = request.options, read_manifest(place.path)
+    if request.append:
+        return replace(request, options=_as_stored(manifest.schema, options))
+    have = manifest.source
     recorded, shards = have.get("options", {}), have.get("shards", ())
     options = replace(
         options,
@@ -253,6 +264,14 @@ def extend(place: DatasetPlace, request: Request, declared: Collection[str]) -> 
         extra={**options.extra, **{name: value for name, value in recorded.items() if name in declared}},
     )
     return replace(request, options=options)
+
+
+def _as_stored(schema: Schema, options: ConvertOptions) -> ConvertOptions:
+    """The options with which large leaves become like those of a schema, where the user left that open."""
+    if schema.states and options.codec == "auto" == options.layout:
+        return replace(options, codec=schema.states[0].codec)
+    twins = any(leaf.row_bytes >= LARGE_ROW and "next/" + leaf.name in schema for leaf in schema.steps)
+    return replace(options, layout="ted") if twins and options.layout == "auto" else options
 
 
 def announce_replacement(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import SchemaError, UsageError
+from ....errors import DatasetExistsError, SchemaError, UsageError
 from ....storage.codecs import PLAIN
 from ....storage.episodes import EpisodeTable
 from ....storage.manifest import Manifest
@@ -157,6 +157,13 @@ class ArraysReader(Reader):
         elif manifest.provenance.get("files_state", self.files_state) != self.files_state:
             found.append("files that were changed since")
         return found
+
+    def check_append(self, old: Manifest) -> None:
+        """What has an identity is added once."""
+        mine = self._made_from.get("identity")
+        if mine is not None and mine in (one.get("identity") for one in (old.source, *old.source.get("appended", ()))):
+            message = f"{old.id} has the episodes of identity {mine!r} already"
+            raise DatasetExistsError(message, hint="other episodes have another identity, such as the day they are of")
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

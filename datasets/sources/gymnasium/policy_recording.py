@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import RbdataError, UsageError, reason
+from ....errors import DatasetExistsError, RbdataError, UsageError, reason
 from ....storage.codecs import codec_of
+from ....storage.manifest import Manifest
 from ... import user_code
 from ...ingest.block import END_CUT, Block
 from ...ingest.estimate import compressed_share, expect_rows
@@ -238,6 +239,19 @@ class PolicyReader(EnvironmentReader):
     def identity(self) -> dict[str, Any]:
         about = {"policy_files": self._files, "given_as_objects": self._objects, "version": self._version}
         return {**super().identity(), **about, **self.given}
+
+    def check_append(self, old: Manifest) -> None:
+        """Environment i is seeded with ``seed + i``: a seed is used once."""
+        super().check_append(old)
+        used = set[int]()
+        for one in (old.source, *old.source.get("appended", ())):
+            options = one.get("options", {})
+            if isinstance(options.get("seed"), int):
+                used.update(range(options["seed"], options["seed"] + options.get("num_envs", 1)))
+        again = used.intersection(range(self.given["seed"], self.given["seed"] + self.given["num_envs"]))
+        if again:
+            message = f"{old.id} has a recording with seed {min(again)} already, whose episodes begin like these would"
+            raise DatasetExistsError(message, hint=f"give another seed, such as seed={max(used) + 1}")
 
     def describe(self) -> dict[str, Any]:
         about: dict[str, Any] = {

@@ -16,6 +16,7 @@ import numpy as np
 from ....errors import RbdataError, UsageError
 from ....storage.codecs import codec_of
 from ....storage.episodes import EpisodeTable
+from ....storage.manifest import Manifest
 from ....storage.reference_scores import OTHER_RETURNS
 from ...fetch.location import DirectoryLocation
 from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
@@ -290,6 +291,13 @@ class EnvironmentReader(Reader):
         leaves = [leaf.to_json() for leaf in self.schema]
         environment = {"environment": self.spec, "environment_classes": self._classes}
         return {"converter": self.converter, **environment, "leaves": leaves}
+
+    def check_append(self, old: Manifest) -> None:
+        for key, space in self.spaces.items():
+            there = old.spaces.get(key)
+            if there is not None and there != space:
+                message = f"{self.title} has another {key} space than {old.id}: {space}; there {there}"
+                raise UsageError(message, hint="record it under another name")
 
     def describe(self) -> dict[str, Any]:
         import gymnasium

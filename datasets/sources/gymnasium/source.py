@@ -102,6 +102,8 @@ class GymnasiumSource(Source):
             differs.append("another number of episodes")
         if any(value is not None for name, value in asked.items() if name != "name"):
             differs += [f"the {name} as an object" for name in recorded.get("given_as_objects", ())]
+        if recorded.get("appended") and any(asked.get(name) is not None for name in ("steps", "episodes", "policy")):
+            differs.append("more recordings appended to it")
         before = recorded.get("policy_files")
         if policy not in (None, RANDOM) and before:
             with importable():
@@ -125,7 +127,7 @@ class GymnasiumSource(Source):
 
     def words_to_get(self, manifest: Manifest) -> list[str] | None:
         """A recording of random actions in an environment by id is the same for all who ask for it with its options."""
-        record, own = manifest.source, ("recorded_by", "given_as_objects", "environment_layers")
+        record, own = manifest.source, ("recorded_by", "given_as_objects", "environment_layers", "appended")
         options = record.get("options", {})
         if options.get("policy") != "random" or any(record.get(name) for name in own):
             return None

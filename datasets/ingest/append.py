@@ -1,0 +1,151 @@
+"""Appending: a dataset grows by what another run makes, which comes after the rows that it has.
+
+    old files      pieces by offset, if they hold what the manifest says
+    parts          pieces after them
+    manifest       the old one, counted anew; ``source["appended"]`` says what was added, and when
+
+All of it is joined beside the old dataset, which is replaced by a rename at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import DamagedDatasetError, UsageError
+from ...storage.checksums import damaged_ranges, join_ranges, place_cells, sum_cells
+from ...storage.codecs import codec_of
+from ...storage.episodes import FOLDER, EpisodeTable, open_episodes
+from ...storage.folder import DatasetPlace
+from ...storage.join import Piece
+from ...storage.leaf import Leaf
+from ...storage.manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+
+class Base:
+    """The dataset in a folder, which is about to grow."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._pieces: dict[str, list[Piece]] | None = None
+
+    @classmethod
+    def open(cls, place: DatasetPlace) -> Base | None:
+        """The dataset at a place; None without one. Raises as `read_manifest`."""
+        return cls(place.path, read_manifest(place.path)) if place.exists() else None
+
+    def check(self, reader: Reader) -> None:
+        """Raise UsageError for a reader with other leaves, and as `Reader.check_append`."""
+        there, new = ({leaf.name: leaf for leaf in schema} for schema in (self.manifest.schema, reader.schema))
+        odd = [name for name in {**there, **new} if there.get(name) != new.get(name)]
+        if odd:
+            how = "; ".join(f"{name} is {_told(there.get(name))} there, {_told(new.get(name))} here" for name in odd)
+            message = f"{self.manifest.id} has other leaves than what is to be appended: {how}"
+            raise UsageError(message, hint="give the same keys, dtypes and shapes, or make a dataset of another id")
+        reader.check_append(self.manifest)
+
+    def pieces(self, ranged: Collection[str]) -> Mapping[str, Sequence[Piece]]:
+        """The rows of each leaf that is not constant; the leaves ``ranged`` keep their checksum ranges. Reads all files once.
+
+        Raises DamagedDatasetError where one does not hold what the manifest says.
+        """
+        if self._pieces is None:
+            for path in self.manifest.files:
+                if path.startswith(f"{FOLDER}/") or path.endswith(("/dictionary", "/offsets")):
+                    self._check_file(path)
+            leaves = [leaf for leaf in self.manifest.schema if leaf.constant is None]
+            self._pieces = {leaf.name: self._pieces_of(leaf, leaf.name in ranged) for leaf in leaves}
+        return self._pieces
+
+    def _pieces_of(self, leaf: Leaf, ranged: bool) -> list[Piece]:
+        codec, files, at, first = codec_of(leaf), self.manifest.files, 0, 0
+        path, pieces = self.folder / codec.path("blob"), list[Piece]()
+        ranges = files[codec.path("blob")] if ranged else [join_ranges(files[codec.path("blob")])]
+        tables: Sequence[Sequence[Any]] = [[0, ""]] * len(ranges)
+        offsets = np.zeros(0, np.int64)
+        if not codec.fixed_rows:
+            tables, offsets = files[codec.path("offsets")], np.fromfile(self.folder / codec.path("offsets"), "<i8")
+        for number, ((length, checksum), (size, _)) in enumerate(zip(ranges, tables, strict=True)):
+            # The table of the first range has the offset of the first row, too.
+            rows = length // leaf.row_bytes if codec.fixed_rows else size // 8 - (not number)
+            lengths = None if codec.fixed_rows else np.diff(offsets[first : first + rows + 1])
+            try:
+                found, cells = sum_cells(path, at, length)
+            except OSError as error:
+                raise self._damaged(codec.path("blob")) from error
+            if found != length or place_cells(path, at, length, cells, 0)[:2] != [length, checksum]:
+                raise self._damaged(codec.path("blob"))
+            pieces.append(Piece(path, at, length, cells, rows, ("old", number), lengths))
+            at, first = at + length, first + rows
+        return pieces
+
+    def _check_file(self, path: str) -> None:
+        try:
+            is_damaged = bool(list(damaged_ranges(self.folder / path, self.manifest.files[path])))
+        except OSError as error:
+            raise self._damaged(path) from error
+        if is_damaged:
+            raise self._damaged(path)
+
+    def _damaged(self, path: str) -> DamagedDatasetError:
+        message = f"{self.manifest.id} is damaged, and nothing is appended to it: {self.folder / path}"
+        return DamagedDatasetError(message, hint=f"`rbdata verify {self.manifest.id}` shows what can be repaired")
+
+    def episodes(self, added: EpisodeTable) -> EpisodeTable:
+        """The episodes of the whole."""
+        manifest = self.manifest
+        old = open_episodes(self.folder, manifest.episodes, manifest.steps)
+        start = [old.start, added.start + manifest.steps]
+        columns = [[vars(table)[name] for table in (old, added)] for name in ("length", "returns", "outcome", "midway")]
+        return EpisodeTable(*map(np.concatenate, [start, *columns]))
+
+    def grown(self, added: Manifest, episodes: EpisodeTable) -> Manifest:
+        """The manifest of the whole, without its files; ``added`` is that of what is appended, alone."""
+        old, provenance = self.manifest, added.provenance
+        # What is said of the first data is said of the others only where it is something else.
+        other = {name: value for name, value in added.source.items() if value != old.source.get(name)}
+        other = {name: value for name, value in other.items() if name != "objects" and value != provenance["location"]}
+        told = {"steps": added.steps, "episodes": added.episodes, "from": provenance["location"], **other}
+        appended = [*old.source.get("appended", ()), {"created": provenance["created"], **told}]
+        objects = [*old.source.get("objects", ()), *added.source["objects"]]
+        number = max((part.get("number", 0) for part in old.parts), default=-1) + 1
+        parts = [
+            {**part, "number": number + at, "first_state": old.states + part.get("first_state", 0)}
+            for at, part in enumerate(added.parts)
+        ]
+        returns, lengths = episodes.summary()
+        return replace(
+            old,
+            steps=episodes.steps,
+            episodes=len(episodes),
+            source={**old.source, "objects": objects, "appended": appended},
+            parts=[*old.parts, *parts],
+            counts=_sum_counts(old.counts, added.counts),
+            notes=list(dict.fromkeys([*old.notes, *added.notes])),
+            returns=returns,
+            lengths=lengths,
+            files={},
+            blocks=None,
+            provenance={**old.provenance, **{name: provenance[name] for name in ("created", "rbdata_version")}},
+        )
+
+
+def _told(leaf: Leaf | None) -> str:
+    return "missing" if leaf is None else f"{leaf.dtype} {list(leaf.shape)}, {leaf.codec}, per {leaf.kind}"
+
+
+def _sum_counts(old: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers are added; of others, the old one stays."""
+    counts = {**added, **old}
+    for name in old.keys() & added.keys():
+        if type(old[name]) is int and type(added[name]) is int:
+            # Side by side in one recording, not in all of them together.
+            counts[name] = (max if name == "environments" else int.__add__)(old[name], added[name])
+    return counts
