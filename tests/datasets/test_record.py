@@ -156,7 +156,7 @@ def test_a_recording_that_is_there_is_not_made_again(here):
         rbdata.record("CartPole-v1", lean, steps=30, name="once")
     rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file")
     (here / "pol.py").write_text(POLICIES + "\n# edited\n")
-    with pytest.raises(DatasetExistsError, match="contents of the policy's file"):
+    with pytest.raises(DatasetExistsError, match="a different version of the policy's file"):
         rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file")
     rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", force=True)
 
@@ -179,7 +179,7 @@ def test_a_mirror_does_not_give_the_recording_of_another_policy(here, capsys):
     assert command_line(["delete", words[1], "--yes"]) == 0
     (here / "pol.py").write_text(POLICIES.replace("> 0", "<= 0"))
     capsys.readouterr()
-    assert command_line(words) == 0 and "contents of the policy's file" in capsys.readouterr().err
+    assert command_line(words) == 0 and "a different version of the policy's file" in capsys.readouterr().err
     dataset = rbdata.open_dataset(words[1])
     assert dataset["action"].tolist() == (dataset["observation"][:, 2] <= 0).long().tolist() != before.tolist()
 
