@@ -36,42 +36,22 @@ BATCH, SLICE, EPISODE = 256, 32, 1000
 
 def write_folder(steps: int) -> Path:
     """A dataset of ``steps`` steps in episodes of 1000, written once."""
-    from rbdata.storage.episodes import TRUNCATED, EpisodeBuilder
-    from rbdata.storage.folder import DatasetPlace
-    from rbdata.storage.manifest import Manifest
-    from rbdata.storage.schema import Leaf, Schema, ted_flags
-    from rbdata.storage.writer import DatasetWriter
+    import rbdata
 
-    place = DatasetPlace(WORK, f"my/locomotion-{steps}")
-    if place.exists():
-        return place.path
-    leaves = [Leaf(name, "step", "float32", (17,)) for name in ("observation", "next/observation")]
-    schema = Schema((*leaves, Leaf("action", "step", "float32", (6,)), *ted_flags()))
+    path = WORK / f"my/locomotion-{steps}"
+    if path.exists():
+        return path
     rng = np.random.default_rng(0)
-    with place.lock():
-        writer = DatasetWriter(place, schema, "benchmark")
-        columns, episodes = writer.columns(), EpisodeBuilder()
-        for _ in range(steps // EPISODE):
-            states = rng.standard_normal((EPISODE + 1, 17)).astype("float32")
-            reward = rng.standard_normal((EPISODE, 1)).astype("float32")
-            end = np.zeros((EPISODE, 1), bool)
-            end[-1] = True
-            columns.append(
-                {
-                    "observation": states[:-1],
-                    "next/observation": states[1:],
-                    "action": rng.standard_normal((EPISODE, 6)).astype("float32"),
-                    "next/reward": reward,
-                    "next/done": end,
-                    "next/terminated": np.zeros_like(end),
-                    "next/truncated": end,
-                }
-            )
-            episodes.add(EPISODE, float(reward.astype("float64").sum()), TRUNCATED)
-        writer.planned(columns.close(), episodes.table())
-        count = steps // EPISODE
-        writer.commit(Manifest(id=place.id, schema=schema, steps=steps, episodes=count, source={"name": "benchmark"}))
-    return place.path
+    episodes = (
+        {
+            "observation": rng.standard_normal((EPISODE + 1, 17)).astype("float32"),
+            "action": rng.standard_normal((EPISODE, 6)).astype("float32"),
+            "reward": rng.standard_normal(EPISODE).astype("float32"),
+            "truncated": True,
+        }
+        for _ in range(steps // EPISODE)
+    )
+    return rbdata.from_episodes(episodes, f"my/locomotion-{steps}", root=WORK, progress=False)
 
 
 def microseconds(step: Callable[[], Any], seconds: float) -> float:

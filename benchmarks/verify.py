@@ -33,14 +33,16 @@ SHAPE = (84, 84)
 
 def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     """A dataset of so many frames, of an Atari run's size when compressed."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from rbdata.datasets.ingest.block import END_TRUNCATED, Block, StoredRows
+    from rbdata.datasets.ingest.part import PartTask, parts_of, store_dictionaries
     from rbdata.storage.codecs import codec_of
-    from rbdata.storage.codecs.compressed import compressed_codec
     from rbdata.storage.episodes import TRUNCATED, EpisodeBuilder
     from rbdata.storage.folder import DatasetPlace
     from rbdata.storage.manifest import Manifest
-    from rbdata.storage.parts import PartFile
     from rbdata.storage.schema import Leaf, Schema, ted_flags
-    from rbdata.storage.writer import DatasetWriter, open_sink
+    from rbdata.storage.work import Work
+    from storage_tools import GivenBlocks, commit, write_lead
 
     place = DatasetPlace(root, f"bench/{codec}-{frames}")
     if place.exists():
@@ -57,46 +59,42 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     for row in some:  # what moves in a frame
         for y, x in rng.integers(0, 76, (12, 2)):
             row[y : y + 8, x : x + 3] = rng.integers(0, 256, (8, 3))
+    bits = np.zeros(made.steps, np.uint8)
+    bits[EPISODE - 1 :: EPISODE] = END_TRUNCATED
+    rows = {"action": rng.integers(0, 6, made.steps), "next/reward": np.zeros(made.steps, np.float32)}
+    about = [{"name": f"part {number}"} for number in range(parts)]
+    source = {"name": "bench"}
+    manifest = Manifest(place.id, schema, steps=made.steps, episodes=len(made), source=source, parts=about)
     with place.lock():
-        writer = DatasetWriter(place, schema, "bench", bulk=("observation",), parts=parts)
-        columns = writer.columns()
-        done = np.zeros((made.steps, 1), bool)
-        done[EPISODE - 1 :: EPISODE] = True
-        rows: dict[str, np.ndarray] = {
-            "action": rng.integers(0, 6, made.steps),
-            "next/reward": np.zeros((made.steps, 1), np.float32),
-        }
-        columns.append({**rows, "next/done": done, "next/truncated": done, "next/terminated": np.zeros_like(done)})
-        writer.planned(columns.close(), made)
+        work = Work(place, "bench")
+        encoded: Any = None
         if codec_of(frame).uses_dictionary:
             dictionary = codec_of(frame).train(iter(some))
-            writer.dictionary(frame, dictionary)
-            starts = np.arange(len(some)) * some[0].nbytes
-            encoded, lengths = compressed_codec(codec).encoder(dictionary)(
-                some.reshape(-1).data, starts, some[0].nbytes
-            )
-        bounds = np.linspace(0, writer.states, parts + 1).astype(int).tolist()
+            store_dictionaries(work.folder, {frame.name: frame}, {frame.name: dictionary}, "bench")
+            encoded = Encoded(codec_of(frame), some, dictionary)
+        bounds = np.linspace(0, made.steps + len(made), parts + 1).astype(int).tolist()
+        units = []
         for number, (low, high) in enumerate(pairwise(bounds)):
-            sink = open_sink(writer.folder, frame, number, low, high - low, writer.states)
-            for at in range(0, high - low, len(some)):
-                count = min(len(some), high - low - at)
-                if isinstance(sink, PartFile):
-                    sink.append_encoded(encoded[: int(lengths[:count].sum())], lengths[:count])
-                else:
-                    sink.write(at, some.reshape(-1).data, np.arange(count) * some[0].nbytes)
-            writer.part_done(number, {"leaves": {"observation": sink.finish()}})
-            writer.merge()
-        about = [{"name": f"part {number}"} for number in range(parts)]
-        return writer.commit(
-            Manifest(
-                id=place.id,
-                schema=schema,
-                steps=made.steps,
-                episodes=len(made),
-                source={"name": "bench"},
-                parts=about,
-            )
-        )
+            counts = [min(len(some), high - at) for at in range(low, high, len(some))]
+            given = [StoredRows(encoded, 0, count) if encoded else some[:count] for count in counts]
+            blocks = [Block({frame.name: one}) for one in given]
+            units.append(GivenBlocks(number, f"part {number}", high - low, "", given=blocks))
+            PartTask(units[-1], work.folder, schema, 1)(lambda *_: None)
+        lead = write_lead(work, schema, [Block(rows, bits)])
+        every = [part for unit in units for part in parts_of(work.folder, unit)]
+        return commit(place, manifest, made, [lead, *every], (frame.name,))
+
+
+class Encoded:
+    """Rows that are compressed once, and repeat."""
+
+    def __init__(self, codec: Any, rows: np.ndarray, dictionary: bytes) -> None:
+        size = rows[0].nbytes
+        self._data, self._lengths = codec.encoder(dictionary)(rows.reshape(-1).data, np.arange(len(rows)) * size, size)
+
+    def stored(self, first: int, stop: int) -> tuple[Any, np.ndarray]:
+        begin, end = int(self._lengths[:first].sum()), int(self._lengths[:stop].sum())
+        return self._data[begin:end], self._lengths[first:stop]
 
 
 def verify(folder: Path) -> float:

@@ -55,9 +55,8 @@ from ..storage.leaf import Leaf
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest
 from ..storage.part_file import lengths_path, read_plain_rows, rows_path
-from ..storage.parts import PARTS
 from ..storage.schema import FLAGS
-from ..storage.work import Work
+from ..storage.work import PARTS, Work
 from .chunks import Chunk, cut_sections, split
 from .function import Chain, examine, pickled, unpickled
 from .layout import (

@@ -260,23 +260,14 @@ def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any
         return [_sum(file, length) for length in lengths]
 
 
-def append_blocks(path: Path, at: int, parts: Iterable[Iterable[bytes]], *, cut: bool) -> list[Crc32c]:
-    """Write the blocks of parts from byte ``at``, and with ``cut`` truncate what an interrupted run left after them.
-
-    With ``at`` 0 the file is replaced by a new one (readers keep the old inode). Returns the checksum of each part.
-    """
+def write_parts(path: Path, parts: Iterable[bytes]) -> list[Crc32c]:
+    """Write a new file of these parts, durable; returns the checksum of each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     checksums: list[Crc32c] = []
-    with open_plain(path, "r+b") if (at or not cut) and path.exists() else open_replacement(path) as file:
-        file.seek(at)
-        for blocks in parts:
-            checksum = Crc32c(file.tell())
-            for block in blocks:
-                file.write(block)
-                checksum.update(block)
-            checksums.append(checksum)
-        if cut:
-            file.truncate()
+    with open_replacement(path) as file:
+        for part in parts:
+            checksums.append(summed([part], file.tell()))
+            file.write(part)
         close_durably(file)
     sync_folder(path.parent)
     return checksums

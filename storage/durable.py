@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -88,17 +87,6 @@ def open_replacement(path: Path) -> BinaryIO:
     return open_plain(path, "xb")
 
 
-def replace_by_copy(path: Path) -> None:
-    """Replace a file that readers may have mapped by a copy of it: they keep the old inode."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        shutil.copyfile(path, temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a whole small file: after a crash or a power cut it is either the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
@@ -152,24 +140,6 @@ def write_at(descriptor: int, data: Any, at: int) -> None:
     while left:
         written = os.pwrite(descriptor, left, at)
         left, at = left[written:], at + written
-
-
-def preallocate(path: Path, size: int) -> None:
-    """Create a file with its final size, or keep one that has it, for rows to be written in place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_plain(path, "ab") as file:
-        if os.fstat(file.fileno()).st_size != size:
-            file.truncate(size)
-    sync_folder(path.parent)
-
-
-def has_size(path: Path, size: int) -> bool:
-    """Whether a path is a regular file of this size."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
 
 
 def hold(path: Path, flags: int) -> int | None:

@@ -296,10 +296,10 @@ def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 def _where(manifest: Manifest, checksums: BlockChecksums, block: CheckedBlock) -> str:
     """The byte range of a block and, if the ranges of its file are parts, the source objects that they were made from."""
     codecs = [codec_of(leaf) for leaf in manifest.schema.states]
-    appended = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.appended}
+    joined = {codec.path(name) for codec in codecs if not codec.fixed_rows for name in codec.joined}
     names: list[str] = []
     end = 0
-    if block.path in appended and len(manifest.files[block.path]) == len(manifest.parts):
+    if block.path in joined and len(manifest.files[block.path]) == len(manifest.parts):
         for (length, _), part in zip(manifest.files[block.path], manifest.parts):
             begin, end = end, end + length
             if begin < block.end and block.begin < end:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError
-from .checksums import Crc32c, append_blocks, join_ranges, place_cells, record_of
+from .checksums import Crc32c, join_ranges, place_cells, record_of, write_parts
 from .codecs import PLAIN, codec_of
 from .durable import open_plain, open_replacement, sync_files, write_atomically
 from .episodes import EpisodeTable
@@ -213,11 +213,11 @@ def _records_of(folder: Path, leaf: Leaf, pieces: Sequence[Piece], rows: int) ->
         begin += piece.length
     if codec.fixed_rows:
         return {codec.path("blob"): records}
-    written = append_blocks(folder / codec.path("offsets"), 0, _offsets(leaf, pieces), cut=True)
+    written = write_parts(folder / codec.path("offsets"), _offsets(leaf, pieces))
     return {codec.path("blob"): records, codec.path("offsets"): [checksum.record for checksum in written]}
 
 
-def _offsets(leaf: Leaf, pieces: Sequence[Piece]) -> Iterator[list[bytes]]:
+def _offsets(leaf: Leaf, pieces: Sequence[Piece]) -> Iterator[bytes]:
     """The table of offsets, piece by piece; the first begins with that of the first row."""
     begin = 0
     for number, piece in enumerate(pieces):
@@ -225,7 +225,7 @@ def _offsets(leaf: Leaf, pieces: Sequence[Piece]) -> Iterator[list[bytes]]:
         begin += piece.length
         if len(table) and int(table[-1]) != begin:
             raise RbdataError(f"key {leaf.name}: the lengths of its rows are not those of {piece.path}")
-        yield [(table if number else np.concatenate([[0], table])).astype("<i8").tobytes()]
+        yield (table if number else np.concatenate([[0], table])).astype("<i8").tobytes()
 
 
 def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:

@@ -15,9 +15,9 @@ import numpy as np
 from ..errors import SchemaError
 from .checksums import Cells, crc32c
 from .codecs import codec_of
+from .codecs.codec import Encode
 from .durable import close_durably, open_plain, write_durably
 from .leaf import Leaf
-from .parts import Encode
 
 #: Bytes that are written at once.
 _BUFFER = 1 << 20

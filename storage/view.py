@@ -356,7 +356,7 @@ class SegmentRows:
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks) if blocks else self._empty(0, 0)[:, 0]
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows ``start..stop-1`` of a compressed leaf as they are stored, see `PartFile.copy`."""
+        """Rows ``start..stop-1`` of a compressed leaf as they are stored, see `CompressedRows.stored`."""
         pieces = [rows.stored(low, high) for rows, low, high in self._pieces(start, stop)]  # type: ignore[attr-defined]
         if len(pieces) == 1:
             return pieces[0]

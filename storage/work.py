@@ -15,8 +15,9 @@ from typing import Any
 from ..errors import UnfinishedDatasetError
 from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
 from .journal import Journal
-from .parts import PARTS
 
+#: The folder of the parts: a name that no leaf can have.
+PARTS = ".parts"
 #: The record of a join that has begun (`join`).
 JOIN = "join.json"
 #: The entry of a run that no other can go on with.

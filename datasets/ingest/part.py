@@ -30,9 +30,9 @@ from ...storage.durable import sync_folder, write_atomically, write_durably
 from ...storage.episodes import EpisodeTable
 from ...storage.leaf import Leaf
 from ...storage.part_file import RowsFile, encoder_of
-from ...storage.parts import PARTS
 from ...storage.schema import Schema
 from ...storage.untrusted_json import parse_json
+from ...storage.work import PARTS
 from ..workers.task import OnBlock
 from .block import (
     END_CUT,

@@ -6,29 +6,23 @@ Such a leaf is a folder of flat files:
     offsets     int64 [rows + 1]: row i is blob[offsets[i]:offsets[i + 1]]
     dictionary  the compressor's dictionary (may be empty), if it uses one
 
-Any row can be decoded alone. Compressed sizes are not known in advance, so each part is written to its own file, and
-finished parts are appended to the blob in order: the bytes do not depend on the number of processes or on interruptions.
+Any row can be decoded alone.
 """
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import DamagedDatasetError, RbdataError
-from ..checksums import append_blocks, crc32c, sum_range
-from ..durable import open_plain, sync_folder
+from ...errors import DamagedDatasetError
 from ..leaf import Leaf
 from ..memory_map import VERIFY, map_array, verify_hint
-from ..parts import Encode, PartFile, lengths_path, part_path, sum_piece, write_lengths
-from . import DEFAULT, load_codec
-from .codec import Codec, Files
+from .codec import Codec, Encode
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +43,7 @@ class CompressedCodec(Codec):
 
     fixed_rows = False
     index_bytes = 8
-    appended = ("blob", "offsets")
+    joined = ("blob", "offsets")
 
     @classmethod
     @abstractmethod
@@ -72,63 +66,6 @@ class CompressedCodec(Codec):
         if (mine.codec, mine.dtype, mine.shape) != (its.codec, its.dtype, its.shape):
             return False
         return self.read_dictionary(folder) == type(self)(other).read_dictionary(other_folder)
-
-    def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> PartFile:
-        return PartFile(folder, self.leaf, number, self.encoder(self.read_dictionary(folder), threads), rows)
-
-    def open_appender(self, folder: Path, number: int) -> PartFile:
-        encode = _shared_encoder(type(self), self.read_dictionary(folder), folder / self.leaf.name)
-        return PartFile(folder, self.leaf, number, encode)
-
-    def copy_part(self, source: Path, files: Files, folder: Path, number: int, first: int, rows: int) -> dict[str, Any]:
-        offsets = np.fromfile(source / self.path("offsets"), "<i8", rows + 1, offset=8 * first)
-        begin, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-        with open_plain(source / self.path("blob"), "rb", follow=True) as file:
-            file.seek(begin)
-            data = file.read(length)
-        table = offsets if not first else offsets[1:]  # the first entry belongs to the part before
-        ranges = {"blob": [length, crc32c(data)], "offsets": [table.nbytes, crc32c(table.tobytes())]}
-        if any(list(files[self.path(name)][number]) != found for name, found in ranges.items()):
-            raise RbdataError("the old part is damaged")
-        part = self.open_appender(folder, number)
-        part.append_encoded(data, np.diff(offsets))
-        return part.finish()
-
-    def adopt_part(self, folder: Path, number: int, source: Path, lengths: np.ndarray) -> dict[str, Any]:
-        """Make ``source``, a synced file of rows encoded like this leaf's, the file of a part; returns the journal's record.
-
-        ``lengths`` (int64 ``[rows]``) are those of the rows. Raises FileNotFoundError if there is no such file.
-        """
-        path = part_path(folder, self.leaf, number)
-        piece: dict[str, Any] = {"position": 0, "rows": len(lengths), "offset": 0, "length": int(lengths.sum())}
-        piece["crc32c"] = sum_piece(source, piece)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checksum = write_lengths(path, lengths)
-        source.replace(path)
-        sync_folder(path.parent)
-        return {"pieces": [piece] if len(lengths) else [], "lengths": checksum}
-
-    def has_appended(self, folder: Path, entry: Mapping[str, Any]) -> bool:
-        length, checksum, *_ = entry["ranges"]["offsets"]
-        path, end = folder / self.path("offsets"), 8 * (entry["rows"] + 1)
-        return super().has_appended(folder, entry) and sum_range(path, end - length, length) == [length, checksum]
-
-    def append_parts(
-        self, folder: Path, parts: Mapping[int, Mapping[str, Any]], last: Mapping[str, Any], *, cut: bool = True
-    ) -> list[dict[str, Any]]:
-        entries = super().append_parts(folder, parts, last, cut=cut)
-        tables: list[np.ndarray] = []
-        blob = last["blob"]
-        for number, entry in zip(parts, entries):
-            tables.append(blob + np.cumsum(np.fromfile(lengths_path(part_path(folder, self.leaf, number)), np.int64)))
-            blob = entry["blob"]
-        if 0 in parts:
-            tables[0] = np.concatenate([[0], tables[0]])  # the start of the first row
-        at = 0 if 0 in parts else 8 * (last["rows"] + 1)
-        blocks = [[table.astype("<i8").tobytes()] for table in tables]
-        for entry, checksum in zip(entries, append_blocks(folder / self.path("offsets"), at, blocks, cut=cut)):
-            entry["ranges"]["offsets"] = checksum.record
-        return entries
 
     @classmethod
     def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
@@ -202,17 +139,3 @@ class CompressedRows:
         decode(self._blob, starts, stops - starts, decoded.numpy())
         idle.append(decode)
         return decoded.view(getattr(torch, self.leaf.dtype))
-
-
-@lru_cache(8)
-def _shared_encoder(codec: type[CompressedCodec], dictionary: bytes, leaf: Path) -> Encode:
-    """The encoder for all parts of a leaf that this process appends: loading a dictionary is slow."""
-    return codec.encoder(dictionary)
-
-
-def compressed_codec(name: str) -> type[CompressedCodec]:
-    """The codec of this name if it compresses, else DEFAULT; for rows that are staged on disk."""
-    found = load_codec(name)
-    found = found if issubclass(found, CompressedCodec) else load_codec(DEFAULT)
-    assert issubclass(found, CompressedCodec)
-    return found

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..leaf import Leaf
 from ..memory_map import in_numpy, map_array, widest_word, will_read
-from ..parts import RowsInPlace
-from .codec import Codec, Files
+from .codec import Codec
 
 if TYPE_CHECKING:
     import torch
 
-_BLOCK_ROWS = 4096
 #: Windows of rows from this many bytes on are read row by row.
 _LONG_ROW = 1024
 
@@ -40,19 +38,6 @@ class RawCodec(Codec):
 
     def open_rows(self, folder: Path, count: int) -> RawRows:
         return RawRows(folder, self.leaf, count)
-
-    def open_sink(self, folder: Path, number: int, first: int, rows: int, threads: int = 1) -> RowsInPlace:
-        return RowsInPlace(folder, self.leaf, first, rows)
-
-    def copy_part(self, source: Path, files: Files, folder: Path, number: int, first: int, rows: int) -> dict[str, Any]:
-        """Checksum ranges are those of the whole file: the caller checks the ranges of the part."""
-        size, sink = self.leaf.row_bytes, self.open_sink(folder, number, first, rows)
-        data = map_array(source / self.leaf.memmap, np.dtype(np.uint8), (first + rows) * size)
-        for low in range(0, rows, _BLOCK_ROWS):
-            count = min(_BLOCK_ROWS, rows - low)
-            begin = (first + low) * size
-            sink.write(low, data[begin : begin + count * size], np.arange(count, dtype=np.int64) * size)
-        return sink.finish()
 
 
 class RawRows:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import DamagedDatasetError
 from ..memory_map import VERIFY
-from ..parts import Encode
+from .codec import Encode
 from .compressed import CompressedCodec, Decode
 
 LEVEL = 3

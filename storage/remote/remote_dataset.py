@@ -41,7 +41,7 @@ class _RemoteRows(WrappedRows):
     def blocks(self, start: int, stop: int) -> np.ndarray:
         """The blocks of rows ``start..stop-1``, int64, ascending; fetches only the index that locates the rows."""
         extents = partial(self._rows.extents, np.array([start]), stop - start)
-        before_rows = len(codec_of(self.leaf).appended) - 1
+        before_rows = len(codec_of(self.leaf).joined) - 1
         *_, rows = self._cache.read(lambda: islice(extents(), before_rows), lambda: list(extents()))
         return self._cache.layout.of_bytes(*rows)
 

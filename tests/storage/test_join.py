@@ -240,7 +240,7 @@ def test_what_another_program_appended_to_the_files_goes(layout, truth, tmp_path
     """After the commit has begun."""
     place, inner = DatasetPlace(tmp_path, "my/test"), joining.sync_files
 
-    def append(folder: Path, files: object) -> None:
+    def append(folder: Path, files: list[str]) -> None:
         monkeypatch.setattr(joining, "sync_files", inner)
         inner(folder, files)
         for path in files:

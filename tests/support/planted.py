@@ -103,9 +103,9 @@ class Columns:
         schema, place = Schema(tuple(leaves)), DatasetPlace(root, name)
         bits = np.zeros(sum(self.lengths), np.uint8)
         bits[self.ends] = [ENDS[outcome] for outcome in self.outcomes]
-        rows = {leaf.name: self.rows[leaf.name] for leaf in leaves if leaf.constant is None}
+        given_rows = {leaf.name: self.rows[leaf.name] for leaf in leaves if leaf.constant is None}
         with place.lock():
-            lead = write_lead(Work(place, "planted"), schema, [Block(rows, bits)])
+            lead = write_lead(Work(place, "planted"), schema, [Block(given_rows, bits)])
             returns, lengths = table.summary()
             steps, source = sum(self.lengths), self.source
             facts: Any = {"spaces": self.spaces, "returns": returns, "lengths": lengths}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from rbdata.errors import DamagedDatasetError
+from rbdata.storage.codecs.codec import Encode
 from rbdata.storage.codecs.compressed import CompressedCodec, Decode
-from rbdata.storage.parts import Encode
 
 
 class ToyCodec(CompressedCodec):

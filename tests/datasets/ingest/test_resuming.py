@@ -14,7 +14,7 @@ from rbdata.storage.checksums import crc32c
 from rbdata.storage.folder import JOURNAL, DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
-from rbdata.storage.parts import PARTS
+from rbdata.storage.work import PARTS
 from storage_tools import LAYOUTS, Recipe, contents, make_episodes, names
 
 EPISODES = make_episodes([5, 1, 9, 2, 12, 1], shape=(30,), dtype="uint8")

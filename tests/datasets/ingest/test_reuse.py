@@ -12,7 +12,7 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME
 from rbdata.storage.old_dataset import OldDataset
-from rbdata.storage.parts import PARTS
+from rbdata.storage.work import PARTS
 from storage_tools import Recipe, columns, contents, make_episodes, names, schema_of
 
 EPISODES = make_episodes([5, 1, 9, 2, 12, 1, 6, 6], shape=(30,), dtype="uint8")
