@@ -71,12 +71,22 @@ class SourceObject(TypedDict, total=False):
     crc32c: Checksum | None
 
 
+_Appended = TypedDict("_Appended", {"created": Text, "steps": Count, "episodes": Count, "from": Text})
+
+
+class AppendedRecord(_Appended, total=False):
+    """What was appended in one run, and of ``source`` what is not as it was before."""
+
+    options: dict[str, Any]
+
+
 class SourceRecord(TypedDict, total=False):
     """What was converted, and how."""
 
     name: Text
     options: dict[str, Any]
     objects: list[SourceObject]
+    appended: list[AppendedRecord]
     shards: list[int]
     all_shards: bool
 

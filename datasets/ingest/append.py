@@ -102,9 +102,9 @@ class Base:
         """The episodes of the whole."""
         manifest = self.manifest
         old = open_episodes(self.folder, manifest.episodes, manifest.steps)
-        start = [old.start, added.start + manifest.steps]
-        columns = [[vars(table)[name] for table in (old, added)] for name in ("length", "returns", "outcome", "midway")]
-        return EpisodeTable(*map(np.concatenate, [start, *columns]))
+        columns = {name: np.concatenate([rows, vars(added)[name]]) for name, rows in vars(old).items()}
+        columns["start"][len(old) :] += manifest.steps
+        return EpisodeTable(**columns)
 
     def grown(self, added: Manifest, episodes: EpisodeTable) -> Manifest:
         """The manifest of the whole, without its files; ``added`` is that of what is appended, alone."""

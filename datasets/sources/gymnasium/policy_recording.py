@@ -243,15 +243,13 @@ class PolicyReader(EnvironmentReader):
     def check_append(self, old: Manifest) -> None:
         """Environment i is seeded with ``seed + i``: a seed is used once."""
         super().check_append(old)
-        used = set[int]()
-        for one in (old.source, *old.source.get("appended", ())):
-            options = one.get("options", {})
-            if isinstance(options.get("seed"), int):
-                used.update(range(options["seed"], options["seed"] + options.get("num_envs", 1)))
-        again = used.intersection(range(self.given["seed"], self.given["seed"] + self.given["num_envs"]))
+        every = [one.get("options", {}) for one in (old.source, *old.source.get("appended", ()))]
+        used = [(one["seed"], one["seed"] + one.get("num_envs", 1)) for one in every if "seed" in one]
+        first, stop = self.given["seed"], self.given["seed"] + self.given["num_envs"]
+        again = [max(first, low) for low, high in used if low < stop and first < high]
         if again:
             message = f"{old.id} has a recording with seed {min(again)} already, whose episodes begin like these would"
-            raise DatasetExistsError(message, hint=f"give another seed, such as seed={max(used) + 1}")
+            raise DatasetExistsError(message, hint=f"give another seed, such as seed={max(high for _, high in used)}")
 
     def describe(self) -> dict[str, Any]:
         about: dict[str, Any] = {
