@@ -366,7 +366,7 @@ class Console:
         margin = max((len(fact[0]) for fact in facts), default=0) + 2
         for name, text, style in (Fact(*fact) for fact in facts):
             prefix = name.ljust(margin)
-            shown = printable(wrapped(text, self._result_width, prefix))
+            shown = wrapped(printable(text, one_line=True), self._result_width, prefix)
             self._print(prefix + self._painted(shown.removeprefix(prefix), style))
 
     def heading(self, title: str) -> None:
