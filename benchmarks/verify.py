@@ -76,7 +76,7 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
         units = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             counts = [min(len(some), high - at) for at in range(low, high, len(some))]
-            given = [StoredRows(encoded, 0, count) if encoded else some[:count] for count in counts]
+            given: list[Any] = [StoredRows(encoded, 0, count) if encoded else some[:count] for count in counts]
             blocks = [Block({frame.name: one}) for one in given]
             units.append(GivenBlocks(number, f"part {number}", high - low, "", given=blocks))
             PartTask(units[-1], work.folder, schema, 1)(lambda *_: None)

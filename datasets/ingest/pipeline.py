@@ -42,7 +42,7 @@ from ...storage.old_dataset import OldDataset
 from ...storage.part_file import lengths_path, read_plain_rows, rows_path
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
-from ...storage.work import Work
+from ...storage.work import Work, fingerprint
 from ..fetch import RemoteObject
 from ..fetch.reading import bytes_there
 from ..workers.local_engine import LocalEngine, call, memory_for, run_tasks, threads_of_task, usual_procs
@@ -196,7 +196,7 @@ def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = Non
         identity["restores"] = original.to_json()["checksum"]
     if base is not None:
         identity["appends_to"] = base.manifest.to_json()["checksum"]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return fingerprint(identity)
 
 
 def _old(reader: Reader, place: DatasetPlace, request: Request) -> OldDataset | None:
