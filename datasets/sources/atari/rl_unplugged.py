@@ -206,7 +206,7 @@ class RluReader(RunJob[EpisodeFile], Reader):
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         if not len(episodes):
-            raise CorruptSourceError(f"{self.title} holds no episode with a step")
+            raise CorruptSourceError(f"{self.title} holds no complete step")
         order = Order([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
         specs = [self._spec(part, order) for part in order.parts]
         return Facts(order.counts, self._notes(order.counts), specs, spaces(), order.midway)

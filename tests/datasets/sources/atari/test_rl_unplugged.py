@@ -352,7 +352,7 @@ def test_damaged_files_say_where(tmp_path: Path) -> None:
 
 def test_no_step_at_all(tmp_path: Path) -> None:
     write_run(tmp_path, [make_episodes([[1]], cut=[(0, 0)])])
-    assert "no episode with a step" in refused(tmp_path)
+    assert "no complete step" in refused(tmp_path)
     write_run(tmp_path / "2", [[Made(0, 0, [])]])
     assert "no frames" in refused(tmp_path / "2")
 
