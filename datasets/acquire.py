@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import settings
 from ..errors import (
@@ -28,7 +29,7 @@ from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
-from . import catalogue, mirrors
+from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_location, open_mirror, open_raw
 from .fetch.location import is_hub_dataset
@@ -42,8 +43,10 @@ from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.request import announce_replacement, extend, find_existing, list_missing
 from .local import find, known_here
-from .repair import repair
 from .sources.source import Source
+
+if TYPE_CHECKING:
+    from . import mirrors
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:
@@ -106,6 +109,8 @@ def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | N
 
     Raises UsageError for options that the source does not have, before any location is asked.
     """
+    from . import mirrors
+
     check_is_text(request.id)
     root = settings.root(request.root)
     hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
@@ -121,6 +126,8 @@ def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | N
 
 def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
     """The conversion of the raw objects at a mirror, or where the provider has published them."""
+    from . import mirrors
+
     name, options = request.id.partition("/")[2], request.options
     if mirror:
         return mirrors.open_raw_objects(source, name, mirror, options, request.fetch)
@@ -152,6 +159,8 @@ def _run_keeping_raw(
 
 def _open_hub_dataset(request: Request) -> mirrors.Copy:
     """The converted dataset of a repository of the Hub, at its current commit."""
+    from . import mirrors
+
     if request.mirror:
         raise UsageError(f"{request.id} is itself a location: it takes no --mirror", hint="give the id, or no --mirror")
     if request.keep_raw:
@@ -220,6 +229,8 @@ def _check_made_from(manifest: Manifest, job: Reader) -> None:
 
 def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
+    from . import mirrors
+
     if request.mirror:
         try:
             there = hub or mirrors.find_converted(request.mirror, existing.id, request.fetch)
@@ -236,6 +247,8 @@ def _check_requested(existing: Manifest, request: Request, source: Source | None
 
 def _check_same(existing: Manifest, mirror: str, there: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset of a mirror is not the existing one of that id."""
+    from . import mirrors
+
     if there is None:
         message = f"{existing.id} already exists, and {open_location(mirror).url} holds none of that name"
         raise DatasetExistsError(message, hint="use another mirror, or none to keep the dataset that exists")
@@ -254,6 +267,8 @@ def _copy(
 ) -> Outcome | list[str] | None:
     """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values.
     For ``check`` see `write_dataset`."""
+    from . import mirrors
+
     if request.keep_raw:
         return None  # raw objects are requested
     found = mirrors.find_converted(url, place.id, request.fetch)
@@ -300,6 +315,8 @@ def _keep_or_repair(
     place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
 ) -> Outcome:
     """Keep a dataset that matches the request; restore files that are missing or truncated."""
+    from .repair import repair
+
     wrong = check_sizes(place.path, manifest)
     if not wrong:
         if not request.dry_run:

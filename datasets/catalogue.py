@@ -74,7 +74,12 @@ def recognise(path: Path, options: Collection[str] = ()) -> str:
     def knows(source: Source) -> bool:
         return set(options) <= {option.name for option in source.options} and source.recognises(path)
 
-    found = [name for name, known in _of_each(knows).items() if known]
+    def may_know(name: str) -> bool:
+        if name not in plugins.BUILT_IN or name == "arrays" or not path.is_file():
+            return True
+        return path.suffix.lower() in plugins.SINGLE_FILES.get(name, ())
+
+    found = [name for name, known in _of_each(knows, among=may_know).items() if known]
     found = [name for name in found if not load_source(name).reads_any] or found
     if len(found) == 1:
         return found[0]
@@ -229,13 +234,15 @@ def _by_lower_case(ids: Iterable[str]) -> dict[str, str]:
     return {one.partition("/")[2].lower(): one for one in ids} | {one.lower(): one for one in ids}
 
 
-def _of_each(question: Callable[[Source], Answer], only: str | None = None) -> dict[str, Answer]:
-    """The answer of each source, or only of the one named. If several are asked, plug-ins that fail are left out with a
-    warning."""
+def _of_each(
+    question: Callable[[Source], Answer], only: str | None = None, among: Callable[[str], bool] = lambda name: True
+) -> dict[str, Answer]:
+    """The answer of each source ``among`` all, which is asked before it is imported, or only of the one named. If several are
+    asked, plug-ins that fail are left out with a warning."""
     if only is not None:
         return {only: question(load_source(only))}
     answers: dict[str, Answer] = {}
-    for name in source_names():
+    for name in filter(among, source_names()):
         try:
             answers[name] = question(load_source(name))
         except BaseException as error:

@@ -45,6 +45,18 @@ BUILT_IN = {
     "arrays": "rbdata.datasets.sources.arrays.source:ArraysSource",
 }
 
+#: The suffixes of a file that a source may recognise. Those that are not here know folders alone; plug-ins are always asked.
+SINGLE_FILES: Mapping[str, tuple[str, ...]] = {
+    "d4rl": (".hdf5", ".h5"),
+    "minari": (".hdf5", ".h5"),
+    "openml": (".arff", ".parquet", ".pq"),
+    "ogbench": (".npz",),
+    "gen_dgrl": (".xz", ".tar"),
+    "exorl": (".zip",),
+    "vd4rl": (".npz", ".hdf5"),
+    "roboset": (".h5",),
+}
+
 #: Sources that read only this machine, so that no mirror holds anything for them.
 WITHOUT_MIRRORS = frozenset({"arrays"})
 
