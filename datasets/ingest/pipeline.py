@@ -539,7 +539,12 @@ class _Run:
         if wrong.any():
             message = f"{place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
             raise CorruptSourceError(message, hint="the source must leave them out, or clip them")
-        facts = reader.facts(every, episodes)
+        try:
+            facts = reader.facts(every, episodes)
+        except CorruptSourceError:
+            if not len(episodes):
+                self._discard_parts()  # empty ones are not worth keeping for the next run
+            raise
         if facts.midway is not None:
             episodes = replace(episodes, midway=facts.midway)
         pieces = {
