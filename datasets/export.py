@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
@@ -32,7 +31,7 @@ from ..storage import plugins
 from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
 from ..storage.episodes import CUT, TERMINATED
-from ..storage.folder import remove_tree
+from ..storage.folder import beside, remove_tree
 from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME
 from ..storage.reference_scores import original_source
@@ -177,8 +176,8 @@ def write_export(
     work = _Export(dataset, report, frames, fps)
     work.total = work.row_bytes(work.ted_keys()) * len(dataset)
     try:
-        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
-            part = Path(scratch, target.name)
+        with beside(target) as scratch:
+            part = scratch / target.name
             write(work, part, target)
             if midway := int(dataset.episodes.midway.sum()):
                 some = "1 episode" if midway == 1 else f"{midway} episodes"

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,19 @@ def remove_tree(path: Path) -> None:
         with suppress(FileNotFoundError):  # another process removes it as well
             shutil.rmtree(path)
     path.unlink(missing_ok=True)
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """An empty hidden folder beside a file or folder, for what is to take its place; removed at the end of the block. What a
+    killed process left in it goes first; two processes that write one target at once are not provided for."""
+    folder = target.with_name(f".{target.name}.part")
+    remove_tree(folder)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 def holds_files(path: Path) -> bool:

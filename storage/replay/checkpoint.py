@@ -18,7 +18,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from ...errors import (
     reason,
 )
 from ..durable import allocate, is_full
+from ..folder import beside
 from ..memory_map import element_bytes
 from ..tensordict_folder import check_plain, read_json, read_memmap
 
@@ -107,18 +107,31 @@ def _replaced(folder: Path) -> Iterator[Path]:
     check_plain(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / STATE).exists():
         raise DatasetExistsError(f"{folder} is not empty, and not a checkpoint", hint="name another folder")
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        new = Path(scratch, "new")
+    _restore(folder)
+    with beside(folder) as scratch:
+        new = scratch / "new"
         new.mkdir()
         yield new
         if folder.exists():
-            folder.rename(Path(scratch, "old"))
+            folder.rename(scratch / _OLD)
         new.rename(folder)
+
+
+#: The checkpoint that is being replaced, in the folder beside it.
+_OLD = "old"
+
+
+def _restore(folder: Path) -> None:
+    """Put back the checkpoint that a process was replacing when it was killed."""
+    old = folder.with_name(f".{folder.name}.part") / _OLD
+    if not folder.exists() and old.is_dir():
+        old.rename(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """A state that `write_state` wrote; large tensors are mapped. Raises DamagedDatasetError."""
     folder = folder.absolute()
+    _restore(folder)
     if not (folder / STATE).exists() and not (folder / TENSORS).exists():
         raise NotADatasetError(f"{folder} is not a checkpoint")
     record = read_json(folder / STATE, LONGEST)
