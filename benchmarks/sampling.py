@@ -54,7 +54,7 @@ def make(root: Path) -> None:
         rbdata.from_arrays(states(PART_STEPS, number), f"my/part{number}", root=root)
     rbdata.concat([f"my/part{number}" for number in range(PARTS)], root=root).save("my/whole", root=root)
     for codec in ("raw", "zstd"):
-        rbdata.from_episodes(frames(), f"my/frames_{codec}", root=root, codec=codec)  # type: ignore[arg-type]
+        rbdata.from_episodes(frames(), f"my/frames_{codec}", root=root, codec=codec)
 
 
 def cost(sample: Callable[[], Any], batches: int) -> float:

@@ -61,7 +61,7 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
             row[y : y + 8, x : x + 3] = rng.integers(0, 256, (8, 3))
     bits = np.zeros(made.steps, np.uint8)
     bits[EPISODE - 1 :: EPISODE] = END_TRUNCATED
-    rows = {"action": rng.integers(0, 6, made.steps), "next/reward": np.zeros(made.steps, np.float32)}
+    rows: dict[str, Any] = {"action": rng.integers(0, 6, made.steps), "next/reward": np.zeros(made.steps, np.float32)}
     about = [{"name": f"part {number}"} for number in range(parts)]
     source = {"name": "bench"}
     manifest = Manifest(place.id, schema, steps=made.steps, episodes=len(made), source=source, parts=about)
