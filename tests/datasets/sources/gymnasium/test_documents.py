@@ -20,7 +20,7 @@ def test_every_snippet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(code) == 4
+    assert len(code) == 5
     (tmp_path / "pol.py").write_text(code[0])
     commands = re.findall(r"^rbdata (.*\n)", page, re.M)
     ran = [words for words in commands if not any(part in "rbdata " + words for part in LEFT_OUT)]
