@@ -178,7 +178,7 @@ def _make(
     content: Any = None,
     begin: Callable[[int], Iterator[Table]] | None = None,
 ) -> Path:
-    from .sources.arrays.job import ArraysReader
+    from .sources.arrays.reader import ArraysReader
 
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
@@ -209,7 +209,7 @@ def warn_of_order(outcome: Outcome) -> None:
     """Warn of a dataset of own arrays whose rows seem to be in another order; its notes say so too."""
     counts = outcome.manifest.counts if outcome.manifest else {}
     if counts.get("other_order"):
-        from .sources.arrays.job import COUNTED
+        from .sources.arrays.reader import COUNTED
 
         warnings.warn(f"{outcome.id}: {COUNTED['other_order'].format(n=counts['other_order'])}", stacklevel=4)
 

@@ -19,7 +19,7 @@ import rbdata
 from rbdata.cli import run as command_line
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.repair import repair
-from rbdata.datasets.sources.arrays.job import TablesUnit
+from rbdata.datasets.sources.arrays.reader import TablesUnit
 from rbdata.errors import DamagedDatasetError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from rbdata.storage import join, part_file
 from rbdata.storage.manifest import write_manifest

@@ -753,7 +753,7 @@ from pathlib import Path
 import numpy as np
 import rbdata
 from rbdata.datasets.ingest.request import Listener
-from rbdata.datasets.sources.arrays.job import TablesUnit
+from rbdata.datasets.sources.arrays.reader import TablesUnit
 
 TablesUnit.keep_seconds = 0
 kind, here = sys.argv[1], Path(sys.argv[2])

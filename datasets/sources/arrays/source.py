@@ -34,6 +34,6 @@ class ArraysSource(Source):
         raise UsageError("arrays come from this machine", hint="`rbdata convert PATH --source arrays` reads them")
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
-        from .job import job_of_path
+        from .reader import reader_of_path
 
-        return job_of_path(location, options)
+        return reader_of_path(location, options)

@@ -144,7 +144,7 @@ class ArraysReader(Reader):
         }
 
     def differences(self, manifest: Manifest) -> list[str]:
-        """For a job of `job_of_path`."""
+        """For a job of `reader_of_path`."""
         found = []
         if manifest.source.get("map") != self.roles.to_map():
             found.append("another map")
@@ -313,7 +313,7 @@ class TablesUnit(Unit):
         yield Block({}, done=done, record={"counts": dict(counts)})
 
 
-def job_of_path(location: Any, options: ConvertOptions) -> ArraysReader:
+def reader_of_path(location: Any, options: ConvertOptions) -> ArraysReader:
     """The job of a file or folder on this machine. Raises as `open_tables` and `find_roles`."""
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
