@@ -574,7 +574,8 @@ def _make_manifest(
     }
     notes, warnings = _make_notes(len(run.episodes), counts, unchained)
     changed = {name for part in parts for name in part["changed"]}
-    if any(part["returns"] for part in parts) or run.request.read_options.n_step:
+    reading = run.request.read_options
+    if any(part["returns"] for part in parts) or reading.n_step or reading.slice_len:  # slices have returns of their own
         changed.add("next/reward")
     kept, options = run.manifest, {"codec": run.request.codec, "layout": run.request.layout}
     of_sections = [list(some) for _, some in groupby(parts, lambda part: run.chunks[part["chunk"]].section)]
