@@ -575,8 +575,8 @@ def _make_manifest(
     notes, warnings = _make_notes(len(run.episodes), counts, unchained)
     changed = {name for part in parts for name in part["changed"]}
     reading = run.request.read_options
-    if any(part["returns"] for part in parts) or reading.n_step or reading.slice_len:  # slices have returns of their own
-        changed.add("next/reward")
+    if any(part["returns"] for part in parts) or reading.n_step or reading.slice_len:
+        changed.add("next/reward")  # slices have returns of their own
     kept, options = run.manifest, {"codec": run.request.codec, "layout": run.request.layout}
     of_sections = [list(some) for _, some in groupby(parts, lambda part: run.chunks[part["chunk"]].section)]
     manifest = Manifest(

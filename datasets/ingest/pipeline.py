@@ -83,8 +83,8 @@ def run(
 ) -> Outcome:
     """Make the dataset of a reader at a place; ``url`` is recorded as where it comes from. For ``check`` see `write_dataset`.
 
-    Raises the fetch errors of `errors`, CorruptSourceError, DiskSpaceError, RootNotWritableError, DatasetBusyError,
-    DatasetExistsError. What is finished before an error or KeyboardInterrupt is kept for the next run.
+    Raises the fetch errors of `errors`, CorruptSourceError, DiskError, DatasetBusyError, DatasetExistsError. What is finished
+    before an error or KeyboardInterrupt is kept for the next run.
     """
     if request.dry_run:
         began = time.monotonic()
@@ -400,7 +400,7 @@ class _Run:
             store_dictionaries(folder, {leaf.name: leaf for leaf in leaves}, samples(), every)
 
     def _discard_parts(self) -> None:
-        """Of another dictionary."""
+        """Remove those of another dictionary, or without rows."""
         for folder in self.work.part_folders():
             if folder.name[:4] != "lead":
                 remove_tree(folder)

@@ -52,11 +52,11 @@ class Reader:
     bulk: tuple[str, ...] = ()
     #: Why the data come from this location, where that is not obvious.
     why: str = ""
-    #: The `unverified` raw objects among those that were fetched before the job was opened at their present folder.
+    #: The `unverified` raw objects among those that were fetched before the reader was opened at their present folder.
     unverified_before: Sequence[str] = ()
     #: A hash of the names, sizes and times of modification of the raw files, where a later conversion compares it.
     files_state: str | None = None
-    #: Options that the job decided by itself, to be given when the same raw objects are opened at another place.
+    #: Options that the reader decided by itself, to be given when the same raw objects are opened at another place.
     resolved_options: Mapping[str, Any] = {}
     #: Whether a run can continue the work of an interrupted run.
     continues = True
