@@ -424,6 +424,8 @@ class ReplayBuffer:
         if self._batches.options.goals is not None:
             message = "DataLoader(buffer) reads single records, without goals"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of the buffer")
+        from . import iterable  # noqa: F401 - tells torch how TensorDicts are put together
+
         return [self[number] for number in numbers]
 
     def __setitem__(self, index: Any, value: Any) -> None:
