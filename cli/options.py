@@ -192,7 +192,7 @@ def _parameter(flag: str, same: Sequence[tuple[str, SourceOption]]) -> Parameter
 
 
 def _converted(value: Any, flag: str, same: Sequence[SourceOption]) -> Any:
-    """A value of the command line as Python gives it; what is no number stays text, which the source refuses."""
+    """The number that a text of the command line states; other texts are returned as they are, and the source refuses them."""
     _, kind = _kind(same[0])
     if kind is dict:
         return parse_key_values(value, flag, keys_are_paths=same[0].name == "map")

@@ -54,7 +54,6 @@ from ..storage.journal import Journal
 from ..storage.leaf import Leaf
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest
-from ..storage.part_file import lengths_path, read_plain_rows, rows_path
 from ..storage.schema import FLAGS
 from ..storage.work import PARTS, Work
 from .chunks import Chunk, cut_sections, split
@@ -550,13 +549,9 @@ def _begin_commit(run: Run, config: RunConfig, layout: Layout, parts: Sequence[P
 def _piece(run: Run, part: Part, leaf: Leaf) -> Piece:
     """The rows of a leaf in a part, none where every episode was dropped. Sections of the input have a checksum each."""
     section = run.chunks[part.unit].section
-    fixed = codec_of(leaf).fixed_rows
-    written = next((one["leaves"][leaf.name] for one in part.sections() if leaf.name in one["leaves"]), None)
-    if written is None:
-        return Piece(part.folder, 0, 0, "", 0, section, None if fixed else np.zeros(0, np.int64))
-    stem, count = part.folder / written["stem"], written["rows"]
-    lengths = None if fixed else read_plain_rows(lengths_path(stem), count, "<i8")
-    return Piece(rows_path(stem), 0, written["length"], written["cells"], count, section, lengths)
+    found = (part.piece(one, leaf, section) for one in part.sections())
+    empty = None if codec_of(leaf).fixed_rows else np.zeros(0, np.int64)
+    return next(filter(None, found), None) or Piece(part.folder, 0, 0, "", 0, section, empty)
 
 
 def _make_manifest(

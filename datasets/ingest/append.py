@@ -2,7 +2,7 @@
 
     old files      pieces by offset, if they hold what the manifest says
     parts          pieces after them
-    manifest       the old one, counted anew; ``source["appended"]`` says what was added, and when
+    manifest       the old one with new counts; ``source["appended"]`` says what was added, and when
 
 All of it is joined beside the old dataset, which is replaced by a rename at the end.
 """

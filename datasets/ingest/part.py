@@ -61,7 +61,7 @@ class _Section:
     number: int
     place: tuple[int, ...]
     range: int
-    #: Whether the next state goes on with an episode.
+    #: Whether the next state continues an episode.
     inside: bool
     files: dict[str, RowsFile] = field(default_factory=dict)
 
@@ -296,14 +296,10 @@ def part_folder(folder: Path, unit: int, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class PartTask:
-    """Makes the parts of a unit in a working ``folder``, those that are not there yet. Picklable if the unit is."""
+class _UnitTask:
+    """A task about one unit; picklable if the unit is."""
 
     unit: Unit
-    folder: Path
-    schema: Schema | None
-    threads: int
-    begins: bool = False
 
     @property
     def index(self) -> int:
@@ -316,6 +312,16 @@ class PartTask:
     @property
     def label(self) -> str:
         return self.unit.name
+
+
+@dataclass(frozen=True)
+class PartTask(_UnitTask):
+    """Makes the parts of a unit in a working ``folder``, those that are not there yet."""
+
+    folder: Path
+    schema: Schema | None
+    threads: int
+    begins: bool = False
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Returns the record of the unit's last part; of one that ``begins`` ended early, the leaves alone."""
@@ -353,22 +359,8 @@ class PartTask:
 
 
 @dataclass(frozen=True)
-class CountTask:
+class CountTask(_UnitTask):
     """Reads a unit, and writes nothing: what a dry run needs of a lead."""
-
-    unit: Unit
-
-    @property
-    def index(self) -> int:
-        return self.unit.index
-
-    @property
-    def rows(self) -> int:
-        return self.unit.rows
-
-    @property
-    def label(self) -> str:
-        return self.unit.name
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         steps = episodes = 0
@@ -494,7 +486,7 @@ def episodes_of(
 def _stretches(
     sections: Sequence[tuple[Part, Mapping[str, Any]]], reward: Leaf, size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Bits and rewards, in blocks of ``size`` steps that begin anew with each section of another place."""
+    """Bits and rewards in blocks of ``size`` steps, none of which spans two places."""
     place, held_bits, held_rewards = None, np.zeros(0, np.uint8), np.zeros(0, np.float32)
     for part, section in sections:
         if section["bits"] is None:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from ...storage.join import Piece, begin_join, is_joining, join
 from ...storage.leaf import Leaf
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.old_dataset import OldDataset
-from ...storage.part_file import lengths_path, read_plain_rows, rows_path
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
 from ...storage.work import Work, fingerprint
@@ -476,7 +475,9 @@ class _Run:
         engine: Engine | None = self.request.engine or (reading.engine if reader.native_libraries else None)
         if reader.here or (engine is None and count <= 1 and not reader.in_worker):
             count, engine = 0, LocalEngine(0)
-        with closing(engine or LocalEngine(count, modules_of(PartTask(left[0], folder, None, 1)))) as engine:
+        with ExitStack() as made:
+            if engine is None:  # one that was given goes on to the next dataset
+                engine = made.enter_context(closing(LocalEngine(count, modules_of(PartTask(left[0], folder, None, 1)))))
             threads = threads_of_task(count, self.request.engine)
             while left and not self._is_begun(units):
                 begins = len(left) > 1 and not reader.first_decides
@@ -567,15 +568,9 @@ class _Run:
         """The pieces of a leaf in order."""
         found: list[tuple[tuple[int, ...], Piece]] = []
         for part, section in sections:
-            written = section["leaves"].get(leaf.name)
-            if written is None:
-                continue
-            stem, lengths = part.folder / written["stem"], None
-            if not codec_of(leaf).fixed_rows:
-                lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
-            place, kept = tuple(section["place"]), (part.unit, section["range"])
-            piece = Piece(rows_path(stem), 0, written["length"], written["cells"], written["rows"], kept, lengths)
-            found.append((place, piece))
+            piece = part.piece(section, leaf, (part.unit, section["range"]))
+            if piece is not None:
+                found.append((tuple(section["place"]), piece))
         for index, old in taken.items():
             found += [((index, number), piece) for number, piece in enumerate(old.pieces.get(leaf.name, ()))]
         if not codec_of(leaf).fixed_rows:  # a part without rows has a range all the same

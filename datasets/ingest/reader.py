@@ -106,7 +106,7 @@ class Reader:
     # -- what is read ----------------------------------------------------------------------------------------------------
 
     def files(self) -> Sequence[RemoteObject]:
-        """Raw objects that must lie whole on a disk to be read (HDF5 and the like)."""
+        """Raw objects that are fetched whole before they are read (HDF5 and the like)."""
         return []
 
     def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:

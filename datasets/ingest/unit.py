@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from ...storage.checksums import crc32c, sum_cells
+from ...storage.codecs import codec_of
 from ...storage.durable import is_about_reader
+from ...storage.join import Piece
 from ...storage.leaf import Leaf
 from ...storage.part_file import lengths_path, read_plain_rows, rows_path
 from .records import PartSpec
@@ -98,6 +100,16 @@ class Part:
         written = section["leaves"][leaf.name] if leaf is not BITS else section["bits"]
         count = written["rows"] * (leaf.row_bytes // leaf.np_dtype.itemsize)
         return read_plain_rows(rows_path(self.folder / written["stem"]), count, leaf.np_dtype)
+
+    def piece(self, section: Mapping[str, Any], leaf: Leaf, kept: Any) -> Piece | None:
+        """The rows of a leaf in a section, to be joined in the checksum range ``kept``; None where it has none."""
+        written = section["leaves"].get(leaf.name)
+        if written is None:
+            return None
+        stem, lengths = self.folder / written["stem"], None
+        if not codec_of(leaf).fixed_rows:
+            lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
+        return Piece(rows_path(stem), 0, written["length"], written["cells"], written["rows"], kept, lengths)
 
     def is_sound(self) -> bool:
         """Whether its files hold what the record says. Reads all of them."""

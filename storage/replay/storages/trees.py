@@ -24,7 +24,7 @@ def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def tree_copied(data: Any) -> Any:
-    """A tree in new memory; what is no tensor stays as it is."""
+    """A tree with its tensors copied; other values are shared."""
 
     def copied(part: Any) -> Any:
         if is_tensor_collection(part):
