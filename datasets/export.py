@@ -498,7 +498,7 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
 
 def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     """An episode of n steps becomes n + 1 rows; the last holds the final observation, and zeros in all other columns."""
-    from .formats.tfds import EpisodeFolder, WrittenFeature, encode_numbers, encode_strings
+    from .formats.tfds import EpisodeFolder, WrittenFeature
 
     _check_successors(work)
     dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
@@ -515,19 +515,19 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
     name = re.sub(r"[^a-z0-9_]", "_", (target.parent.name if version else target.name).lower())
     folder = EpisodeFolder(part, name, version or "1.0.0", [*features, *rules])
     for number, (start, end) in enumerate(work.episodes()):
-        lists = {}
+        lists: dict[str, Any] = {}
         for key, feature in zip(keys, features):
             blocks = _episode_rows(work, key, start, end)
             if feature.encoding == "none":
-                lists[feature.name] = encode_numbers(np.concatenate(list(blocks)))
+                lists[feature.name] = np.concatenate(list(blocks))
             else:
-                lists[feature.name] = encode_strings([one for block in blocks for one in feature.encode(block)])
+                lists[feature.name] = [one for block in blocks for one in feature.encode(block)]
         reward = work.rows("next/reward", start, end).reshape(-1)
-        lists["reward"] = encode_numbers(np.append(reward, np.float32(0)))
+        lists["reward"] = np.append(reward, np.float32(0))
         at, outcome = np.arange(start, end + 1), dataset.episodes.outcome[number]
-        lists["is_first"] = encode_numbers(at == start)
-        lists["is_last"] = encode_numbers((at == end) & (outcome != CUT))
-        lists["is_terminal"] = encode_numbers((at == end) & (outcome == TERMINATED))
+        lists["is_first"] = at == start
+        lists["is_last"] = (at == end) & (outcome != CUT)
+        lists["is_terminal"] = (at == end) & (outcome == TERMINATED)
         folder.add(lists)
     work.note_left_out({*keys, *(f"next/{key}" for key in keys), *_OUTCOME})
     _end_flags(work)

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -38,7 +37,7 @@ from ...errors import CorruptSourceError, UsageError
 from ...storage.untrusted_json import parse_json
 from .limits import LARGEST_ROW, REFETCH, check_row_bytes
 from .pictures import decode_pictures, encode_png, picture_size
-from .tfrecord import Lists, WireError, drop_pages, masked_crc32c
+from .tfrecord import Lists, Value, WireError, encode_example, encode_record
 
 #: The sequence that makes a record an episode.
 STEPS = "steps"
@@ -276,7 +275,7 @@ class Values:
     feature: Feature
     where: str
     numbers: np.ndarray | None
-    strings: Sequence[memoryview]
+    strings: Sequence[bytes]
     lengths: np.ndarray | None = None
 
     @property
@@ -295,10 +294,7 @@ class Values:
         """Encoded tensors, or pictures, in blocks. Raises CorruptSourceError."""
         feature = self.feature
         if feature.kind == "picture":
-            for block in decode_pictures(self.strings, self.shape, feature.dtype, self.where):
-                yield block
-                if self.strings:
-                    drop_pages(self.strings[0])
+            yield from decode_pictures(self.strings, self.shape, feature.dtype, self.where)
             return
         size, tensors = max(1, _BLOCK_BYTES // feature.row_bytes), self._tensors()
         while some := list(islice(tensors, size)):
@@ -374,20 +370,20 @@ def read_values(lists: Lists, feature: Feature, where: str) -> Values:
 
 
 def _lengths(lists: Lists, name: str) -> np.ndarray:
-    lengths = np.concatenate([np.empty(0, np.int64), *lists.numbers(f"{name}/ragged_row_lengths_0")])
+    found = lists.numbers(f"{name}/ragged_row_lengths_0")
+    lengths = np.empty(0, np.int64) if found is None else found
     if lengths.dtype != np.int64 or (lengths < 0).any() or (lengths > LARGEST_ROW).any():
         raise ValueError("the lengths of its sequences are no lengths")
     return lengths
 
 
 def _numbers(lists: Lists, key: str, feature: Feature) -> np.ndarray:
-    dtype = np.dtype(feature.dtype)
-    pieces = [_cast(piece, dtype) for piece in lists.numbers(key)]
-    found = np.concatenate([np.empty(0, dtype), *pieces])
-    size = prod(one or 0 for one in feature.shape)
-    if len(found) % size:
-        raise ValueError(f"it has {len(found)} numbers, {size} belong to a value")
-    return found.reshape(-1, *(one or 0 for one in feature.shape))
+    dtype, found = np.dtype(feature.dtype), lists.numbers(key)
+    values = np.empty(0, dtype) if found is None else _cast(found, dtype)
+    shape = tuple(one or 0 for one in feature.shape)
+    if len(values) % prod(shape):
+        raise ValueError(f"it has {len(values)} numbers, {prod(shape)} belong to a value")
+    return values.reshape(-1, *shape)
 
 
 def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -403,7 +399,7 @@ def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def _tensor(data: memoryview, feature: Feature, where: str) -> np.ndarray:
+def _tensor(data: bytes, feature: Feature, where: str) -> np.ndarray:
     """One encoded value, as ``[1, *shape]``, or its elements."""
     shape = tuple(size or 0 for size in feature.shape)
     most = LARGEST_ROW if feature.items == -1 else feature.row_bytes
@@ -416,7 +412,7 @@ def _tensor(data: memoryview, feature: Feature, where: str) -> np.ndarray:
             raise CorruptSourceError(f"{where} is damaged: {error}", hint=REFETCH) from error
         whole = unpack.eof
     else:
-        content, whole = bytes(data), True
+        content, whole = data, True
     fits = len(content) % feature.row_bytes == 0 if feature.items == -1 else len(content) == feature.row_bytes
     if not whole or not fits or len(content) > most:
         raise CorruptSourceError(f"{where} has {len(content)} bytes, not {feature.row_bytes}", hint=REFETCH)
@@ -430,8 +426,6 @@ _FILE_BYTES = 256 << 20
 #: Values of at least this many bytes are packed one by one.
 _LARGE = 64
 _CLASSES = "tensorflow_datasets.core.features"
-#: Parts of a message, one after the other.
-Pieces = list[bytes]
 
 
 @dataclass(frozen=True)
@@ -482,16 +476,14 @@ class EpisodeFolder:
         self._file: io.BufferedWriter | None = None
         folder.mkdir(parents=True)
 
-    def add(self, lists: Mapping[str, Pieces]) -> None:
-        """Append an episode: the list of each feature, by its path, as `encode_strings` or `encode_numbers` gives it."""
-        entries: Pieces = []
-        for name, content in lists.items():
-            entries += _field(1, [*_field(1, [f"{STEPS}/{name}".encode()]), *_field(2, content)])
+    def add(self, lists: Mapping[str, Value]) -> None:
+        """Append an episode: the list of each feature, by its path."""
+        record = encode_record(encode_example({f"{STEPS}/{name}": values for name, values in lists.items()}))
         if self._file is None or self._file.tell() >= _FILE_BYTES:
             self._close()
             self._file = (self._folder / f"{len(self._lengths):05d}").open("wb")
             self._lengths.append(0)
-        self._bytes += _write_record(self._file, _field(1, entries))
+        self._bytes += self._file.write(record)
         self._lengths[-1] += 1
 
     def finish(self, description: str, citation: str | None) -> None:
@@ -538,65 +530,3 @@ def _nested_features(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dictionary(features: Mapping[str, Any]) -> dict[str, Any]:
     return {"pythonClassName": f"{_CLASSES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}
-
-
-# -- protocol buffers ----------------------------------------------------------------------------------------------------
-
-
-def encode_strings(values: Iterable[bytes]) -> Pieces:
-    """A Feature of byte strings."""
-    return _field(1, [piece for value in values for piece in _field(1, [value])])
-
-
-def encode_numbers(values: np.ndarray) -> Pieces:
-    """A Feature of all values, floating-point numbers as float32."""
-    flat = values.reshape(-1)
-    if flat.dtype.kind == "f":
-        return _field(2, _field(1, [flat.astype("<f4").tobytes()]))
-    pieces = [_varints(flat[at : at + (1 << 16)].astype(np.int64)) for at in range(0, len(flat), 1 << 16)]
-    return _field(3, _field(1, pieces))
-
-
-def _varints(values: np.ndarray) -> bytes:
-    """Whole numbers ``[n]``, int64, each as `_varint` encodes it."""
-    bits = values.view(np.uint64)
-    if (bits < 128).all():  # flags, and most discrete actions
-        return bits.astype(np.uint8).tobytes()
-    lengths = np.ones(len(bits), np.int64)
-    for place in range(1, 10):
-        lengths += bits >= np.uint64(1 << 7 * place)
-    out = np.empty((len(bits), 10), np.uint8)
-    for place in range(10):
-        more = (lengths > place + 1).astype(np.uint8) << 7
-        out[:, place] = ((bits >> np.uint64(7 * place)) & np.uint64(0x7F)).astype(np.uint8) | more
-    return out[np.arange(10) < lengths[:, None]].tobytes()
-
-
-def _varint(value: int) -> bytes:
-    """A number that is not negative, seven bits a byte, the lowest first."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field(number: int, content: Pieces) -> Pieces:
-    """A length-delimited field; empty content is none."""
-    return [_varint(number << 3 | 2) + _varint(sum(map(len, content))), *content]
-
-
-def _write_record(file: io.BufferedWriter, payload: Pieces) -> int:
-    """Append a record; returns its bytes."""
-    import google_crc32c
-
-    extend: Any = google_crc32c.extend
-    length = struct.pack("<Q", sum(map(len, payload)))
-    file.write(length + struct.pack("<I", masked_crc32c(extend(0, length))))
-    found = 0
-    for piece in payload:
-        found = extend(found, piece)
-        file.write(piece)
-    file.write(struct.pack("<I", masked_crc32c(found)))
-    return sum(map(len, payload)) + 16

@@ -17,6 +17,7 @@ last rows (`_is_real`); one episode does not tell, since one that failed may wel
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
-from ...formats.tfrecord import Lists, WireError, read_mapped_records
+from ...formats.tfrecord import Lists, WireError, read_records
 from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
     Episode,
@@ -388,13 +389,14 @@ _LONGER = (
 
 def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
     """Where each record is, and its lists."""
-    for record in read_mapped_records(raw.file, raw.name):
-        where = f"{raw.name}: record {record.number} (at byte {record.offset})"
-        try:
-            yield where, Lists(record.payload)
-        except WireError as error:
-            message = f"{where} is not a tf.train.Example: {error}"
-            raise CorruptSourceError(message, hint="the file was not written by tensorflow-datasets") from error
+    with raw.file.open("rb") as file:
+        for record in read_records(iter(lambda: file.read(1 << 20), b""), raw.name, sys.maxsize):
+            where = f"{raw.name}: record {record.number} (at byte {record.offset})"
+            try:
+                yield where, Lists(record.payload)
+            except WireError as error:
+                message = f"{where} is not a tf.train.Example: {error}"
+                raise CorruptSourceError(message, hint="the file was not written by tensorflow-datasets") from error
 
 
 def _is_in(name: str, folder: str) -> bool:

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
 from PIL import Image
-from rbdata.datasets.formats import limits, tfrecord
+from rbdata.datasets.formats import limits
 from rbdata.datasets.formats.arff import ArffTable
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
 from rbdata.datasets.formats.npy import Expected, NpyStream
 from rbdata.datasets.formats.pictures import frame_shape
-from rbdata.datasets.formats.tfrecord import WireError, parse_example
 from rbdata.errors import CorruptSourceError
-from rlu_writer import blobs, block, example, ints
 
 
 def test_what_a_size_justifies():
@@ -107,17 +105,6 @@ def test_one_row_of_all_values_of_a_file(tmp_path, monkeypatch):
     write(tmp_path / "x.hdf5", {**arrays, "observations": np.zeros((7, 1 << 15), "f4")}, compression="gzip")
     with pytest.raises(CorruptSourceError, match="one row has 131"):
         to_dataset(tmp_path / "x.hdf5", tmp_path)
-
-
-def test_examples_of_more_values_than_an_episode_has(monkeypatch):
-    monkeypatch.setattr(tfrecord, "MOST_VALUES", 5000)
-    for features in ({"a": blobs([b""] * (5001))}, {"a": ints([1] * (5001))}):
-        with pytest.raises(WireError, match="more than"):
-            parse_example(example(features))
-    with pytest.raises(WireError, match="features"):
-        parse_example(example({str(number): b"" for number in range(2000)}))
-    with pytest.raises(WireError, match="more than"):
-        parse_example(block(1, block(9, b"") * (5001)))
 
 
 def test_a_picture_that_declares_a_wall():

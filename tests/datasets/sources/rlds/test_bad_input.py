@@ -292,9 +292,9 @@ def with_lists(folder, **lists):
         ({"steps__observation__scan": blobs([b"no zlib"] * 3)}, ["scan", "value 0"]),
         ({"file": blobs([b"a", b"b"])}, ["2 values of file"]),
         ({"file": blobs([])}, ["0 values of file"]),
-        ({"steps__observation__state": block(2, block(1, b"12345"))}, ["state"]),
-        ({"steps__action": block(3, block(1, b"\x80"))}, ["action", "no end"]),
-        ({"steps__note": block(1, (varint(10) + b"\0") * (1 << 20))}, ["note", "more than"]),
+        ({"steps__observation__state": block(2, block(1, b"12345"))}, ["not a tf.train.Example"]),
+        ({"steps__action": block(3, block(1, b"\x80"))}, ["not a tf.train.Example"]),
+        ({"steps__note": block(1, (varint(10) + b"\0") * (1 << 20))}, ["note", "1048576"]),
     ],
 )
 def test_lists_that_are_not_what_the_features_say(tmp_path, lists, words):
