@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 # The checkout's own folder may have any name; a link in here gives the package the name that it is imported by.
 LINKED := $(VENV)/typecheck
 
-.PHONY: help install demo test lint types unit pages docs bench campaign oldest strict clean
+.PHONY: help install demo test lint types unit pages docs wheel bench campaign oldest strict clean
 
 help:
 	@echo "make demo    record real Atari play, serve it from a local Google Cloud Storage, download, inspect, verify, sample"
 	@echo "make test    lint (style and imports), types, pages of the site, and tests"
 	@echo "make docs    the site, in build/docs (open build/docs/index.html); warnings are errors"
+	@echo "make wheel   source archive and wheel, checked, and the demo from the wheel in an environment of its own"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
 	@echo "make campaign  kills and damaged inputs for an hour (SCALE=0.1: minutes)"
 	@echo "make strict  the public types in pyright's strict mode"
@@ -53,13 +54,15 @@ strict: $(STAMP)
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
 # there is enough. A process more than there are cores, as some tests wait for processes that they started. By file, as tests of
 # one module share fixtures; in order, as the longest files are not those with the most tests. The package is compiled for the
-# hundreds of processes that tests start. What other packages warn of is left out, so that a log fits on a few screens.
+# hundreds of processes that tests start. What other packages warn of is left out, so that a log fits on a few screens. ONLY
+# chooses files or folders.
+ONLY ?=
 IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 6000 {print "yes"}')
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage tests/support
 	@$(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadfile --no-loadscope-reorder \
-	--disable-warnings
+	--disable-warnings $(ONLY)
 
 # Reads every page and docstring as `docs` does, without writing HTML.
 pages: $(STAMP)
@@ -67,6 +70,20 @@ pages: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+
+# What users get: the wheel is installed without extras first, where nothing else is, and used outside of the checkout.
+WHEEL := build/wheel
+wheel:
+	rm -rf dist $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)/tools && $(WHEEL)/tools/bin/python -m pip install -q build twine
+	$(WHEEL)/tools/bin/python -m build
+	$(WHEEL)/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(WHEEL)/clean && $(WHEEL)/clean/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd $(WHEEL) && export RBDATA_ROOT=$$PWD/root && clean/bin/rbdata download gymnasium/CartPole-v1 --steps 500 && \
+	clean/bin/rbdata sample CartPole-v1 && clean/bin/rbdata verify CartPole-v1 && clean/bin/rbdata export CartPole-v1 own.npz --to npz && \
+	for name in $$(clean/bin/python -c "from rbdata.cli.group import COMMANDS; print(*COMMANDS)"); do clean/bin/rbdata $$name --help > /dev/null || exit 1; done
+	$(WHEEL)/clean/bin/python -m pip install -q -c constraints.txt "$$(ls dist/*.whl)[atari]" gcp-storage-emulator
+	cd $(WHEEL) && clean/bin/python "$$(clean/bin/python -c 'import rbdata; print(rbdata.__path__[0])')"/examples/demo.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
@@ -88,10 +105,10 @@ oldest:
 	rm -rf $(OLDEST) && mkdir -p $(OLDEST)/suite
 	$(PYTHON) -m venv $(OLDEST)/venv
 	$(OLDEST)/venv/bin/python -m pip wheel -q --no-deps -w $(OLDEST) .
-	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,fast,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' 'aiobotocore[boto3]' flask flask-cors setuptools
+	$(OLDEST)/venv/bin/python -m pip install -q -c constraints-oldest.txt "$$(ls $(OLDEST)/rbdata-*.whl)[atari,parquet,plot,ray,remote]" 'pytest>=9' hypothesis gcp-storage-emulator psutil scikit-learn 'moto[s3]>=5' 'aiobotocore[boto3]' flask flask-cors setuptools
 	-$(OLDEST)/venv/bin/python -m pip install -q --no-deps 'minari>=0.5.4'
 	cp -r tests examples benchmarks docs pyproject.toml README.md $(OLDEST)/suite
 	cd $(OLDEST)/suite && OMP_NUM_THREADS=1 ../venv/bin/python -m pytest -W ignore $$(grep -rlE '^ *(import|from) torchrl' tests | sed 's/^/--ignore=/') $(TESTS)
 
 clean:
-	rm -rf $(VENV) .demo .bench build *.egg-info
+	rm -rf $(VENV) .demo .bench build dist *.egg-info

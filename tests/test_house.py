@@ -18,6 +18,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from rbdata._version import __version__
 from rbdata.storage.codecs import CODECS
 
 HOUSE = Path(__file__).parents[1]
@@ -59,6 +60,15 @@ def test_the_oldest_versions_are_those_of_the_bounds():
     lines = (HOUSE / "constraints-oldest.txt").read_text().splitlines()
     pinned = {line for line in lines if line and not line.startswith("#")}
     assert wanted == pinned
+
+
+def test_a_version_is_stated_once():
+    """What a release is cut from: the package, its citation and the newest section of the change log."""
+    citation = (HOUSE / "CITATION.cff").read_text()
+    stated = re.search(r"^version: (.+)$", citation, re.MULTILINE)[1]
+    dated = re.search(r"^date-released: (.+)$", citation, re.MULTILINE)[1]
+    section = re.search(r"^## \[(\d.*)\] - (.+)$", (HOUSE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert (section[1], section[2]) == (stated, dated) and stated == __version__
 
 
 def test_links_of_the_documents_lead_into_the_installed_package():
@@ -157,7 +167,8 @@ def test_reference_pages_are_those_of_this_code(monkeypatch):
 
 def test_the_tests_of_the_promises_are_there():
     """The table in CONTRIBUTING.md, from each promise of the README to the tests that fail if it breaks."""
-    table = (HOUSE / "CONTRIBUTING.md").read_text().partition("## What the tests hold")[2]
+    _, _, rest = (HOUSE / "CONTRIBUTING.md").read_text().partition("## What the tests hold")
+    table = rest.partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
     for row in rows:
         for name in re.findall(r"`([\w/*.]+(?:::\w+)*)`", row.rsplit("|", 2)[1]):
