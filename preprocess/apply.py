@@ -110,7 +110,7 @@ class InputView:
     def read(self, steps: torch.Tensor) -> TensorDict:
         """Steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
         from ..storage.replay.around import Around
-        from ..storage.replay.reading import read_steps
+        from ..storage.replay.batches import read_steps
         from ..storage.replay.storages.dataset_storage import DatasetStorage
 
         options = self.options

@@ -30,7 +30,7 @@ from ...storage.leaf import Leaf
 from ...storage.replay.around import Around
 from ...storage.replay.buffer import ReplayBuffer
 from ...storage.replay.samplers.choice import choose_sampler
-from ...storage.replay.samplers.uniform import SamplerWithoutReplacement
+from ...storage.replay.samplers.sampler import SamplerWithoutReplacement
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.episode_storage import EpisodeStorage
 from ...storage.replay.storages.tensor_storage import TensorStorage

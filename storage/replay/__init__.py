@@ -3,7 +3,7 @@
 Reading order, for ``sample()``:
 
 1. `buffer`: a storage, a sampler, a writer and transforms; `batches`: how a batch is drawn, read and finished with them.
-2. `order`: which numbers a batch is drawn with; `samplers.uniform` and the others: which steps these are.
+2. `order`: which numbers a batch is drawn with; `samplers.sampler` and the others: which steps these are.
 3. `columns`: how its leaves are read; `windows`: stacks, n-step returns and windows; `timeline`: where episodes end.
 
 Then `storages` and `writers` (where records are kept), `chain` (transforms), `prefetch` (threads), `tensordict_buffer`,
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .samplers.mixture import MixtureSampler as MixtureSampler
     from .samplers.prioritized import PrioritizedSampler as PrioritizedSampler
     from .samplers.prioritized import PrioritizedSliceSampler as PrioritizedSliceSampler
+    from .samplers.sampler import RandomSampler as RandomSampler
     from .samplers.sampler import Sampler as Sampler
+    from .samplers.sampler import SamplerWithoutReplacement as SamplerWithoutReplacement
     from .samplers.slices import SliceSampler as SliceSampler
     from .samplers.slices import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
-    from .samplers.uniform import RandomSampler as RandomSampler
-    from .samplers.uniform import SamplerWithoutReplacement as SamplerWithoutReplacement
     from .storages.dataset_storage import DatasetStorage as DatasetStorage
     from .storages.list_storage import ListStorage as ListStorage
     from .storages.memmap_storage import LazyMemmapStorage as LazyMemmapStorage
@@ -66,13 +66,13 @@ _MODULES = {
     "PrioritizedSampler": ".samplers.prioritized",
     "PrioritizedSliceSampler": ".samplers.prioritized",
     "RandomCropTensorDict": ".transforms",
-    "RandomSampler": ".samplers.uniform",
+    "RandomSampler": ".samplers.sampler",
     "ReplayBuffer": ".buffer",
     "ReplayBufferEnsemble": ".ensemble",
     "ReplayIterable": ".iterable",
     "RoundRobinWriter": ".writers",
     "Sampler": ".samplers.sampler",
-    "SamplerWithoutReplacement": ".samplers.uniform",
+    "SamplerWithoutReplacement": ".samplers.sampler",
     "SliceSampler": ".samplers.slices",
     "SliceSamplerWithoutReplacement": ".samplers.slices",
     "Storage": ".storages.storage",

@@ -1,7 +1,7 @@
 """How a batch comes about: drawn, read, finished.
 
     draw       the sampler's next steps, of several batches at once        `Batches._draw`, under the buffer's lock
-    read       small leaves of these batches together, large ones alone    `columns.Reader`
+    read       small leaves of these batches together, large ones alone    `Reader`, by `columns`
     finish     collation, transforms, pinned memory, device                `Batches.finish`, without the lock
 
 A batch is a function of the seed, its number and the contents (`order`), so what is drawn and read ahead is a cache: it is
@@ -17,22 +17,30 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 
+from ...errors import UsageError
+from ..window import nest
 from .around import Around
 from .chain import Transforms
-from .columns import At
-from .draw import Draw, flags_of, mask_error
-from .order import Order, Place, drawing_for
-from .reading import Reader
+from .columns import At, Column, step_columns
+from .draw import Draw, flags_of, mask_error, over_tail
+from .order import Order, Place, Turn, drawing_for
 from .samplers.sampler import Sampler, checked, draws_ahead
 from .storages.storage import Storage, reads_by_get
 from .storages.trees import tree_copied
 from .timeline import entry_at, entry_key, path_of
+
+#: Small leaves of this many batches are read together, as long as they stay within ``AHEAD_BYTES``.
+AHEAD = 16
+AHEAD_BYTES = 1 << 20
+#: Columns that take fewer bytes for a step are small.
+SMALL = 4096
 
 
 @dataclass(frozen=True)
@@ -51,15 +59,18 @@ class Options:
     goals: Any = None
 
 
-class Drawn:
-    """A batch that was drawn: ``part`` of a draw, whose steps lie ``at``; its small leaves are in ``columns``, by path."""
+class Drawn(NamedTuple):
+    """A batch that was drawn: ``part`` of a draw, of ``size`` steps, which lie ``at``; ``place``: in the order, after it.
 
-    __slots__ = ("at", "columns", "draw", "part", "place")
+    ``columns``: its small leaves by path; None where records are read whole.
+    """
 
-    def __init__(
-        self, draw: Draw, part: int, at: At | None = None, columns: dict[str, torch.Tensor] | None = None
-    ) -> None:
-        self.draw, self.part, self.place, self.at, self.columns = draw, part, draw.places[part], at, columns
+    place: Place
+    draw: Draw
+    part: int
+    size: int
+    at: At | None = None
+    columns: dict[str, torch.Tensor] | None = None
 
     def alone(self) -> Draw:
         """The draw of this batch."""
@@ -72,15 +83,10 @@ class Batches:
     def __init__(
         self, storage: Storage, sampler: Sampler, order: Order, transforms: Transforms, options: Options
     ) -> None:
-        self.storage, self.sampler, self.order, self.transforms, self.options = (
-            storage,
-            sampler,
-            order,
-            transforms,
-            options,
-        )
+        self.storage, self.sampler, self.order, self.transforms = storage, sampler, order, transforms
+        self.options = options
         self._ahead: deque[Drawn] = deque()
-        self._made_of: Any = None  # the size and the versions that `_ahead` was drawn with
+        self._made_of: Any = None  # the size, the number and the versions that the next of `_ahead` was drawn with
         self._count = 1  # batches to draw at once; grows while they are used
         self._reader: Reader | None = None
         self._queue: Any = None
@@ -94,9 +100,10 @@ class Batches:
 
         ``ahead``: further batches may be prefetched.
         """
-        if ahead and self._queue is not None and draws_ahead(self.sampler) and not self.reads_by_user:
-            return self._queue.next(self, size)
-        self.forget_queue()
+        if self._queue is not None:
+            if ahead and draws_ahead(self.sampler) and not reads_by_get(self.storage):
+                return self._queue.next(self, size)
+            self._queue.forget()
         drawn = self.draw(size, self.order.place)
         rows = self.read(drawn)
         self.order.place = drawn.place
@@ -106,47 +113,42 @@ class Batches:
 
     def draw(self, size: int, place: Place) -> Drawn:
         """The batch that follows a place in the order."""
-        if not draws_ahead(self.sampler):
-            return self._draw_by_user(size, place)
         made_of = size, place.number, self.storage.version, self.sampler.version
         if not self._ahead or self._made_of != made_of:
-            self._ahead.clear()
-            self._draw(size, place, made_of)
+            self._draw_ahead(size, place, made_of)
         drawn = self._ahead.popleft()
-        self._made_of = size, drawn.place.number, *self._made_of[2:]
+        self._made_of = size, drawn.place.number, *made_of[2:]
         return drawn
 
-    def _draw(self, size: int, place: Place, made_of: Any) -> None:
-        """Draw some batches, and read their small leaves."""
-        used = self._made_of is not None and made_of[2:] == self._made_of[2:]
-        self._count = 2 * self._count if used else 1
-        reader = self.reader()
-        if reader is not None:
-            self._count = min(self._count, reader.ahead(size))
-            turn = self.order.at(place).turn(self._count)
+    def _draw_ahead(self, size: int, place: Place, made_of: Any) -> None:
+        """Draw some batches, and read their small leaves: twice as many as before, if those were used."""
+        self._ahead.clear()
+        reader, count = self.reader(), 1
+        if draws_ahead(self.sampler):
+            if reader is not None and self._made_of is not None and self._made_of[2:] == made_of[2:]:
+                count = min(2 * self._count, reader.ahead(size))
+            turn = self.order.turn(count, place)
             draw = self.sampler.draw(self.storage, size, turn)
-            begun = reader.begin(draw, turn)
-            self._ahead.extend(Drawn(draw, part, *one) for part, one in enumerate(begun))
         else:
-            draw = self.sampler.draw(self.storage, size, self.order.at(place).turn())
-            self._ahead.append(Drawn(draw, 0))
-        self._made_of = made_of
+            draw, turn = self._by_user(size, place)
+        self._count = count
+        begun = [(None, None)] if reader is None else reader.begin(draw, turn)
+        for part, (at, columns) in enumerate(begun):
+            self._ahead.append(Drawn(draw.places[part], draw, part, draw.sizes[part], at, columns))
 
-    def _draw_by_user(self, size: int, place: Place) -> Drawn:
+    def _by_user(self, size: int, place: Place) -> tuple[Draw, Turn]:
         """One batch by a ``sample`` of the user's: the order counts it, and gives it a generator."""
-        sampler, storage, order, delivered = self.sampler, self.storage, self.order, self.order.place
+        sampler, order, delivered = self.sampler, self.order, self.order.place
         order.place = place
         try:
             turn = order.turn()
             sampler._rng = turn.generator()
-            rows, info = checked(sampler.sample(storage, size), sampler, storage)
+            rows, info = checked(sampler.sample(self.storage, size), sampler, self.storage)
             after = turn.places[0] if order.place == place else order.place  # a built-in one was called
             after = after._replace(ended=bool(sampler.ran_out))
         finally:
             order.place = delivered
-        draw = Draw(rows, [len(rows)], [after], info)
-        reader = self.reader()
-        return Drawn(draw, 0) if reader is None else Drawn(draw, 0, *reader.begin(draw, turn)[0])
+        return Draw(rows, [len(rows)], [after], info), turn
 
     def reader(self) -> Reader | None:
         """The reader by leaves, made again when the storage has other leaves; None where whole records are read."""
@@ -161,49 +163,57 @@ class Batches:
 
     def at(self, rows: torch.Tensor) -> Any:
         """The batch of these rows, int64 ``[n]``, without a draw."""
-        drawn = Drawn(Draw(rows, [len(rows)], [self.order.place]), 0)
-        reader = self.reader()
-        if reader is not None:
-            drawn.at, drawn.columns = reader.begin(drawn.draw, None)[0]
+        draw, reader = Draw(rows, [len(rows)], [self.order.place]), self.reader()
+        begun = () if reader is None else reader.begin(draw, None)[0]
+        drawn = Drawn(self.order.place, draw, 0, len(rows), *begun)
         return self.finish(drawn, self.read(drawn))
-
-    @property
-    def reads_by_user(self) -> bool:
-        """Whether records are read by a ``get`` of the user's."""
-        return reads_by_get(self.storage)
 
     # -- read --------------------------------------------------------------------------------------------------------
 
     def read(self, drawn: Drawn) -> Any:
         """Copy the rows out of the storage, which must not be written meanwhile."""
-        if drawn.at is not None and drawn.columns is not None:
-            assert self._reader is not None
-            return self._reader.finish(drawn.at, drawn.columns)
-        return self.storage.get(self.storage.coordinates(drawn.alone().rows))
+        if drawn.columns is None:
+            return self.storage.get(self.storage.coordinates(drawn.alone().rows))
+        assert self._reader is not None
+        return self._reader.finish(drawn.size, drawn.at, drawn.columns)
 
     # -- finish ------------------------------------------------------------------------------------------------------
 
     def finish(self, drawn: Drawn, batch: Any, *, ahead: bool = False) -> Any:
         """Make a batch of the rows that were read; ``ahead``: it waits for delivery, while user functions make others."""
-        options = self.options
+        options, chain = self.options, self.transforms.chain
         if options.collate is not None:
             batch = options.collate(batch)
-        elif self.storage.is_list:
-            batch = stack_records(batch)
-        if isinstance(batch, LazyStackedTensorDict):
-            batch = batch.copy()  # otherwise writes to it would reach the records
-        if drawn.columns is None and options.with_info and isinstance(batch, TensorDictBase):
-            batch = self._with_info(drawn, batch)
+        if drawn.columns is None:
+            batch = self._of_records(drawn, batch)
         if options.goals is not None:
             batch = options.goals.relabel(batch)
-        if len(self.transforms):
+        if chain:
             batch = self._transformed(drawn, batch)
-        if ahead and (len(self.transforms) or options.collate is not None):
+        if ahead and (chain or options.collate is not None):
             batch = tree_copied(batch)
         if options.pin_memory or options.device is not None:
             from .devices import to_device
 
             batch = to_device(batch, options.device, options.pin_memory, ahead=ahead)
+        return batch
+
+    def _of_records(self, drawn: Drawn, batch: Any) -> Any:
+        """A batch of whole records, with the sampler's information."""
+        if self.options.collate is None and self.storage.is_list:
+            batch = stack_records(batch)
+        if isinstance(batch, LazyStackedTensorDict):
+            batch = batch.copy()  # otherwise writes to it would reach the records
+        if not self.options.with_info or not isinstance(batch, TensorDictBase):
+            return batch
+        draw = drawn.alone()
+        if draw.slices is not None and draw.slices.padded and isinstance(batch.get("collector", None), torch.Tensor):
+            raise mask_error()
+        info = self.info(drawn, lambda key: entry_at(batch, key)) | {"index": self.storage.index_of(draw.rows)}
+        batch = batch.copy() if batch.is_locked else batch
+        for key, value in info.items():
+            value = value if batch.device is None else value.to(batch.device)
+            batch.set(key, expand_as_right(value, batch) if value.ndim < batch.ndim else value)
         return batch
 
     def _transformed(self, drawn: Drawn, batch: Any) -> Any:
@@ -219,19 +229,6 @@ class Batches:
             batch = batch.copy() if batch.is_locked and held else batch
             for key, value in held.items():
                 batch.set(key, value)
-        return batch
-
-    def _with_info(self, drawn: Drawn, batch: TensorDictBase) -> TensorDictBase:
-        """A batch of whole records with the sampler's information."""
-        draw = drawn.alone()
-        if draw.slices is not None and draw.slices.padded and isinstance(batch.get("collector", None), torch.Tensor):
-            raise mask_error()
-        info = self.info(drawn, lambda key: entry_at(batch, key))
-        info["index"] = self.storage.index_of(drawn.alone().rows)
-        batch = batch.copy() if batch.is_locked else batch
-        for key, value in info.items():
-            value = value if batch.device is None else value.to(batch.device)
-            batch.set(key, expand_as_right(value, batch) if value.ndim < batch.ndim else value)
         return batch
 
     def info(
@@ -274,6 +271,117 @@ class Batches:
         self._ahead.clear()
         if self._queue is not None:
             self._queue.close()
+
+
+# -- reading leaf by leaf ------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads batches leaf by leaf, from a storage with leaves; ``with_info``: with index, weights and the flags of slices.
+
+    Raises UsageError for windows of storages that hold whole records, and as the columns of `windows`.
+    """
+
+    def __init__(self, storage: Storage, around: Around, *, with_info: bool, goals: Any = None) -> None:
+        self.storage, self.around, self._with_info, self._goals = storage, around, with_info, goals
+        self.leaves = storage.leaves()
+        columns = self._columns(around) if goals is None else goals.columns(storage, around, self._columns(around))
+        self._late = [column for column in columns if column.bytes >= SMALL]
+        self._early = [column for column in columns if column.bytes < SMALL]
+        self._names = {name for column in columns for name in column.names}
+        self._small_bytes = sum(column.bytes for column in self._early) + 8
+        self._tail, self._device = storage.batch_tail, storage.device
+        self._rows_are_index = storage.ndim == 1 and not self._tail
+
+    def _columns(self, around: Around) -> list[Column]:
+        if self.leaves is None or (around.names and reads_by_get(self.storage)):
+            kind = type(self.storage).__name__
+            if reads_by_get(self.storage):
+                message = f"frame_stack, n_step and windows read leaf by leaf, and {kind}.get is your own"
+                raise UsageError(message, hint="leave them out, or do in a transform what get() does")
+            message = f"n_step, frame_stack and windows are read leaf by leaf, and a {kind} holds whole records"
+            raise UsageError(
+                message,
+                hint="tensor storages have leaves: TensorDicts, contiguous and of one batch size",
+            )
+        if around.names:
+            from .windows import columns_around
+
+            return columns_around(self.storage, self.leaves, around, with_info=self._with_info)
+        return step_columns(self.storage, self.leaves, with_info=self._with_info)
+
+    def ahead(self, batch_size: int) -> int:
+        """How many batches of this size are worth reading together."""
+        return max(1, min(AHEAD, AHEAD_BYTES // (batch_size * self._small_bytes)))
+
+    def begin(self, draw: Draw, turn: Turn | None) -> list[tuple[At | None, dict[str, torch.Tensor]]]:
+        """Of each batch of a draw its small leaves, by path, and where its steps lie, if large leaves are left to be read."""
+        edges, storage = self.around.edges, self.storage
+        at = At(lambda: storage.timeline(edges), draw.rows, draw.slices, self.around.n_step)
+        if self._goals is not None and turn is not None:
+            self._goals.choose(at, draw, turn)
+        columns: dict[str, torch.Tensor] = {}
+        for column in self._early:
+            columns.update(zip(column.names, column.read(at)))
+        for column in self._late:
+            column.plan(at)
+        if self._with_info:
+            self._add_info(draw, columns)
+        if len(draw.sizes) == 1:
+            return [(at, columns)]
+        # `split` would go through Python in torch: this is done for every leaf of small batches.
+        parts = zip(*(column.split_with_sizes(draw.sizes) for column in columns.values()))
+        ats = at.split(draw.sizes, draw.counts) if self._late else repeat(None)
+        return [(own, dict(zip(columns, part))) for own, part in zip(ats, parts)]
+
+    def _add_info(self, draw: Draw, columns: dict[str, torch.Tensor]) -> None:
+        for key, value in draw.info.items():
+            value = value.clone() if value.ndim else value.repeat(len(draw.rows))
+            name, value = path_of(key), over_tail(value, self._tail)
+            stored = columns.get(name)
+            columns[name] = value if stored is None or self.around.n_step is None else _either(value, stored)
+        if draw.slices is not None:
+            if draw.slices.padded and "collector" in self._names:
+                raise mask_error()
+            columns.update(self.flags(draw, columns))
+        index = draw.rows if self._rows_are_index else over_tail(self.storage.index_of(draw.rows), self._tail)
+        columns["index"] = index.clone()
+
+    def flags(self, draw: Draw, columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The flags of slices by path; those in ``columns`` are written to."""
+        slices = draw.slices
+        assert slices is not None
+
+        def column(key: tuple[str, ...]) -> torch.Tensor | None:
+            found = columns.get("/".join(key))
+            return self.storage.leaf_at(key, draw.rows) if found is None else found
+
+        return {"/".join(key): flag for key, flag in flags_of(slices, column, self._tail).items()}
+
+    def finish(self, size: int, at: At | None, columns: dict[str, torch.Tensor]) -> TensorDict:
+        """The batch of this size, with the large leaves, which are read now."""
+        for column in self._late:
+            assert at is not None
+            columns.update(zip(column.names, column.read(at)))
+        if self._device is not None and self._device.type != "cpu":  # the sampler's information is on the CPU
+            columns = {name: column.to(self._device) for name, column in columns.items()}
+        return nest(columns, (size, *self._tail), self._device)
+
+
+def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """A sampler's flag of the steps drawn, or that of the steps that n-step returns end with."""
+    if stored.dtype != torch.bool:
+        return drawn
+    return drawn.reshape(len(drawn), *[1] * (stored.ndim - 1)).bool() | stored
+
+
+def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
+    """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
+    reader = Reader(storage, around, with_info=False)
+    draw = Draw(steps, [len(steps)], [Place()])
+    return reader.finish(
+        len(steps), *reader.begin(draw, None)[0]
+    ).clone()  # stacks are overlapping views of the same memory
 
 
 def stack_records(records: Any) -> Any:

@@ -20,7 +20,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import is_tensor_collection
 
 from ...errors import (
     PassRestartedWarning,
@@ -39,11 +39,10 @@ from .around import Around
 from .batches import Batches, Options, stack_records
 from .chain import Transforms
 from .order import Order, Place
-from .samplers.sampler import Sampler
-from .samplers.uniform import RandomSampler
+from .samplers.sampler import RandomSampler, Sampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import index_error
-from .storages.storage import Storage
+from .storages.storage import Storage, reads_by_get
 from .storages.trees import tree_copied, tree_map
 from .timeline import path_of
 from .writers import ImmutableDatasetWriter, RoundRobinWriter, Writer
@@ -251,8 +250,8 @@ class ReplayBuffer:
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw one batch, or ``(batch, info)``.
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        """Draw one batch, or ``(batch, info)``; ``include_info=False`` leaves the sampler's information out of the batch.
 
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
@@ -264,7 +263,12 @@ class ReplayBuffer:
             finish, drawn = batches.next(size, ahead=size == self.batch_size)
         batch = finish()
         self._last.place = drawn.place
-        return (batch, batches.info(drawn)) if return_info else batch
+        if not return_info and include_info is not False:
+            return batch
+        info = batches.info(drawn)
+        if include_info is False and self._with_info:
+            batch = batch.exclude(*info)
+        return (batch, info) if return_info else batch
 
     def _size(self, batch_size: int) -> int:
         size = check_batch_size(batch_size)
@@ -400,7 +404,7 @@ class ReplayBuffer:
             data = collate(data)
         elif storage.is_list and isinstance(data, list):
             data = stack_records(data)
-        if len(self.transform):
+        if self.transform.chain:
             data = self.transform(tree_copied(data))  # which may write to it
         return data
 
@@ -443,22 +447,6 @@ class ReplayBuffer:
                 index = torch.unravel_index(rows, storage.shape)
             storage[index] = value
 
-    def set_(self, key: Any, value: Any) -> Self:
-        """Change a leaf of all records, as they are stored: ``[*storage.shape, ...]``, without transforms."""
-        return self.set_at_(key, value, slice(None))
-
-    def set_at_(self, key: Any, value: Any, index: Any) -> Self:
-        """Change a leaf of the records at ``index``, as they are stored."""
-        with self._writing():
-            self.storage[index] = self._with_column(self.storage[index], key, value, 0)
-        return self
-
-    def update_(self, input_dict_or_td: Any) -> Self:
-        """Change the given leaves of all records; values are copied."""
-        for key, value in TensorDict(input_dict_or_td, []).items(True, True):
-            self.set_(key, value)
-        return self
-
     def _with_column(self, records: Any, key: Any, value: Any, dim: int) -> Any:
         """Records with another column. Raises UnknownKeyError, and SchemaError for values that do not fit."""
         if not is_tensor_collection(records):
@@ -476,11 +464,11 @@ class ReplayBuffer:
         return records.copy().set(key, column)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the lock, once the threads have finished their reads."""
+    def _writing(self) -> Iterator[tuple[Storage, Sampler]]:
+        """Hold the lock, once the threads have finished their reads; with the storage and the sampler."""
         with self._lock:
             self._batches.wait_for_reads()
-            yield
+            yield self._batches.storage, self._batches.sampler
 
     def add(self, data: Any) -> Any:
         """Write one record; returns its row (an int; None if the writer does not keep the record).
@@ -494,17 +482,17 @@ class ReplayBuffer:
                 "extend() writes a record for each of its rows"
             )
             self._warn_once(message, 4)
-        if len(self.transform):
+        if self.transform.chain:
             # Transforms are written for batches with a time dimension.
             data = self.transform.inv(data.unsqueeze(-1) if nested else data)
             if data is None:
                 return None
             data = data.squeeze(-1) if nested else data
-        with self._writing():
-            index = self.writer.add(data)
+        with self._writing() as (storage, sampler):
+            index = self._writer_.add(data)
             if index is not None:
-                self.sampler.mark_update(index, storage=self.storage)
-                self.sampler.add(index)
+                sampler.mark_update(index, storage=storage)
+                sampler.add(index)
             return index
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
@@ -514,18 +502,20 @@ class ReplayBuffer:
         tree of columns: record i has their i-th elements. If there are more records than room, the newest stay. Raises
         SchemaError if keys, shapes or dtypes differ from the stored ones, ReadOnlyError if the buffer is read-only.
         """
-        data = self.transform.inv(as_list(data))
-        if data is None:
-            return torch.zeros((0, self.storage.ndim), dtype=torch.int64, device="cpu")
-        with self._writing():
-            if dim := self._swapped_dim:
+        data = as_list(data)
+        if self.transform.chain:
+            data = self.transform.inv(data)
+            if data is None:
+                return torch.zeros((0, self.storage.ndim), dtype=torch.int64, device="cpu")
+        with self._writing() as (storage, sampler):
+            if storage.ndim > 1 and (dim := self.dim_extend):
                 try:
                     data = tree_map(lambda part: part.transpose(0, dim), data)
                 except (ValueError, IndexError) as error:
                     raise SchemaError(f"the data have no dimension {dim} (dim_extend)") from error
-            index = self.writer.extend(data)
-            self.sampler.mark_update(index, storage=self.storage)
-            self.sampler.extend(index)
+            index = self._writer_.extend(data)
+            sampler.mark_update(index, storage=storage)
+            sampler.extend(index)
             return index
 
     def update_priority(self, index: Any, priority: Any) -> None:
@@ -680,7 +670,7 @@ class ReplayBuffer:
     def _runs_own_code(self) -> bool:
         """Whether a batch may lie in memory that the user's code reuses for the next batch."""
         now = self._batches
-        return bool(len(now.transforms)) or now.options.collate is not None or now.reads_by_user
+        return bool(now.transforms.chain) or now.options.collate is not None or reads_by_get(now.storage)
 
     def _one_pass(self) -> Any:
         """The pass that batches make; None if they are endless."""

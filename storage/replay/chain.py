@@ -41,10 +41,10 @@ class Inverted:
 
 
 class Transforms(Saved):
-    """A chain of transforms."""
+    """A ``chain`` of transforms."""
 
     def __init__(self, *transforms: Any) -> None:
-        self._chain: list[Any] = []
+        self.chain: list[Any] = []
         for transform in transforms:
             self.append(transform)
 
@@ -57,43 +57,43 @@ class Transforms(Saved):
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add at the end: applied last when sampling, first when writing."""
-        self.insert(len(self._chain), transform, invert=invert)
+        self.insert(len(self.chain), transform, invert=invert)
 
     def insert(self, place: int, transform: Any, *, invert: bool = False) -> None:
         """Add before the transform at ``place``. Raises UsageError for objects that cannot be called, and invalid places."""
         if not callable(transform):
             raise UsageError(f"a transform is something to be called with a batch, not a {type(transform).__name__}")
-        if not -len(self._chain) <= place <= len(self._chain):
-            raise UsageError(f"there is no place {place} among {len(self._chain)} transforms")
+        if not -len(self.chain) <= place <= len(self.chain):
+            raise UsageError(f"there is no place {place} among {len(self.chain)} transforms")
         if isinstance(transform, torch.nn.Module):
             transform.eval()
-        chain = self._chain.copy()  # batches that are being made keep the old chain
+        chain = self.chain.copy()  # batches that are being made keep the old chain
         chain.insert(place, Inverted(transform) if invert else transform)
-        self._chain = chain
+        self.chain = chain
 
     def __call__(self, batch: Any) -> Any:
-        if self._chain and isinstance(batch, LazyStackedTensorDict):
+        if self.chain and isinstance(batch, LazyStackedTensorDict):
             batch = _dense(batch)
-        for transform in self._chain:
+        for transform in self.chain:
             batch = _forward(transform, batch)
         return batch
 
     def inv(self, data: Any) -> Any:
         """The data to write; None if a transform withholds them."""
-        for transform in reversed(self._chain):
+        for transform in reversed(self.chain):
             data = _inverse(transform, data)
             if data is None:
                 return None
         return data
 
     def __len__(self) -> int:
-        return len(self._chain)
+        return len(self.chain)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._chain)
+        return iter(self.chain)
 
     def __getitem__(self, place: int) -> Any:
-        return self._chain[place]
+        return self.chain[place]
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -124,13 +124,13 @@ class Transforms(Saved):
                 raise UsageError(f"the state does not fit transform {place}: {reason(error)}") from error
 
     def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
-        for place, transform in enumerate(self._chain):
+        for place, transform in enumerate(self.chain):
             module = transform.transform if isinstance(transform, Inverted) else transform
             if isinstance(module, torch.nn.Module):
                 yield place, module
 
     def __repr__(self) -> str:
-        return f"Transforms({', '.join(map(repr, self._chain))})"
+        return f"Transforms({', '.join(map(repr, self.chain))})"
 
 
 def _dense(batch: LazyStackedTensorDict) -> Any:

@@ -1,11 +1,9 @@
 """How a batch is read: column by column, one gather for each leaf.
 
 A `Column` reads the leaves of one stored leaf for the steps of a draw, whose places in time `At` computes when a column asks
-for them. Those of small rows are read for several batches at once, since a call costs more than their bytes; those of large
-rows batch by batch. Batches do not share memory with the storage, nor do the leaves of a batch with each other.
+for them. Batches do not share memory with the storage, nor do the leaves of a batch with each other.
 
-`reading` has the reader that does this. This module has the columns of single steps, `windows` those that read rows around a
-step: stacks, n-step returns, windows by key.
+This module has the columns of single steps, `windows` those that read rows around a step: stacks, n-step returns and windows.
 """
 
 from __future__ import annotations
@@ -39,19 +37,14 @@ class At:
         slices: Slices | None = None,
         n_step: int | None = None,
     ) -> None:
-        self.rows, self.size, self.slices, self.n_step = rows, len(rows), slices, n_step
-        self._timeline = timeline
+        self.rows, self.size, self.slices, self.n_step, self._timeline = rows, len(rows), slices, n_step, timeline
         self._known: dict[str, Any] = {}
         self._starts: At | None = None
+        #: The slices, if rows can be read as windows of their length.
+        self.whole: Slices | None = None
         if slices is not None:
             self._known["position"] = slices.positions
-
-    @classmethod
-    def of_size(cls, size: int) -> At:
-        """A batch of which nothing more is read."""
-        at = object.__new__(cls)
-        at.size = size
-        return at
+            self.whole = slices if slices.length > 1 and slices.whole else None
 
     @property
     def timeline(self) -> Timeline:
@@ -97,11 +90,6 @@ class At:
         return self.rows if self.n_step is None else self.kept("last_rows", lambda: self.timeline.rows(self.last))
 
     @property
-    def whole(self) -> Slices | None:
-        """The slices, if rows can be read as windows of their length."""
-        return self.slices if self.slices is not None and self.slices.length > 1 and self.slices.whole else None
-
-    @property
     def starts(self) -> At:
         """Where the first steps of the slices lie."""
         if self._starts is None:
@@ -117,16 +105,9 @@ class At:
         slices: Sequence[Slices | None] = [None] * len(sizes) if self.slices is None else self.slices.split(counts)
         found = []
         for part, own in zip(rows, slices):
-            at = object.__new__(At)
-            at.rows, at.size, at.slices, at.n_step, at._timeline, at._starts = (
-                part,
-                len(part),
-                own,
-                self.n_step,
-                self._timeline,
-                None,
-            )
-            at._known = {}
+            at = object.__new__(At)  # without the positions of the slices, which are known
+            at.rows, at.size, at.slices, at.n_step, at._timeline = part, len(part), own, self.n_step, self._timeline
+            at._known, at._starts, at.whole = {}, None, own if self.whole is not None else None
             found.append(at)
         for name, value in self._known.items():
             parts = value.split(sizes) if isinstance(value, Windows) else value.split_with_sizes(list(sizes))

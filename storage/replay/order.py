@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,13 +127,9 @@ class Order:
             return cls(int(torch.randint(1 << 62, (), generator=generator, device="cpu")), rank, world_size)
         return cls(draw_seed() if seed is None else whole_number("seed", seed, 0, WORD), rank, world_size)
 
-    def at(self, place: Place) -> Order:
-        """The same order at another place: draws made ahead do not move the order itself."""
-        return self if place == self.place else Order(self.seed, self.rank, self.world, place, self.stride)
-
-    def turn(self, count: int = 1) -> Turn:
-        """The numbers of the next ``count`` draws."""
-        return Turn(self, count)
+    def turn(self, count: int = 1, place: Place | None = None) -> Turn:
+        """The numbers of ``count`` draws from ``place`` on, by default the present one; the order does not move."""
+        return Turn(self, self.place if place is None else place, count)
 
     def begin_pass(self) -> None:
         """Leave the rest of the pass that is under way, if any."""
@@ -154,8 +151,8 @@ class Order:
         self.place = place
         return bool(count) and place.ended
 
-    def steps(self, one_pass: Pass, count: int) -> list[tuple[Place, int, Place]]:
-        """Up to ``count`` batches of one pass: the place before each, the rows that it takes, and the place after it.
+    def steps(self, one_pass: Pass, place: Place, count: int) -> list[tuple[Place, int, Place]]:
+        """Up to ``count`` batches of a pass from a place on: the place before each, its rows, and the place after it.
 
         Raises SamplingError where ``drop_last`` leaves no batch.
         """
@@ -165,7 +162,7 @@ class Order:
                 f"a batch of {each} cannot be drawn from {size // self.world} without replacement and a short batch"
             )
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
-        place = self._begun(self.place, one_pass)
+        place = self._begun(place, one_pass)
         found: list[tuple[Place, int, Place]] = []
         while len(found) < count:
             before, place = place, self._after(place, one_pass)
@@ -219,16 +216,16 @@ class Turn:
     after each batch; fewer than ``count`` where a pass ends.
     """
 
-    def __init__(self, order: Order, count: int) -> None:
-        self.order, self.count = order, count
-        place, stride = order.place, order.stride
-        self._first, self._key, self._calls = place.number, hashed(order.seed, order.rank), 0
-        self.places = [Place(place.number + stride * drawn, *place[1:4]) for drawn in range(1, count + 1)]
+    def __init__(self, order: Order, place: Place, count: int) -> None:
+        self.order, self.count, self._place, self._calls = order, count, place, 0
+        self._key = hashed(order.seed, order.rank)
+        numbers = range(place.number + order.stride, place.number + order.stride * (count + 1), order.stride)
+        self.places = list(map(Place, numbers, repeat(place.passed), repeat(place.taken), repeat(place.rows)))
 
     def _bits(self, each: int) -> np.ndarray:
         """uint64 ``[count * each]``."""
-        first = np.uint64((self._key + self._first * GOLDEN) & WORD)
-        keys = mix(first + _multiples(self.count) * np.uint64(self.order.stride))
+        stride = np.uint64(self.order.stride)
+        keys = mix(np.uint64((self._key + self._place.number * GOLDEN) & WORD) + _multiples(self.count) * stride)
         self._calls += 1
         keys ^= np.uint64(hashed(self._calls))
         return mix((keys[:, None] + _multiples(each)).reshape(-1))
@@ -261,7 +258,7 @@ class Turn:
         ``permute(size, seed)`` returns the order of a pass, as a function of places; None: as they are.
         """
         order = self.order
-        steps = order.steps(one_pass, self.count)
+        steps = order.steps(one_pass, self._place, self.count)
         self.sizes, self.places, self.count = [step[1] for step in steps], [step[2] for step in steps], len(steps)
         sizes, ends = np.array(self.sizes), np.cumsum(self.sizes)
         begin = np.array([step[0].taken for step in steps]) + order.rank
@@ -273,7 +270,7 @@ class Turn:
 
     def generator(self) -> torch.Generator:
         """A generator of torch's for the first of these draws."""
-        seed = hashed(self._key, self._first, 2)
+        seed = hashed(self._key, self._place.number, 2)
         return torch.Generator(device="cpu").manual_seed(seed >> 1)
 
 

@@ -63,7 +63,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.priority_key = priority_key
 
     def add(self, data: Any) -> Any:
-        priority = self._priority(self._tensordict(data), self.storage.ndim - 1)
+        if not isinstance(data, TensorDictBase):
+            raise self._refused(data)
+        priority = self._priority(data, self.storage.ndim - 1)
         index = super().add(data)
         if index is not None and priority is not None:
             self.update_priority([index] if isinstance(index, int) else index, priority)
@@ -74,21 +76,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises SchemaError or SamplingError for invalid priorities, before anything is written.
         """
-        data = as_list(data)
-        data = self._tensordict(as_batch(data) if isinstance(data, list) else data)
-        priority = self._priority(data, self.storage.ndim) if update_priority is not False else None
+        data = self._tensordict(data)
+        if not self._batches.sampler.has_priorities or update_priority is False:
+            return super().extend(data)
+        priority = self._priority(data, self.storage.ndim)
         index = super().extend(data)
         if priority is not None:
             self._set_priorities(index, priority)
         return index
-
-    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """As `ReplayBuffer.sample`; ``include_info=False`` leaves the sampler's information out of the batch."""
-        if include_info is not False:
-            return super().sample(batch_size, return_info)
-        batch, info = super().sample(batch_size, True)
-        batch = batch.exclude(*info)
-        return (batch, info) if return_info else batch
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """As `ReplayBuffer.__setitem__`; records without ``index`` keep the stored ``index``."""
@@ -105,10 +100,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__setitem__(index, value)
 
     def _tensordict(self, data: Any) -> TensorDictBase:
+        """Records as one TensorDict. Raises SchemaError for anything else."""
+        if isinstance(data, TensorDictBase):
+            return data
+        data = as_list(data)
+        data = as_batch(data) if isinstance(data, list) else data
         if not isinstance(data, TensorDictBase):
-            message = f"a {type(self).__name__} takes TensorDicts, not a {type(data).__name__}"
-            raise SchemaError(message, hint="a ReplayBuffer takes anything")
+            raise self._refused(data)
         return data
+
+    def _refused(self, data: Any) -> SchemaError:
+        message = f"a {type(self).__name__} takes TensorDicts, not a {type(data).__name__}"
+        return SchemaError(message, hint="a ReplayBuffer takes anything")
 
     def _priority(self, data: TensorDictBase, dims: int) -> torch.Tensor | None:
         """One priority per row, ``[n]``, in the order of writing; ``dims`` leading dimensions of the data count rows. None if

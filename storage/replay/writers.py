@@ -103,16 +103,22 @@ class RoundRobinWriter(Writer):
         return cursor if single and self._storage.ndim == 1 else self._index_of(rows)
 
     def extend(self, data: Any) -> torch.Tensor:
-        count = count_records(data)
+        storage, count = self._storage, count_records(data)
         if not count:
             raise SchemaError("extend was given no records")
-        storage = self._storage
         capacity, cursor = storage.capacity_for(data), self.cursor
         rows = torch.arange(cursor, cursor + count, device="cpu")
         if cursor + count <= capacity:
-            return self._write(slice(cursor, cursor + count), data, rows)
-        rows %= capacity
-        data = self._with_index(data, rows)
+            storage.set(slice(cursor, cursor + count), self._with_index(data, rows))
+        else:
+            rows %= capacity
+            self._extend_around(self._with_index(data, rows), count, cursor, capacity)
+        self.write_count += count
+        return rows if storage.ndim == 1 else self._index_of(rows)
+
+    def _extend_around(self, data: Any, count: int, cursor: int, capacity: int) -> None:
+        """Write records past the end of the ring, as runs of consecutive rows."""
+        storage = self._storage
         at = max(0, count - capacity)  # records before these would be overwritten by later ones of the same batch
         runs: list[tuple[int, int, int]] = []  # (row, first record, after the last), in order of time
         while at < count:
@@ -127,8 +133,6 @@ class RoundRobinWriter(Writer):
         storage.seek((cursor + count) % capacity)
         if count >= capacity:  # every row is of this batch
             storage.in_order = True
-        self.write_count += count
-        return self._index_of(rows)
 
     def _with_index(self, data: Any, rows: torch.Tensor) -> Any:
         return data

@@ -17,7 +17,7 @@ import numpy as np
 from ..draw import Draw
 from ..order import Permutation, Turn, hashed
 from ..storages.storage import Storage
-from .uniform import SamplerWithoutReplacement
+from .sampler import SamplerWithoutReplacement
 
 #: Groups in a pool.
 POOL = 8

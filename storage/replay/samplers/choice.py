@@ -7,8 +7,7 @@ from typing import Any
 from ....errors import UsageError
 from ...dataset import Dataset
 from ...keywords import goes_with
-from .sampler import Sampler
-from .uniform import RandomSampler, SamplerWithoutReplacement
+from .sampler import RandomSampler, Sampler, SamplerWithoutReplacement
 
 
 def choose_sampler(

@@ -48,7 +48,6 @@ class PrioritizedSampler(Sampler):
     """
 
     has_priorities = True
-    _changes = 0  # of priorities
 
     def __init__(
         self,
@@ -75,10 +74,6 @@ class PrioritizedSampler(Sampler):
         self._known_rows = 0  # rows known to have a priority
         self._marked: Any = None  # the index that `mark_update` got last
         self._tree = SumTree(max_capacity)
-
-    @property
-    def version(self) -> Any:
-        return self._version, self._changes
 
     # -- priorities --------------------------------------------------------------------------------------------------
 
@@ -134,7 +129,7 @@ class PrioritizedSampler(Sampler):
         """Store priorities (float64 ``[n]``) of rows (int64 ``[n]``)."""
         self._priorities.numpy()[rows] = values
         self._tree.update(rows, self._raised(values))
-        self._changes += 1
+        self.__dict__["version"] = self.version + 1
 
     def _raised(self, priorities: Any) -> Any:
         """The values of the tree for priorities: (p + eps)^alpha."""
@@ -142,7 +137,7 @@ class PrioritizedSampler(Sampler):
 
     def _refill(self) -> None:
         self._tree.fill(torch.where(self._priorities.isnan(), 0.0, self._raised(self._priorities)))
-        self._changes += 1
+        self.__dict__["version"] = self.version + 1
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give rows the priority of new records; rows of -1 are skipped.

@@ -1,26 +1,29 @@
-"""The base of samplers: which records the next batch has.
+"""Samplers: which records the next batch has. The base class, and the uniform ones.
 
 A buffer calls ``sample(storage, batch_size)``, which returns an index and the sampler's information about each record. A
 sampler of your own defines or overrides it, and draws from ``self._rng``, a generator of torch's that the seed and the number
 of the batch determine.
 
 The built-in samplers define ``draw`` instead, a pure function of the storage's contents and of a `Turn` of the order: it draws
-several batches at once, and what is drawn ahead needs never to be taken back.
+several batches at once, and what is drawn ahead needs never to be taken back. It uses the length of a storage and its episodes,
+never its data, so the cost of a draw does not depend on the size of the data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import Signature, signature
 from typing import Any
 
+import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
 from ..draw import Draw, flags_of
-from ..order import Order, Pass, Turn, draw_seed
+from ..order import Order, Pass, Permutation, Turn, draw_seed
 from ..saved import Saved
 from ..storages.rows import whole_numbers
-from ..storages.storage import Storage
+from ..storages.storage import Storage, require_records
 from ..timeline import Key, entry_key
 
 
@@ -46,7 +49,9 @@ class Sampler(Saved, metaclass=_Variants):
     #: The generator of the next batch, for a `sample` of your own.
     _rng: torch.Generator | None = None
     _order: Order | None = None
-    _version = 0
+    #: Grows when an attribute is assigned, or a priority changes: what was drawn ahead is then drawn again.
+    version = 0
+    _assigned = 0  # attributes so far
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -57,7 +62,7 @@ class Sampler(Saved, metaclass=_Variants):
         before = self.__dict__.get(name)
         object.__setattr__(self, name, value)
         if not name.startswith("_"):
-            self.__dict__["_version"] = self._version + 1
+            self.__dict__.update(version=self.version + 1, _assigned=self._assigned + 1)
             try:
                 self._check()
             except UsageError:
@@ -66,11 +71,6 @@ class Sampler(Saved, metaclass=_Variants):
 
     def _check(self) -> None:
         """Raise UsageError for an attribute that was assigned a wrong value."""
-
-    @property
-    def version(self) -> int:
-        """Grows when an attribute is assigned, or a priority changes: what was drawn ahead is then drawn again."""
-        return self._version
 
     @property
     def order(self) -> Order:
@@ -155,6 +155,62 @@ class Sampler(Saved, metaclass=_Variants):
 
 
 Sampler.__signature__ = Signature()  # type: ignore[attr-defined]
+
+
+class RandomSampler(Sampler):
+    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
+
+    def __init__(self, *, replacement: bool = True) -> None: ...
+
+    def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
+        rows = turn.below(require_records(storage), batch_size)
+        return Draw(torch.from_numpy(rows), [batch_size] * turn.count, turn.places)
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Every step once a pass. The last batch is short, or with ``drop_last`` left out; the next one begins a new pass.
+
+    A batch larger than the data is the whole pass; with ``drop_last`` it raises SamplingError. ``shuffle=False`` keeps the
+    order of the rows.
+    """
+
+    endless = False
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last, self.shuffle = drop_last, shuffle
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "shuffle" and self._order is not None and value != self.__dict__.get(name):
+            self._order.begin_pass()  # the rest of the pass would be in another order
+        super().__setattr__(name, value)
+
+    def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
+        one_pass = self.one_pass(storage, batch_size)
+        rows = turn.take(one_pass, self.permutation if self.shuffle else None)
+        return Draw(torch.from_numpy(rows), turn.sizes, turn.places)
+
+    def one_pass(self, storage: Storage, batch_size: int) -> Pass:
+        return Pass(require_records(storage), batch_size, bool(self.drop_last))
+
+    def permutation(self, size: int, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+        """The order of a pass."""
+        return Permutation(size, seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order.state_dict(), "drop_last": bool(self.drop_last), "shuffle": bool(self.shuffle)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not {"order", "drop_last", "shuffle"}.issubset(state):
+            raise UsageError(f"the state is not that of a {type(self).__name__}")
+        self.order.load_state_dict(state["order"])
+        self.drop_last, self.shuffle = state["drop_last"], state["shuffle"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"
+
+
+RandomSampler._without_replacement = SamplerWithoutReplacement  # type: ignore[attr-defined]
+SamplerWithoutReplacement._without_replacement = SamplerWithoutReplacement  # type: ignore[attr-defined]
 
 
 def draws_ahead(sampler: Sampler) -> bool:

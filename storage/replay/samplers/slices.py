@@ -24,8 +24,7 @@ from ..draw import Draw, Slices
 from ..order import Pass, Turn
 from ..storages.storage import Storage, require_records
 from ..timeline import Edges, Timeline, as_key
-from .sampler import Sampler
-from .uniform import SamplerWithoutReplacement
+from .sampler import Sampler, SamplerWithoutReplacement
 
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | Sequence[bool | int]
@@ -117,7 +116,7 @@ class SliceSampler(Sampler):
 
     def _settings(self) -> tuple[Edges, tuple[bool | int, bool | int]]:
         """The edges of episodes and both spans, as the attributes say now. Raises UsageError for those that contradict."""
-        if self._checked is not None and self._checked[0] == self._version:
+        if self._checked is not None and self._checked[0] == self._assigned:
             return self._checked[1:]
         if (self.slice_len is None) == (self.num_slices is None):
             raise UsageError("give either slice_len or num_slices")
@@ -138,7 +137,7 @@ class SliceSampler(Sampler):
         ends = self.end_keys or (() if self.end_key is None else (self.end_key,))
         traj_key = None if self.traj_key is None else as_key(self.traj_key)
         edges = Edges(traj_key, tuple(map(as_key, ends)), self.ends, self.trajectories)
-        self._checked = (self._version, edges, span)
+        self._checked = (self._assigned, edges, span)
         return edges, span
 
     def _spans(self) -> tuple[bool | int, bool | int]:
@@ -179,7 +178,7 @@ class SliceSampler(Sampler):
         require_records(storage)
         edges, span = self._settings()
         timeline = storage.timeline(edges)
-        known = (self._version, length)
+        known = (self._assigned, length)
         if self._pool is None or self._pool[0] != known or self._pool[1].timeline is not timeline:
             pool = EpisodePool(timeline, length, self.strict_length, span, self._cut_short)
             if self.traj_key is None and timeline.traj_key is not None:  # as TorchRL notes what it found

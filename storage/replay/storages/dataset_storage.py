@@ -27,6 +27,7 @@ class DatasetStorage(Storage):
     """
 
     immutable = True
+    version = 0
     keys: tuple[str, ...]
 
     def __init__(
@@ -38,7 +39,7 @@ class DatasetStorage(Storage):
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         self.source = self.dataset if source is None else source
         super().__init__(max(1, len(self.dataset)))
-        self._steps = len(self.dataset)
+        self.filled = len(self.dataset)
         self._rows = dict(self.dataset.rows)
         self.keys = tuple(self.dataset.schema.names if keys is None else self._chosen(keys))
         self._whole: Timeline | None = None
@@ -59,13 +60,12 @@ class DatasetStorage(Storage):
         stored = [name if name in of_source else name.removeprefix("next/") for name in wanted]
         return [name for name in dict.fromkeys(stored) if name in of_source]
 
-    @property
-    def filled(self) -> int:
-        return self._steps
+    def __len__(self) -> int:
+        return self.filled
 
     @property
     def newest(self) -> int:  # type: ignore[override]
-        return self._steps - 1
+        return self.filled - 1
 
     @property
     def oldest(self) -> int:
@@ -96,7 +96,7 @@ class DatasetStorage(Storage):
 
     def timeline(self, edges: Edges) -> Timeline:
         if self._whole is None:
-            self._whole = Timeline(self.dataset._starts, self._steps)
+            self._whole = Timeline(self.dataset._starts, self.filled)
         if edges.usual and (edges.traj_key is None or "/".join(edges.traj_key) not in self.dataset.manifest.schema):
             return self._whole
         found = super().timeline(edges)
@@ -113,7 +113,7 @@ class DatasetStorage(Storage):
     def state_dict(self) -> dict[str, Any]:
         """The name of the dataset; its data stay where they are."""
         manifest = self.source.manifest
-        return {"id": self.source.id, "steps": self._steps, "episodes": manifest.episodes, "content": manifest.content}
+        return {"id": self.source.id, "steps": self.filled, "episodes": manifest.episodes, "content": manifest.content}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UsageError for the state of another dataset."""

@@ -29,11 +29,8 @@ class EpisodeStorage(DatasetStorage):
         self._starts = self.dataset._starts
         lengths = self._starts.diff()
         self.longest = int(lengths.max()) if len(lengths) else 0
-        self.max_size = max(1, len(lengths))
-
-    @property
-    def filled(self) -> int:
-        return len(self._starts) - 1
+        self.filled, self.max_size = len(lengths), max(1, len(lengths))
+        self.capacity = self.max_size
 
     @property
     def batch_tail(self) -> tuple[int, ...]:

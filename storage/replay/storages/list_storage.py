@@ -40,7 +40,7 @@ class ListStorage(Storage):
             self._device = check_device(device)
 
     @property
-    def filled(self) -> int:
+    def filled(self) -> int:  # type: ignore[override]
         return len(self._records)
 
     @property

@@ -74,11 +74,11 @@ class LazyMemmapStorage(LazyTensorStorage):
     # -- counters, in a file -----------------------------------------------------------------------------------------
 
     @property
-    def _len(self) -> int:
+    def filled(self) -> int:  # type: ignore[override]
         return int(self._counts[0])
 
-    @_len.setter
-    def _len(self, rows: int) -> None:
+    @filled.setter
+    def filled(self, rows: int) -> None:
         self._counts[0] = rows
 
     @property

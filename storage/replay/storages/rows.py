@@ -172,8 +172,12 @@ def numbers_in(rows: slice | torch.Tensor) -> torch.Tensor:
     return torch.arange(rows.start, rows.stop, device="cpu") if isinstance(rows, slice) else rows
 
 
-def check_no_gap(rows: torch.Tensor, filled: int, capacity: int) -> None:
+def check_no_gap(rows: slice | torch.Tensor, filled: int, capacity: int) -> None:
     """Raise SchemaError for rows beyond the capacity, or if rows never written would lie before those to be written."""
+    if isinstance(rows, slice):
+        if rows.start <= filled and rows.stop <= capacity:
+            return
+        rows = numbers_in(rows)
     if not len(rows):
         return
     if int(rows.max()) >= capacity:

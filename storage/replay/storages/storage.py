@@ -46,9 +46,15 @@ class Storage(Saved):
     in_order = True
     #: The row along the first dimension that was written last, -1 if none was.
     newest = -1
+    #: Rows along the first dimension that hold data.
+    filled: int
+    #: Rows for each row along the first dimension.
+    width = 1
 
     def __init__(self, max_size: int, *, ndim: int = 1, compilable: bool = False) -> None:
         self.max_size: int = whole_number("max_size", max_size, 1)
+        #: The maximum number of rows along the first dimension.
+        self.capacity = self.max_size
         self.ndim: int = whole_number("ndim", ndim, 1)
         self._version = 0
         self._timelines: dict[Edges, tuple[Any, Timeline]] = {}
@@ -59,11 +65,6 @@ class Storage(Saved):
     def version(self) -> Any:
         """Changes with the contents."""
         return self._version
-
-    @property
-    def filled(self) -> int:
-        """Rows along the first dimension that hold data."""
-        raise NotImplementedError
 
     def get(self, index: Any) -> Any:
         """Rows: an int, slice, sequence, tensor, or a tuple of one tensor for each dimension."""
@@ -90,19 +91,9 @@ class Storage(Saved):
     # -- derived -----------------------------------------------------------------------------------------------------
 
     @property
-    def width(self) -> int:
-        """Number of rows for each row along the first dimension."""
-        return 1
-
-    @property
     def shape(self) -> torch.Size:
         """The rows that hold data, ``[filled, *further dimensions]``."""
         return torch.Size([self.filled])
-
-    @property
-    def capacity(self) -> int:
-        """The maximum number of rows along the first dimension."""
-        return self.max_size
 
     def capacity_for(self, batch: Any) -> int:
         """The capacity once a batch ``[n, ...]`` is written; the first batch determines the width of the storage."""
@@ -141,20 +132,21 @@ class Storage(Saved):
         """The row along the first dimension that is first in time."""
         return self.cursor if self.is_full else 0
 
-    def _note_write(self, rows: torch.Tensor, before: int, set_cursor: bool) -> None:
-        """Note that these rows (along the first dimension) were written, when ``before`` of them were filled."""
+    def _note_write(self, rows: slice | torch.Tensor, before: int, set_cursor: bool) -> None:
+        """Note that rows (as `written_rows` returns them) were written, when ``before`` of them were filled."""
         self._version += 1
-        if not len(rows):
-            return
-        follows = int(rows[0]) == (self.cursor if before else 0)
-        consecutive = len(rows) == 1 or bool((rows.diff() % self.capacity == 1).all())
-        changed_in_place = not set_cursor and int(rows.max()) < before
-        if not changed_in_place:
-            covers_all = len(rows) >= self.filled
-            self.in_order = consecutive and (covers_all or (self.in_order and follows))
+        if isinstance(rows, slice):
+            count, first, last, end = rows.stop - rows.start, rows.start, rows.stop - 1, rows.stop
+            consecutive = True
+        else:
+            count, first, last, end = len(rows), int(rows[0]), int(rows[-1]), int(rows.max()) + 1
+            consecutive = count == 1 or bool((rows.diff() % self.capacity == 1).all())
+        if set_cursor or end > before:  # else records were changed in place
+            follows = first == ((self.newest + 1) % self.capacity if before else 0)
+            self.in_order = consecutive and (count >= self.filled or (self.in_order and follows))
         if set_cursor or before == 0:
-            self.newest = int(rows[-1])
-        elif not changed_in_place and self.filled > before:
+            self.newest = last
+        elif self.filled > before:
             self.newest = self.filled - 1
 
     def column(self, key: Key) -> torch.Tensor | None:

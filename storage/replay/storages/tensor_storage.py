@@ -8,6 +8,7 @@ no tensors are refused: a `ListStorage` takes any object.
 from __future__ import annotations
 
 import warnings
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,12 @@ from ...codecs.codec import Rows
 from ...row_index import row_index
 from ..devices import check_device
 from ..timeline import Key, path_of
-from .rows import check_no_gap, index_error, is_number, leaves_of, numbers_in, written_rows
+from .rows import check_no_gap, index_error, is_number, leaves_of, written_rows
 from .storage import Storage
 from .trees import as_batch, check_tensors, columns_of, rows_of, tree_copied, tree_map
+
+#: How often torch has seen a tensor change in place.
+_changes = attrgetter("_version")
 
 
 class TensorStorage(Storage):
@@ -41,20 +45,22 @@ class TensorStorage(Storage):
         super().__init__(max_size, ndim=ndim, compilable=compilable)  # type: ignore[arg-type]
         self._device = None if device in (None, "auto") else check_device(device)
         self._storage: Any = None
-        self._len, self._rows, self._warned = 0, torch.Size(), False
+        self._rows, self._warned = torch.Size(), False  # along all dimensions that count as rows
         self._leaves: dict[str, Rows] | None = None
+        self.filled = 0
         if storage is not None:
             if self._device is not None and device != "cpu":
                 storage = tree_map(lambda part: part.to(self._device), storage)
             self._take_over(storage)
-            self._len, self.newest = self.capacity, self.capacity - 1
+            self.filled, self.newest = self.capacity, self.capacity - 1
 
     def _take_over(self, data: Any) -> None:
         """Make tensors the memory of the storage."""
         self._storage, self._rows = data, rows_of(data, self.ndim)
-        self.max_size = self._rows.numel()
+        self.max_size, self.capacity, self.width = self._rows.numel(), self._rows[0], self._rows[1:].numel()
         self._leaves = leaves_of(data, self.ndim)
-        self._columns = dict(columns_of(data))
+        self._columns = columns_of(data)
+        self._counted = [column for column in self._columns.values() if not column.is_inference()]
         self._version += 1
 
     @property
@@ -65,30 +71,18 @@ class TensorStorage(Storage):
     @property
     def version(self) -> Any:
         # Views share the counter that torch keeps of changes in place: a program may write to a leaf of `storage[:]`.
-        return self._version, 0 if self._storage is None else sum(map(_changes, self._columns.values()))
-
-    @property
-    def filled(self) -> int:
-        return self._len
+        return self._version, 0 if self._storage is None else sum(map(_changes, self._counted))
 
     @property
     def device(self) -> torch.device | None:
         return self._device
 
     @property
-    def width(self) -> int:
-        return self._rows[1:].numel() if self._rows else 1
-
-    @property
     def shape(self) -> torch.Size:
         return torch.Size([self.filled, *self._rows[1:]])
 
-    @property
-    def capacity(self) -> int:
-        return self._rows[0] if self._rows else self.max_size
-
     def capacity_for(self, batch: Any) -> int:
-        if self._rows or self.ndim == 1:
+        if self.ndim == 1 or self._storage is not None:
             return self.capacity
         return -(-self.max_size // max(1, rows_of(batch, self.ndim)[1:].numel()))
 
@@ -125,34 +119,40 @@ class TensorStorage(Storage):
         if isinstance(cursor, tuple) and self.ndim > 1:
             self._set_at(cursor, data)
             return
-        data = as_batch(data)
-        cursor = cursor[0] if isinstance(cursor, tuple) else cursor
-        if is_number(cursor):
-            data = tree_map(lambda part: part[None], data)
-        elif isinstance(cursor, torch.Tensor) and cursor.ndim > 1 and cursor.dtype != torch.bool:
-            if data.shape[: cursor.ndim] != cursor.shape:
-                raise SchemaError(f"records of {list(data.shape)} do not fit into places of {list(cursor.shape)}")
-            dims, cursor = cursor.ndim, cursor.reshape(-1)
-            data = tree_map(lambda part: part.flatten(0, dims - 1), data)
+        data, before = as_batch(data), self.filled
+        if not isinstance(cursor, slice):
+            cursor, data = self._placed(cursor, data)
         count = rows_of(data, 1)[0]
-        rows = written_rows(cursor, self.filled, count)
-        numbers = numbers_in(rows)
-        if len(numbers) != count:
-            raise SchemaError(f"{count} records do not fit into the places given: {len(numbers)}")
-        if not len(numbers):
+        rows = written_rows(cursor, before, count)
+        room = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if room != count:
+            raise SchemaError(f"{count} records do not fit into the places given: {room}")
+        if not count:
             return
-        if not self.initialized:
+        if self._storage is None:
             with torch.inference_mode(False):
                 self._allocate(tree_map(lambda part: part[0], data))
-        check_no_gap(numbers, self.filled, self.capacity)
+        check_no_gap(rows, before, self.capacity)
         pairs = self._paired(data)
-        before, end = self.filled, int(numbers[-1] if isinstance(rows, slice) else numbers.max()) + 1
+        end = rows.stop if isinstance(rows, slice) else int(rows.max()) + 1
         self._reserve(end)
         with torch.no_grad():
             for column, values in pairs:
                 column[rows] = values if values.device == column.device else values.to(column.device)
-        self._len = max(before, end)
-        self._note_write(numbers, before, set_cursor)
+        self.filled = max(before, end)
+        self._note_write(rows, before, set_cursor)
+
+    def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any]:
+        """A cursor of one dimension, and the records for it: one number takes one record, ``[n, m]`` places take as many."""
+        cursor = cursor[0] if isinstance(cursor, tuple) else cursor
+        if is_number(cursor):
+            return cursor, tree_map(lambda part: part[None], data)
+        if isinstance(cursor, torch.Tensor) and cursor.ndim > 1 and cursor.dtype != torch.bool:
+            if data.shape[: cursor.ndim] != cursor.shape:
+                raise SchemaError(f"records of {list(data.shape)} do not fit into places of {list(cursor.shape)}")
+            dims, cursor = cursor.ndim, cursor.reshape(-1)
+            data = tree_map(lambda part: part.flatten(0, dims - 1), data)
+        return cursor, data
 
     def _set_at(self, index: tuple[Any, ...], data: Any) -> None:
         """Change records at an index over several dimensions."""
@@ -176,7 +176,7 @@ class TensorStorage(Storage):
 
         Raises SchemaError, before anything is written, for leaves that are missing, and for other shapes and dtypes.
         """
-        columns, given = self._columns, dict(columns_of(data))
+        columns, given = self._columns, columns_of(data)
         if given.keys() != columns.keys():
             given = self._fitted(given)
         pairs = []
@@ -216,7 +216,7 @@ class TensorStorage(Storage):
         raise AssertionError("a TensorStorage is allocated from the start")
 
     def _empty(self) -> None:
-        self._len, self.newest, self.in_order = 0, -1, True
+        self.filled, self.newest, self.in_order = 0, -1, True
         self._version += 1
 
     def flatten(self) -> Storage:
@@ -259,25 +259,27 @@ class TensorStorage(Storage):
             with torch.inference_mode(False):
                 self._allocate(tree_map(lambda part: part[0], data))
         pairs = self._paired(data)
-        more = [path_of(key) for key, _ in columns_of(data) if key not in self._columns]
+        more = [path_of(key) for key in columns_of(data) if key not in self._columns]
         if more:
             raise SchemaError(f"the state's records come with {', '.join(more)}, unlike those stored")
         self._reserve(rows[0])
         with torch.no_grad():
             for column, values in pairs:
                 column[: rows[0]] = values
-        self._len, self.newest = rows[0], newest
+        self.filled, self.newest = rows[0], newest
         # A ring that has wrapped is none any more in a larger storage.
         self.in_order = bool(state["in_order"]) and (newest == rows[0] - 1 or rows[0] == self.capacity)
         self._version += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_timelines": {}, "_leaves": None, "_columns": None}
+        return {**self.__dict__, "_timelines": {}, "_leaves": None, "_columns": None, "_counted": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.initialized:
-            self._leaves, self._columns = leaves_of(self._storage, self.ndim), dict(columns_of(self._storage))
+            version = self._version
+            self._take_over(self._storage)
+            self._version = version
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, max_size={self.max_size}, device={self._device})"
@@ -306,7 +308,7 @@ class LazyTensorStorage(TensorStorage):
 
     def _allocate(self, example: Any) -> None:
         if self._auto:
-            self._device = next(iter(dict(columns_of(example)).values())).device
+            self._device = next(iter(columns_of(example).values())).device
         rows = -(-self.max_size // max(1, rows_of(example, self.ndim - 1).numel()))
         self._take_over(tree_map(lambda part: self._room(part, rows), example))
 
@@ -317,7 +319,3 @@ class LazyTensorStorage(TensorStorage):
         wide = part.to(self._device).expand(rows, *part.batch_size)
         # In order, whatever the order of the first record (a permuted frame): windows are read leaf by leaf.
         return wide.apply(lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format))
-
-
-def _changes(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, is_tensor_collection
 from torch.utils import _pytree as pytree
 
 from ....errors import SchemaError, reason
@@ -39,9 +39,7 @@ def check_tensors(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return data
     if is_tensor_collection(data):
-        for key, leaf in data.items(True, True, is_leaf=lambda kind: not is_tensor_collection_type(kind)):
-            if not isinstance(leaf, torch.Tensor):
-                raise SchemaError(f"{path_of(key)} is a {type(leaf).__name__}, no tensor", hint=HINT)
+        columns_of(data)
         return data
 
     def tensor(leaf: Any) -> Any:
@@ -52,13 +50,6 @@ def check_tensors(data: Any) -> Any:
         return torch.as_tensor(leaf)
 
     return pytree.tree_map(tensor, data, is_leaf=is_tensor_collection)
-
-
-def is_tensor_collection_type(kind: Any) -> bool:
-    """Whether a class is of TensorDicts whose entries are looked at one by one."""
-    from tensordict import NonTensorData, NonTensorStack
-
-    return is_tensor_collection(kind) and not issubclass(kind, (NonTensorData, NonTensorStack))
 
 
 def as_batch(data: Any) -> Any:
@@ -74,18 +65,14 @@ def as_batch(data: Any) -> Any:
             data = data.contiguous() if isinstance(data, LazyStackedTensorDict) else data
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise SchemaError(f"the records are not alike: {reason(error)}", hint=HINT) from error
-    return check_tensors(data)
+    return data if isinstance(data, torch.Tensor) or is_tensor_collection(data) else check_tensors(data)
 
 
 def rows_of(data: Any, ndim: int) -> torch.Size:
     """The first ``ndim`` dimensions, which all tensors of a tree must share. Raises SchemaError."""
-    if isinstance(data, torch.Tensor):
-        shapes = [data.shape]
-    elif is_tensor_collection(data):
-        shapes = [data.batch_size]
-    else:
-        parts = pytree.tree_leaves(data, is_leaf=is_tensor_collection)
-        shapes = [part.batch_size if is_tensor_collection(part) else part.shape for part in parts]
+    if (isinstance(data, torch.Tensor) or is_tensor_collection(data)) and len(data.shape) >= ndim:
+        return torch.Size(data.shape[:ndim])
+    shapes = [part.shape for part in pytree.tree_leaves(data, is_leaf=is_tensor_collection)]
     if not shapes or len({shape[:ndim] for shape in shapes}) > 1 or len(shapes[0]) < ndim:
         message = (
             f"records have {ndim} leading dimensions in common, not the shapes {[list(shape) for shape in shapes]}"
@@ -94,17 +81,20 @@ def rows_of(data: Any, ndim: int) -> torch.Size:
     return torch.Size(shapes[0][:ndim])
 
 
-def columns_of(data: Any) -> Iterator[tuple[Key, torch.Tensor]]:
-    """The tensors of a tree by key: the places in it, then those in a TensorDict."""
+def columns_of(data: Any) -> dict[Key, torch.Tensor]:
+    """The tensors of a tree by key: the places in it, then those in a TensorDict. Raises SchemaError for other leaves."""
     if isinstance(data, torch.Tensor):
-        yield (), data.as_subclass(torch.Tensor) if type(data) is not torch.Tensor else data
-    elif is_tensor_collection(data):
-        for key, leaf in data.items(True, True):
-            yield (
-                ((key,) if isinstance(key, str) else key),
-                leaf.as_subclass(torch.Tensor) if type(leaf) is not torch.Tensor else leaf,
-            )
-    else:
-        for place, part in pytree.tree_leaves_with_path(data, is_leaf=is_tensor_collection):
-            for key, leaf in columns_of(part):
-                yield (*map(str, place), *key), leaf
+        return {(): data.as_subclass(torch.Tensor)}
+    if not is_tensor_collection(data):
+        parts = pytree.tree_leaves_with_path(data, is_leaf=is_tensor_collection)
+        return {(*map(str, place), *key): leaf for place, part in parts for key, leaf in columns_of(part).items()}
+    columns: dict[Key, torch.Tensor] = {}
+    for key, leaf in data.items(True, True, is_leaf=_is_leaf):
+        if not isinstance(leaf, torch.Tensor):
+            raise SchemaError(f"{path_of(key)} is a {type(leaf).__name__}, no tensor", hint=HINT)
+        columns[(key,) if isinstance(key, str) else key] = leaf.as_subclass(torch.Tensor)
+    return columns
+
+
+def _is_leaf(kind: type) -> bool:
+    return not is_tensor_collection(kind) or issubclass(kind, (NonTensorData, NonTensorStack))

@@ -355,8 +355,6 @@ def test_assignments():
     there[mask.to(DEVICE)] = steps(50, 200)[mask]
     here["action"] = torch.arange(50)[:, None]
     there["action"] = torch.arange(50, device=DEVICE)[:, None]
-    here.set_at_("action", torch.tensor([[7]]), slice(0, 1))
-    there.set_at_("action", torch.tensor([[7]], device=DEVICE), slice(0, 1))
     names = ["observation", "action", "next"]
     same(there[:].select(*names), here[:].select(*names))
 

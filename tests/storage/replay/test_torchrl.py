@@ -349,19 +349,6 @@ def test_stats():
     assert same()
 
 
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_leaves_are_changed_in_place(ndim):
-    buffers = both(lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=ndim), batch_size=2))
-    shape = (12,) if ndim == 1 else (3, 4)
-    fill(buffers, TensorDict({"a": torch.zeros(shape), "b": {"c": torch.arange(12).view(shape)}}, shape))
-    for buffer in buffers:
-        buffer.set_("a", torch.ones(buffer.storage.shape))
-        buffer.set_at_("a", torch.full((2,), 7.0), torch.tensor([1, 3]) if ndim == 1 else (torch.tensor([1, 3]), 0))
-        buffer.update_({"b": {"c": torch.zeros(tuple(buffer.storage.shape), dtype=torch.int64)}})
-    assert equal(*map(contents, buffers))
-    assert float(buffers[0]["a"].sum()) == 10 + 14
-
-
 def test_what_the_sampler_knows_may_be_left_out():
     buffer = ours.TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, storage=ours.LazyTensorStorage(10), batch_size=3)
     buffer.extend(TensorDict({"a": torch.arange(5)}, [5]))
