@@ -26,7 +26,7 @@ from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
 from .ingest.pipeline import run
 from .ingest.progress import progress_listener
-from .ingest.records import ConvertOptions
+from .ingest.records import ConvertOptions, count_notes
 from .ingest.request import Listener, Outcome, Request, extend, find_existing
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def warn_of_order(outcome: Outcome) -> None:
     if counts.get("other_order"):
         from .sources.arrays.reader import COUNTED
 
-        warnings.warn(f"{outcome.id}: {COUNTED['other_order'].format(n=counts['other_order'])}", stacklevel=4)
+        warnings.warn(f"{outcome.id}: {count_notes({'other_order': COUNTED['other_order']}, counts)[0]}", stacklevel=4)
 
 
 def _script() -> str:

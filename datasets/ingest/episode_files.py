@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from .part import Part
 
 _SENTENCES = {
-    "empty_episodes": "{n} episodes without a step were left out.",
-    "blank_successors": "{n} terminated episodes lack their final observation, which is zeros here.",
-    "cut_episodes": "{n} episodes are flagged neither terminated nor truncated at their end: cut there.",
+    "empty_episodes": "{n:episode without a step was|episodes without a step were} left out.",
+    "blank_successors": (
+        "{n:terminated episode lacks its|terminated episodes lack their} final observation, which is zeros here."
+    ),
+    "cut_episodes": "{n:episode is|episodes are} flagged neither terminated nor truncated at the end: cut there.",
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
 }
 
@@ -130,7 +132,7 @@ def dm_env_episode(
 #: What `dm_env_episode` counts, for the notes of a dataset.
 DM_ENV_SENTENCES = {
     "inner_terminals": (
-        "{n} rows inside episodes are flagged terminal, or have discount 0, and do not end them: see info/discount."
+        "{n:row} inside episodes with a flag of an end, or discount 0, that did not end there: see info/discount."
     )
 }
 

@@ -91,9 +91,18 @@ class Expectation:
 # -- notes ---------------------------------------------------------------------------------------------------------------
 
 
+class Count(int):
+    """A number in a sentence: ``{n}`` is 1,200; ``{n:step}`` "1 step" or "2 steps"; ``{n:step is|steps are}`` "1 step is"."""
+
+    def __format__(self, words: str) -> str:
+        one, _, several = words.partition("|")
+        return f"{int(self):,} {one if self == 1 else several or one + 's'}" if words else f"{int(self):,}"
+
+
 def count_notes(sentences: Mapping[str, str], counts: Mapping[str, Any]) -> list[str]:
-    """The sentences whose count is not 0; ``{n}`` in a sentence is that count, ``{rows}`` and so on are the others."""
-    return [sentence.format(n=counts[name], **counts) for name, sentence in sentences.items() if counts.get(name)]
+    """The sentences whose count is not 0. ``{n}`` in a sentence is that count, ``{rows}`` and so on the others, as `Count`."""
+    numbers = {name: Count(value) if isinstance(value, int) else value for name, value in counts.items()}
+    return [sentence.format(n=numbers[name], **numbers) for name, sentence in sentences.items() if numbers.get(name)]
 
 
 def name_left_out(left_out: Mapping[str, str], most: int = 8) -> str:

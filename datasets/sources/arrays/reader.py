@@ -45,14 +45,16 @@ COUNTED = {
         "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
         "the step before it."
     ),
-    "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n} steps whose successor is not in the data.",
+    "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n:step} whose successor is not in the data.",
     "seams": "Episodes cut where the stated next observation is not the observation of the next row: {n}.",
     "rounded_successors": (
-        "Stored as the observation of the next row: {n} next observations that differ from it by rounding, or by the sign of "
+        "Stored as the observation of the next row: "
+        "{n:next observation that differs|next observations that differ} from it by rounding, or by the sign of "
         "a zero, alone."
     ),
     "inner_flags": (
-        "Flags set before the end of an episode, which the file states otherwise: {n} steps. They end nothing, and are kept "
+        "Flags set before the end of an episode, which the file states otherwise: {n:step}. They end nothing, "
+        "and are kept "
         "as leaves."
     ),
     "jumps": (
@@ -63,7 +65,8 @@ COUNTED = {
     "rows_not_finite": "Observations with NaN or infinity, as in the data: {n}.",
     "actions_not_finite": "Actions with NaN or infinity, as in the data: {n}.",
     "other_order": (
-        "All {n} episodes (or all but the first) begin with a reward of 0, which hardly any other row has. Rows of dm_env hold "
+        "All {n:episode} (or all but the first) begin with a reward of 0, which hardly any other row has. "
+        "Rows of dm_env hold "
         "the reward that led to their observation, and logs of Gymnasium's vector environments have a row for each reset; "
         'here a row holds the reward that followed: see "Rows of other orders" in docs/sources/arrays.md.'
     ),

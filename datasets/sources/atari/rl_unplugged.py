@@ -236,8 +236,9 @@ class RluReader(RunJob[EpisodeFile], Reader):
         gaps = []
         if counts["midway_episodes"]:
             gaps.append(
-                f"{counts['midway_episodes']} episodes are the first of a checkpoint whose predecessor ends in an open "
-                "episode, or is not there: they may have begun before their first row."
+                f"{plural(counts['midway_episodes'], 'episode')} at the beginning of a checkpoint whose "
+                "predecessor ends in an open "
+                "episode, or is not there: what came before the first row may be missing."
             )
         for gap in counts["gaps"]:
             lost = gap["checkpoints_missing"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ....errors import UsageError
+from ....storage.amounts import plural
 from ...fetch import Location, RemoteObject
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, PartSpec
@@ -100,7 +101,8 @@ class RunJob(Reader, Generic[Piece]):
         yield _CLIPPED
         if counts["time_limit_episodes"]:
             yield (
-                f"{counts['time_limit_episodes']} episodes of exactly {self.time_limit} rows ended at the time limit: the "
+                f"{plural(counts['time_limit_episodes'], 'episode')} of exactly {self.time_limit} rows ended at "
+                "the time limit: the "
                 "data say terminal, they are truncated here."
             )
         if self.options.unknown_next == "zero" and (counts["cut_episodes"] or counts["time_limit_episodes"]):

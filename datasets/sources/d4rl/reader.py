@@ -52,12 +52,20 @@ _COUNTED = {
         "Dropped: {n} of {rows} steps with no next state in the file (end of the file, or time limit); the observation of "
         "such a step is the final one of the step before it."
     ),
-    "unknown_next_steps": "{n} steps with no next state in the file are kept, truncated, with a next state of zeros.",
-    "inner_terminals": "{n} rows flagged terminal do not end their trajectory; " + INNER + " holds the flags.",
-    "seams": "{n} episodes end without a flag: the file's next observation is not what its next row holds.",
-    "rounded_successors": "{n} next observations differ by rounding from the following row's, and are that row's.",
-    "position_jumps": "{n} steps move further than the agent can: resets that the file does not flag.",
-    "rows_not_finite": "{n} observations hold NaN or infinity, as in the file.",
+    "unknown_next_steps": "{n:step} with no next state in the file: kept, truncated, with a next state of zeros.",
+    "inner_terminals": (
+        "{n:row flagged terminal does not end its|rows flagged terminal do not end their} trajectory; "
+        + INNER
+        + " holds the flags."
+    ),
+    "seams": (
+        "{n:episode ends|episodes end} without a flag: the file's next observation is not what its next row holds."
+    ),
+    "rounded_successors": (
+        "{n:next observation differs|next observations differ} by rounding from the following row, which is taken."
+    ),
+    "position_jumps": "{n:step moves|steps move} further than the agent can: resets that the file does not flag.",
+    "rows_not_finite": "{n:observation holds|observations hold} NaN or infinity, as in the file.",
 }
 
 #: What ends an episode.

@@ -58,8 +58,10 @@ class ExorlJob(EpisodeFiles):
     citation = "Denis Yarats et al. Don't Change the Algorithm, Change the Data. 2022. arXiv:2201.13425"
     sentences: Mapping[str, str] = {
         **DM_ENV_SENTENCES,
-        "reward_columns": "The data have {n} rewards a step, for as many tasks: info/reward has all of them.",
-        "recomputed_rewards": "{n} rewards are recomputed from info/physics: they are those of the task that was asked for.",
+        "reward_columns": "The data have {n:reward} a step, for as many tasks: info/reward has all of them.",
+        "recomputed_rewards": (
+            "{n:reward is|rewards are} recomputed from info/physics, for the task that was asked for."
+        ),
     }
 
 

@@ -55,12 +55,13 @@ class GenDgrlJob(EpisodeFiles):
     )
     sentences: Mapping[str, str] = {
         "given_up_steps": (
-            "Dropped: the last steps of {n} episodes that are as long as the game's time limit. What follows them is not in "
+            "Dropped: the last step of {n:episode that is|episodes that are} as long as the game's time limit. "
+            "What follows is not in "
             "the data; the observation of such a step is the final one of the step before it."
         ),
-        "unknown_next_steps": "{n} last steps at the time limit are kept, truncated, with a next observation of zeros.",
-        "other_names": "{n} files have another length or return than their name states, which info/stated_return holds.",
-        "other_files": "{n} files of the archive are no episodes, and are left out.",
+        "unknown_next_steps": "{n:last step} at the time limit: kept, truncated, with a next observation of zeros.",
+        "other_names": "{n:file} with another length or return than the name states, which info/stated_return holds.",
+        "other_files": "{n:file} of the archive without an episode: left out.",
     }
 
 

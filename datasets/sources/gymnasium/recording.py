@@ -21,7 +21,7 @@ from ....storage.reference_scores import OTHER_RETURNS
 from ...fetch.location import DirectoryLocation
 from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
 from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, PartSpec
+from ...ingest.records import ConvertOptions, Count, PartSpec
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
 from ...ingest.trajectories import Column, count_outcomes
 from ...ingest.unit import Facts, Part
@@ -333,10 +333,12 @@ class EnvironmentReader(Reader):
         notes = list(dict.fromkeys([*self.more_notes, *more]))
         cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
         if cut:
-            is_cut = "episode was" if cut == 1 else "episodes were"
-            notes.append(f"{cut} {is_cut} cut by the end of the recording; the final observation is true.")
+            notes.append(
+                f"{Count(cut):episode was|episodes were} cut by the end of the recording; the final "
+                "observation is true."
+            )
         if outside:
-            notes.append(f"{outside} actions lie outside their Box; stored as the policy gave them.")
+            notes.append(f"{Count(outside):action lies|actions lie} outside the Box; stored as the policy returned.")
         if any(leaf.is_text for leaf in [*self.observation, *self.action]):
             notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
         return notes

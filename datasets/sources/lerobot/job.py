@@ -40,15 +40,18 @@ _RATIO = 0.4
 
 #: The notes for counts.
 _SENTENCES = {
-    "steps_without_reward": "The data state no rewards: those of all {n} steps are 0.",
+    "steps_without_reward": "The data state no rewards: those of {n:step} are 0.",
     "done_without_success": (
-        "{n} episodes are done without success and taken as terminated. It may have been a time limit: lerobot's "
+        "{n:episode is|episodes are} done without success and taken as terminated. It may have been a time "
+        "limit: lerobot's "
         "next.done is set for both."
     ),
-    "repeated_rows": "The last row of {n} episodes repeats the one before with the final observation: it is not a step.",
-    "inner_dones": "next.done is set in {n} rows before the last of an episode, which goes on there.",
-    "late_rows": "{n} rows have a timestamp more than half a frame from their place: frames go by place.",
-    "spare_frames": "{n} frames behind the last row of an episode were left out.",
+    "repeated_rows": "The last row of {n:episode} repeats the one before with the final observation: it is not a step.",
+    "inner_dones": "next.done is set in {n:row} before the last of an episode, which goes on there.",
+    "late_rows": (
+        "{n:row has|rows have} a timestamp more than half a frame from the place in order: frames go by place."
+    ),
+    "spare_frames": "{n:frame} behind the last row of an episode left out.",
 }
 
 

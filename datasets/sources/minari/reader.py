@@ -177,17 +177,19 @@ class MinariReader(Reader):
 def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
     """What became of irregular episodes, in sentences."""
     sentences = {
-        "empty_episodes": "{n} episodes without a step were left out.",
-        "split_episodes": "{n} episodes end inside one of Minari's, where a step is flagged terminated or truncated.",
+        "empty_episodes": "{n:episode without a step was|episodes without a step were} left out.",
+        "split_episodes": (
+            "{n:episode ends|episodes end} inside one of Minari's, where a step is flagged terminated or truncated."
+        ),
         "given_up_steps": (
-            "Dropped: {n} steps whose successor is not in the data (episodes with as many observations as steps). Their "
-            "observation is the final one of the step before."
+            "Dropped: {n:step} whose successor is not in the data (episodes with as many observations as steps). The "
+            "observation of such a step is the final one of the step before."
         ),
         "blank_successors": (
-            "{n} episodes lack their final observation; their last successor is zeros."
+            "{n:episode lacks its|episodes lack their} final observation; the last successor is zeros."
             if unknown_next == "zero"
-            else "{n} terminated episodes lack their final observation, which is zeros here."
+            else "{n:terminated episode lacks its|terminated episodes lack their} final observation, which is zeros here."
         ),
-        "cut_episodes": "{n} episodes are flagged neither terminated nor truncated at their end: cut there.",
+        "cut_episodes": "{n:episode is|episodes are} flagged neither terminated nor truncated at the end: cut there.",
     }
     return count_notes(sentences, counts)

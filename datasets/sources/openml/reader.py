@@ -196,10 +196,10 @@ class OpenmlReader(WholeFileReader):
         if about.status not in ("active", "unknown"):
             notes.append(f"This version is {about.status} on OpenML.")
         counted = {
-            "missing_values": f"{{n}} values are missing; {_MISSING[self.table.missing]}.",
-            "dropped_rows": "Left out: {n} of {rows} rows, which miss a value.",
-            "rounded_integers": "{n} whole numbers above 2**24 are rounded to float32.",
-            "not_finite": "{n} values of observations are infinite.",
+            "missing_values": f"{{n:value is|values are}} missing; {_MISSING[self.table.missing]}.",
+            "dropped_rows": "Left out: {n} of {rows} rows, where a value is missing.",
+            "rounded_integers": "{n:whole number} above 2**24 rounded to float32.",
+            "not_finite": "{n:value of an observation is|values of observations are} infinite.",
         }
         notes += count_notes(counted, counts)
         if self.table.standardize != "none":

@@ -74,16 +74,18 @@ class RldsJob(EpisodeFiles):
     converter = "rlds 1"
     sentences: Mapping[str, str] = {
         "kept_last_rows": (
-            "The last row of {n} terminated episodes is a step, as in robot data; by the specification of RLDS it would be an "
+            "The last row of {n:terminated episode} is a step, as in robot data; by the specification of RLDS it "
+            "would be an "
             "observation alone (--last-row observation)."
         ),
         "unused_last_rows": (
-            "{n} terminated episodes have a reward or an action in their last row, which is an observation alone by the "
+            "{n:terminated episode has|terminated episodes have} a reward or an action in the last row, which is "
+            "an observation alone by the "
             "specification of RLDS (--last-row step keeps them)."
         ),
-        "given_up_steps": "Dropped: the last rows of {n} episodes that have a reward, since no observation follows them.",
-        "early_ends": "{n} episodes have is_last before their last row; they are read to the end.",
-        "episodes_without_rewards": "{n} episodes have no rewards in the data; they are zeros here.",
+        "given_up_steps": "Dropped: the last row, with a reward, of {n:episode}, since no observation follows it.",
+        "early_ends": "{n:episode has|episodes have} is_last before the last row; all rows are read.",
+        "episodes_without_rewards": "{n:episode has|episodes have} no rewards in the data; they are zeros here.",
     }
 
     def __init__(
@@ -293,7 +295,7 @@ class RldsReader(EpisodeReader):
                 yield episode
         stated = self.lengths.get(raw.name)
         if stated not in (None, found):
-            message = f"{raw.name} holds {found} episodes, {stated} belong to it"
+            message = f"{raw.name} holds {amounts.plural(found, 'episode')}, {stated} belong to it"
             raise CorruptSourceError(message, hint="it is cut short, or of another version; fetch it again")
 
     def _episode(self, lists: Lists, where: str, keep: bool, counts: Counter[str]) -> Episode | None:

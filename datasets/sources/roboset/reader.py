@@ -52,13 +52,22 @@ class RobosetJob(EpisodeFiles):
         "Homanga Bharadhwaj et al. RoboAgent: Generalization and Efficiency in Robot Manipulation. ICRA 2024. arXiv:2309.01918"
     )
     sentences: Mapping[str, str] = {
-        "given_up_steps": "{n} trials end with a real action, whose result is not in the data: these steps are left out.",
-        "unusable_steps": "{n} steps have NaN in action or reward: they are left out, and the episode is cut there.",
-        "unequal_trials": "{n} trials have arrays of unequal length: their rows are those that all arrays have.",
-        "inner_ends": "{n} rows inside trials are flagged done: an episode ends there, and the rest is another one.",
+        "given_up_steps": (
+            "{n:trial ends|trials end} with a real action, whose result is not in the data: that step is left out."
+        ),
+        "unusable_steps": "{n:step has|steps have} NaN in action or reward: left out, and the episode is cut there.",
+        "unequal_trials": (
+            "{n:trial has|trials have} arrays of unequal length: the rows are those that all arrays have."
+        ),
+        "inner_ends": (
+            "{n:row inside a trial is|rows inside trials are} flagged done: an episode ends there, and the rest is "
+            "another one."
+        ),
         "unrewarded_trials": "The data of real robots have no rewards: next/reward is 0.",
-        "empty_arrays": "{n} arrays that hold nothing but NaN (None in the log) are left out, counted file by file.",
-        "other_arrays": "{n} arrays that are not numbers row by row are left out.",
+        "empty_arrays": (
+            "{n:array that holds|arrays that hold} nothing but NaN (None in the log): left out, counted file by file."
+        ),
+        "other_arrays": "{n:array that is|arrays that are} not numbers row by row: left out.",
     }
 
 

@@ -52,9 +52,10 @@ class VD4RLJob(EpisodeFiles):
     )
     sentences: Mapping[str, str] = {
         **DM_ENV_SENTENCES,
-        "files_with_more_flags": "{n} files have more flags than images: the images count (V-D4RL issue 13).",
+        "files_with_more_flags": "{n:file has|files have} more flags than images: the images count (V-D4RL issue 13).",
         "cut_beginnings": (
-            "{n} shards begin inside an episode: those rows are a separate episode, and the step across the cut is lost."
+            "{n:shard begins|shards begin} inside an episode: the rows there are a separate episode, and the "
+            "step across the cut is lost."
         ),
     }
 

@@ -29,7 +29,7 @@ from rbdata.datasets.ingest.episode_files import (
     group_files,
 )
 from rbdata.datasets.ingest.pipeline import run
-from rbdata.datasets.ingest.records import ConvertOptions
+from rbdata.datasets.ingest.records import ConvertOptions, count_notes
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.source import Source
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError
@@ -288,3 +288,11 @@ def test_units_of_another_dictionary_are_decoded_again(tmp_path):
     (raw / "2.lines").write_bytes(whole)
     (raw / "0.lines").write_text(json.dumps(episode_line(30, 95)) + "\nend\n")
     assert dataset_content(make(raw, tmp_path / "there")) == dataset_content(make(raw, tmp_path / "here"))
+
+
+def test_sentences_of_counts_agree_with_their_number():
+    sentences = {"ends": "{n:episode ends|episodes end} early.", "rows": "Left out: {n} of {all:row}.", "none": "{n}"}
+    one = count_notes(sentences, {"ends": 1, "rows": 1, "all": 1, "none": 0, "names": ["a"]})
+    assert one == ["1 episode ends early.", "Left out: 1 of 1 row."]
+    several = count_notes(sentences, {"ends": 1200, "rows": 2, "all": 3000})
+    assert several == ["1,200 episodes end early.", "Left out: 2 of 3,000 rows."]

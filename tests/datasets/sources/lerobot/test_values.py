@@ -200,7 +200,7 @@ def test_77_times_need_not_be_exact_but_right(convert, tmp_path):
     pq.write_table(table.set_column(table.schema.get_field_index("timestamp"), "timestamp", late), file)
     dataset = convert(tmp_path / "raw")
     assert dataset.manifest.counts["late_rows"] == 1
-    assert any("1 rows have a timestamp" in note for note in dataset.manifest.notes)
+    assert any("1 row has a timestamp" in note for note in dataset.manifest.notes)
     every = decoded(tmp_path / "raw" / f"videos/{FRONT}/chunk-000/file-000.mp4")
     assert np.array_equal(dataset["observation", "images", "front"], np.delete(every, [3, 8], 0))
     write(tmp_path / "other", rows, cameras={FRONT: "h264"}, fps=10, edit=lambda info: info.update(fps=30))
@@ -232,7 +232,7 @@ def test_93_done_without_success_is_counted_and_a_stated_time_limit_truncates(co
     assert dataset["next", "reward"][last[0]].item() == rows[0]["next.reward"][-1]
     counts = dataset.manifest.counts
     assert (counts["blank_successors"], counts["done_without_success"], counts["inner_dones"]) == (3, 1, 1)
-    assert any("1 episodes are done without success" in note for note in dataset.manifest.notes)
+    assert any("1 episode is done without success" in note for note in dataset.manifest.notes)
 
 
 def test_94_the_repeated_last_row_of_an_evaluation_is_the_final_observation(convert, tmp_path):

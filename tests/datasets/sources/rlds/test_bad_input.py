@@ -89,7 +89,7 @@ def test_a_file_that_is_missing_is_named(tmp_path):
 def test_episodes_that_are_missing_or_too_many(tmp_path, stated):
     folder = write(tmp_path / "raw")
     edit(folder / "dataset_info.json", lambda info: info["splits"][0].update(shardLengths=[stated]))
-    fails(folder, tmp_path, CorruptSourceError, "holds 1 episodes", stated, "made-train")
+    fails(folder, tmp_path, CorruptSourceError, "holds 1 episode,", stated, "made-train")
 
 
 def test_a_split_is_chosen(tmp_path):
