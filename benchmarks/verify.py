@@ -35,7 +35,8 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     """A dataset of so many frames, of an Atari run's size when compressed."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from rbdata.datasets.ingest.block import END_TRUNCATED, Block, StoredRows
-    from rbdata.datasets.ingest.part import PartTask, parts_of, store_dictionaries
+    from rbdata.datasets.ingest.dictionary import store_dictionaries
+    from rbdata.datasets.ingest.part import PartTask, parts_of
     from rbdata.storage.codecs import codec_of
     from rbdata.storage.episodes import TRUNCATED, EpisodeBuilder
     from rbdata.storage.folder import DatasetPlace

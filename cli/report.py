@@ -65,9 +65,9 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
 
 
 def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:
-    from ..storage.folder import JOURNAL
-    from ..storage.journal import Journal
+    from ..storage.folder import DatasetPlace
     from ..storage.manifest import FILENAME
+    from ..storage.work import units_done
 
     words, next_step = out.arguments, "continue with"
     dataset_id = estimate.id if estimate else dataset_id
@@ -78,9 +78,10 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     elif not estimate.parts:
         message = f"interrupted while writing {dataset_id}; its raw files are kept"
     else:
-        # The journal may record one part more than the listener was told before the interrupt.
-        journal = Journal(estimate.path.with_name(f".{estimate.path.name}.writing") / JOURNAL)
-        kept = max(estimate.done_parts + finished, len(journal.find("part")))
+        # There may be one part more than the listener was told before the interrupt.
+        kept = max(
+            estimate.done_parts + finished, units_done(DatasetPlace.of_folder(estimate.path, estimate.id).working)
+        )
         message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
         if not kept and estimate.parts == 1:
             message = f"interrupted before {dataset_id} was complete: nothing is kept"

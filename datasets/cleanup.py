@@ -22,7 +22,7 @@ from typing import Literal
 
 from .. import settings
 from ..errors import DatasetBusyError, RbdataError
-from ..storage.folder import JOURNAL, DatasetPlace, disk_use, files_below, remove_empty, remove_tree
+from ..storage.folder import RUN, DatasetPlace, disk_use, files_below, remove_empty, remove_tree
 from ..storage.manifest import FILENAME
 from . import catalogue
 from .fetch.reading import is_being_fetched
@@ -161,7 +161,7 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
             continue  # not a name that rbdata creates
         path = here / name
         kind: Kind = {"writing": "unfinished", "old": "replaced"}.get(match["kind"], "lock")  # type: ignore[assignment]
-        finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / JOURNAL).exists()
+        finished = kind == "unfinished" and (path / FILENAME).is_file() and not (path / RUN).exists()
         only_copy = kind == "replaced" and not os.path.lexists(place.path) and (path / FILENAME).is_file()
         if not (finished or only_copy or place.lock().is_held()):
             yield Leftover(dataset_id, kind, path, disk_use(path))

@@ -15,7 +15,6 @@ from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UsageE
 from ..storage.amounts import listed
 from ..storage.durable import is_dangling
 from ..storage.folder import (
-    JOURNAL,
     DatasetPlace,
     check_is_text,
     disk_use,
@@ -23,9 +22,9 @@ from ..storage.folder import (
     is_empty_folder,
     remove_empty,
 )
-from ..storage.journal import Journal
 from ..storage.manifest import FILENAME, check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
+from ..storage.work import command_of, read_run, units_done
 from . import catalogue
 from .fetch.location import is_remote
 
@@ -98,7 +97,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
     if place.path.is_symlink():
         raise _no_dataset(place.path, place.id, root)
     if place.working.is_dir():
-        line = Journal(place.working / JOURNAL).command
+        line = command_of(place.working)
         how = f"continue it with `{line}`" if line else "continue it with the call that started it"
         raise DatasetNotFoundError(f"{place.id} is not complete under {place.root}", hint=how)
     get_it = f"get it with `{settings.command('download', place.id, root=root)}`"
@@ -290,10 +289,9 @@ def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | Non
 
 def _read(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
     if not complete:
-        journal = Journal(path / JOURNAL)
-        done = len(journal.find("part"))
-        total = journal.find("plan").get(None, {}).get("parts", 0)
-        return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), done / total if total else 0.0)
+        total = read_run(path).get("units")
+        share = units_done(path) / total if isinstance(total, int) and total > 0 else 0.0
+        return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), share)
     manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
     problem = listed((f"{one.path} {one.what}" for one in wrong), 3, "; ")
     state: State = "damaged" if wrong else "complete"

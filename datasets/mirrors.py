@@ -36,7 +36,7 @@ from ..errors import (
     TransientFetchError,
     UsageError,
 )
-from ..storage.folder import JOURNAL, DatasetPlace, check_id, free_bytes, holds_files, remove_tree
+from ..storage.folder import RUN, DatasetPlace, check_id, free_bytes, holds_files, remove_tree
 from ..storage.integrity import find_damage
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, read_manifest, write_manifest
 from ..storage.snapshot import Pin, pinned
@@ -268,7 +268,7 @@ def copy_converted(
         listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
 
     if not work.remembered("copy"):
-        work.remember("copy", {})
+        work.remember("copy", True)
     wanted: Sequence[RawObject] = objects
     for _ in range(2):  # a file that an earlier run began to fetch may have changed since: it is then fetched once more
         wanted = _drop_changed(work.folder, wanted, manifest)
@@ -320,7 +320,7 @@ def check_names(location: Location, manifest: Manifest) -> list[str]:
     """The files of an untrusted manifest, sorted. Raises DamagedDatasetError for one outside the dataset's folder."""
     for name in manifest.files:
         plain = all(is_plain_name(part) and part[0] != "." and "\\" not in part for part in name.split("/"))
-        if not plain or name in (FILENAME, JOURNAL):
+        if not plain or name in (FILENAME, RUN):
             message = f"the manifest at {location.url} names a file outside its dataset: {name!r}"
             raise DamagedDatasetError(message, hint="do not use this mirror")
     return sorted(manifest.files)

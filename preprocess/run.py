@@ -8,7 +8,7 @@
     commit       what the parts say of themselves becomes an episode table and a manifest with `lineage`; they are joined
 
 All work is done by the tasks of `worker`; nothing here imports torch. Parts that are there are not made again, and
-statistics are in the journal: after an interruption at any moment the same request continues, with the same bytes.
+statistics are in the record of the run: after an interruption at any moment the same request continues, with the same bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,9 @@ from .. import settings
 from .._version import __version__
 from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest.block import Block
-from ..datasets.ingest.part import (
-    RECORD,
-    PartTask,
-    dictionary_mark,
-    episodes_of,
-    has_dictionaries,
-    parts_of,
-    store_dictionaries,
-)
+from ..datasets.ingest.commit import episodes_of
+from ..datasets.ingest.dictionary import dictionary_mark, has_dictionaries, store_dictionaries
+from ..datasets.ingest.part import PartTask, parts_of
 from ..datasets.ingest.request import Estimate
 from ..datasets.ingest.unit import Part, Unit
 from ..datasets.workers import open_engine
@@ -47,15 +41,14 @@ from ..datasets.workers.task import Engine, OnBlock, do_task, usable_cpus
 from ..errors import SchemaError, UnfinishedDatasetError, UsageError
 from ..storage.codecs import PLAIN, codec_of
 from ..storage.episodes import EpisodeTable
-from ..storage.folder import JOURNAL, DatasetPlace, check_id, check_is_text, check_space, make_writable, remove_tree
+from ..storage.folder import DatasetPlace, check_id, check_is_text, check_space, make_writable, remove_tree
 from ..storage.integrity import check_leaves
 from ..storage.join import Piece, begin_join, is_joining, join
-from ..storage.journal import Journal
 from ..storage.leaf import Leaf
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest
 from ..storage.schema import FLAGS
-from ..storage.work import PARTS, Work
+from ..storage.work import PART_RECORD, PARTS, Work, read_run
 from .chunks import Chunk, cut_sections, split
 from .function import Chain, examine, pickled, unpickled
 from .layout import (
@@ -218,15 +211,15 @@ def _collect_statistics(
 ) -> RunConfig:
     """The configuration with the statistics of every function; each pass gets the results of the functions before it.
 
-    Statistics are read from and added to the journal of ``work``.
+    Statistics are read from and added to the record of ``work``.
     """
-    known = work.remembered("statistics") if work is not None else {}
+    known: dict[str, Any] = (work.remembered("statistics") if work is not None else None) or {}
     for number, fits in enumerate(config.chain.fits):
         if not fits:
             continue
         statistics = list(config.statistics)
-        if number in known:
-            statistics[number] = known[number]["statistics"]
+        if str(number) in known:
+            statistics[number] = known[str(number)]
         else:
             # Other, possibly slow functions come first: more pieces, which also follow from the data alone.
             pieces = sections if not number or len(sections) >= LEAST_PIECES else _pieces(run, sections)
@@ -242,7 +235,8 @@ def _collect_statistics(
             finish = workers.run("finish_statistics", config, pieces[:1], number=number, partials=partials)
             ((_, statistics[number]),) = finish
             if work is not None:
-                work.remember("statistics", {"statistics": statistics[number]}, number)
+                known[str(number)] = statistics[number]
+                work.remember("statistics", known)
         config = replace(config, statistics=tuple(statistics))
     return config
 
@@ -341,7 +335,7 @@ def _dry_run(run: Run, config: RunConfig, workers: Workers) -> Preprocessed:
         tasks = _tasks(run, config, layout, frozenset(), tried, workers)
         done = workers.engine.run(do_task, tasks, lambda progress: None)
         records = [record["about"] for _, record in done]
-        written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != RECORD)
+        written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)
     steps_in, steps_out = sum(chunk.rows for chunk in tried), sum(record["steps"] for record in records)
     share = steps_in / run.episodes.steps
     seconds = sum(record["seconds"] for record in records)
@@ -441,7 +435,7 @@ def _open_work(run: Run) -> Work:
 
     Raises UnfinishedDatasetError if an interrupted run had another request.
     """
-    before = Journal(run.place.working / JOURNAL).find("request").get(0, {}).get("identity")
+    before = read_run(run.place.working).get("request")
     request = run.request
     try:
         options: dict[str, Any] = {"restart": request.force, "command": request.command, "continues": run.is_identified}
@@ -451,7 +445,7 @@ def _open_work(run: Run) -> Work:
         message = f"an unfinished {run.place.id} exists, started with another function, input, version or other options"
         raise UnfinishedDatasetError(message + differs, hint=error.hint) from error
     if not work.remembered("request"):
-        work.remember("request", {"identity": run.identity}, 0)  # for messages about how another request differs
+        work.remember("request", run.identity)  # for messages about how another request differs
     return work
 
 
@@ -462,8 +456,8 @@ def _write_parts(
     listener = workers.listener
     undecoded = _undecoded_leaves(run, config, probe, layout)
     tasks = _tasks(run, config, layout, undecoded, run.chunks, workers)
-    if not work.remembered("plan"):
-        work.remember("plan", {"parts": len(tasks)})
+    if not work.remembered("units"):
+        work.remember("units", len(tasks))
     there = {task.index: part for task in tasks for part in _sound_parts(work.folder, task)}
     records: dict[int, Record] = {index: part.about for index, part in there.items()}
     estimate = _estimate(run, layout, probe, records, workers.engine)
@@ -475,7 +469,6 @@ def _write_parts(
         records[index] = record["about"]
         for edge in (index, index + 1):
             _check_edge(run, config, layout, records, edge)
-        work.remember("part", {}, index)
         listener.on_part_done(index)
     return estimate, [part for task in tasks for part in parts_of(work.folder, task.unit)]
 
@@ -549,9 +542,9 @@ def _begin_commit(run: Run, config: RunConfig, layout: Layout, parts: Sequence[P
 def _piece(run: Run, part: Part, leaf: Leaf) -> Piece:
     """The rows of a leaf in a part, none where every episode was dropped. Sections of the input have a checksum each."""
     section = run.chunks[part.unit].section
-    found = (part.piece(one, leaf, section) for one in part.sections())
+    found = (piece for one in part.sections() for piece in part.pieces(one, leaf, section))
     empty = None if codec_of(leaf).fixed_rows else np.zeros(0, np.int64)
-    return next(filter(None, found), None) or Piece(part.folder, 0, 0, "", 0, section, empty)
+    return next(found, None) or Piece(part.folder, 0, 0, "", 0, section, empty)
 
 
 def _make_manifest(

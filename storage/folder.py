@@ -1,7 +1,7 @@
 """The folders of datasets: ``<root>/<source>/<name>``, and beside it the files of an unfinished one.
 
 <root>/atari/Pong/5              the dataset: complete, or not there at all
-<root>/atari/Pong/.5.writing/    leaves being filled, journal, parts; renamed to the above when complete
+<root>/atari/Pong/.5.writing/    the record of the run, parts; renamed to the above when complete
 <root>/atari/Pong/.5.lock        the writer's lock
 <root>/atari/Pong/.5.old/        the dataset being replaced, for the moment between two renames
 """
@@ -26,12 +26,13 @@ from .lock import WriterLock
 from .manifest import BLOCK_TABLE, FILENAME, read_manifest
 from .snapshot import aside, has_manifest, holds_dataset
 
-JOURNAL = "journal.jsonl"
+#: What a run records in its working folder (`work`).
+RUN = "run.json"
 #: Names of the files of datasets, beside ``*.memmap`` and the manifest.
 _FILES = {"meta.json", "blob", "offsets", "dictionary", "episodes.log", BLOCK_TABLE}
 #: Names of files in a working folder, finished or being fetched; no folder in it has such a name.
 _FILE_NAME = re.compile(
-    r"\.(?:memmap|blob|lengths|jsonl?|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
+    r"\.(?:memmap|blob|rows|lengths|json|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
 )
 #: Limit in bytes of a component of an id: file systems allow names of 255, and a lock's temporary name adds 40.
 _LONGEST_PART = 215
@@ -106,11 +107,11 @@ class DatasetPlace:
                 raise DatasetExistsError(message, hint="choose another name")
 
     def recover(self) -> None:
-        """Finish a commit that was killed after it removed the journal. Call with the lock held.
+        """Finish a commit that was killed after it removed the record of the run. Call with the lock held.
 
         The folder may have changed since: it is installed if its files match its manifest, and otherwise removed.
         """
-        if (self.working / FILENAME).is_file() and not os.path.lexists(self.working / JOURNAL):
+        if (self.working / FILENAME).is_file() and not os.path.lexists(self.working / RUN):
             if _is_whole(self.working):
                 self.install()
             else:
@@ -123,10 +124,11 @@ class DatasetPlace:
     def install(self) -> None:
         """Make the finished working folder the dataset. Call with the lock held.
 
-        Files that the manifest does not list are removed, the journal first: after that `recover` completes the installation.
+        Files that the manifest does not list are removed, the record of the run first: after that `recover` completes the
+        installation.
         """
         files = read_manifest(self.working).files
-        (self.working / JOURNAL).unlink(missing_ok=True)
+        (self.working / RUN).unlink(missing_ok=True)
         sync_folder(self.working)
         _keep_only(self.working, {FILENAME, *files})
         if os.path.lexists(self.path):
@@ -151,9 +153,9 @@ class DatasetPlace:
 
     def discard_working(self) -> None:
         """Delete unfinished work; if this is killed, it leaves nothing that a later run would resume or install."""
-        # Without its manifest the folder is not installed, and without its journal it is not continued.
+        # Without its manifest the folder is not installed, and without that record it is not continued.
         if not self.working.is_symlink() and self.working.is_dir():
-            for name in (FILENAME, JOURNAL):
+            for name in (FILENAME, RUN):
                 remove_tree(self.working / name)
         remove_tree(self.working)
 

@@ -1,14 +1,19 @@
-"""A dataset that is about to be replaced by a larger one, which takes over the parts that both begin with."""
+"""A dataset that is about to be replaced by a larger one, which begins with its rows: they are pieces of the join."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from .checksums import damaged_ranges
+import numpy as np
+
+from ..errors import DamagedDatasetError
+from .checksums import damaged_ranges, place_cells, sum_cells
 from .codecs import codec_of
+from .join import Piece
 from .leaf import Leaf
 from .manifest import FILENAME, Manifest, read_manifest
 from .schema import Schema
@@ -19,6 +24,7 @@ class OldDataset:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self.damaged_in = cache(self._damaged_in)
 
     @classmethod
     def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
@@ -28,15 +34,16 @@ class OldDataset:
         manifest = read_manifest(folder)
         usable = [leaf.to_json() for leaf in manifest.schema] == [leaf.to_json() for leaf in schema]
         old = cls(folder, manifest)
-        return old if usable and schema.states and old._dictionaries_are_sound() else None
+        # With a damaged dictionary the old rows cannot be decoded.
+        dictionaries = (name for name in manifest.files if name.endswith("/dictionary"))
+        return old if usable and schema.states and not any(map(old.damaged_in, dictionaries)) else None
 
-    def _dictionaries_are_sound(self) -> bool:
-        """Whether the dictionaries are intact; with a damaged one the old rows cannot be decoded."""
+    def _damaged_in(self, path: str) -> list[tuple[int, int]]:
+        """The ranges of a file, as begin and length, that are not what the manifest says."""
         try:
-            names = [name for name in self.manifest.files if name.endswith("/dictionary")]
-            return not any(list(damaged_ranges(self.folder / name, self.manifest.files[name])) for name in names)
+            return list(damaged_ranges(self.folder / path, self.manifest.files[path]))
         except OSError:
-            return False
+            return [(0, self.manifest.size_of(path))]
 
     def dictionary(self, leaf: Leaf) -> bytes:
         """The dictionary of a leaf whose codec uses one."""
@@ -57,3 +64,48 @@ class OldDataset:
             return new["layout"] == old.get("layout") and all(stated)
 
         return sum(1 for _ in takewhile(bool, map(is_same, parts, self.manifest.parts)))
+
+    def pieces(self, leaf: Leaf, first: int, stop: int, mark: Any, *, with_empty: bool = False) -> list[Piece]:
+        """Its rows ``first`` to ``stop - 1`` of a leaf, checked: a piece for each checksum range, ``(mark, number)`` in the new
+        dataset; ``with_empty``: also for ranges without rows.
+
+        Raises DamagedDatasetError where they are not what the manifest says, or no ranges of their own.
+        """
+        path = codec_of(leaf).path("blob")
+        offsets = None if codec_of(leaf).fixed_rows else self._offsets(leaf, first, stop)
+        begin, end = (first * leaf.row_bytes, stop * leaf.row_bytes) if offsets is None else (offsets[0], offsets[-1])
+        at, pieces = 0, list[Piece]()
+        for length, checksum in self.manifest.files[path]:
+            if begin <= at and at + length <= end and (length or with_empty):
+                cells, lengths, rows = self._cells(path, at, length, checksum), None, length // leaf.row_bytes
+                if offsets is not None:
+                    low, high = np.searchsorted(offsets, [at, at + length])
+                    lengths, rows = np.diff(offsets[low : high + 1]), int(high - low)
+                pieces.append(Piece(self.folder / path, at, length, cells, rows, (mark, len(pieces)), lengths))
+            at += length
+        if sum(piece.rows for piece in pieces) != stop - first:
+            raise self.damaged(path)
+        return pieces
+
+    def _cells(self, path: str, at: int, length: int, checksum: str) -> str:
+        """The `Cells` of a range of a file."""
+        try:
+            found, cells = sum_cells(self.folder / path, at, length)
+        except OSError as error:
+            raise self.damaged(path) from error
+        if found != length or place_cells(self.folder / path, at, length, cells, 0)[:2] != [length, checksum]:
+            raise self.damaged(path)
+        return cells
+
+    def _offsets(self, leaf: Leaf, first: int, stop: int) -> np.ndarray:
+        """Where these compressed rows begin, and where the last ends."""
+        path = codec_of(leaf).path("offsets")
+        low, high = 8 * first, 8 * (stop + 1)
+        if any(begin < high and low < begin + length for begin, length in self.damaged_in(path)):
+            raise self.damaged(path)
+        return np.fromfile(self.folder / path, "<i8", stop + 1 - first, offset=low)
+
+    def damaged(self, path: str) -> DamagedDatasetError:
+        """The error that names a file of it."""
+        message = f"{self.manifest.id} is damaged, and nothing is appended to it: {self.folder / path}"
+        return DamagedDatasetError(message, hint=f"`rbdata verify {self.manifest.id}` shows what can be repaired")

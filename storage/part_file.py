@@ -28,33 +28,32 @@ class RowsFile:
 
     def __init__(self, stem: Path, leaf: Leaf, encode: Encode | None) -> None:
         self.rows = 0
-        self._leaf, self._encode, self._stem = leaf, encode, stem
+        #: What compresses rows; it may be set later where there is no dictionary yet, and no row.
+        self.leaf, self.encode, self._stem = leaf, encode, stem
         self._file = rows_path(stem).open("xb", buffering=_BUFFER)
         self._cells, self._lengths = Cells(), list[np.ndarray]()
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows ``[n, *leaf.shape]``. Raises SchemaError for another shape or dtype."""
-        leaf = self._leaf
+        """Append rows ``[n, *leaf.shape]``; where a row is one number, ``[n]`` will do. Raises SchemaError for another shape or
+        dtype."""
+        leaf = self.leaf
+        rows = rows[:, None] if rows.ndim == 1 and leaf.shape == (1,) else rows
         if rows.shape[1:] != leaf.shape or rows.dtype.newbyteorder("=") != np.dtype(leaf.dtype):
             got, wanted = f"{rows.dtype} {rows.shape[1:]}", f"{leaf.dtype} {leaf.shape}"
             raise SchemaError(f"key {leaf.name}: got {got}, the schema says {wanted}")
         if not len(rows):
             return
         data: Any = np.ascontiguousarray(rows, leaf.np_dtype)
-        if self._encode is None:
+        if self.encode is None:
             self._store(len(rows), data.data)
         else:
             starts = np.arange(len(rows), dtype=np.int64) * leaf.row_bytes
-            self.append_stored(*self._encode(data.reshape(-1).view(np.uint8).data, starts, leaf.row_bytes))
+            self.append_stored(*self.encode(data.reshape(-1).view(np.uint8).data, starts, leaf.row_bytes))
 
     def append_stored(self, data: Any, lengths: np.ndarray) -> None:
         """Append rows that are already stored like this leaf's: their concatenated bytes, and the length of each."""
         self._lengths.append(lengths)
         self._store(len(lengths), data)
-
-    def set_encoder(self, encode: Encode | None) -> None:
-        """Compress the rows from here on: for a file that was opened before there was a dictionary, and has no rows yet."""
-        self._encode = encode
 
     def _store(self, rows: int, data: Any) -> None:
         self._file.write(data)

@@ -1,7 +1,11 @@
 """The working folder of a dataset that is being made: what it belongs to, and whether a run can go on with it.
 
-The journal states the fingerprint of all that decides the resulting bytes, the command that continues the work, and how far it
-is, for people. The work itself is the parts: one that is there is done.
+    run.json     the fingerprint of all that decides the resulting bytes, the command that continues the work, and what
+                 else the next run must know; written as a whole each time
+    .parts/      the work itself: a part that is there is done
+    join.json    a join has begun (`join`)
+
+Reading changes nothing: `rbdata list` reads the folder of a running writer.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnfinishedDatasetError
-from .folder import JOURNAL, RAW, DatasetPlace, holds_files, remove_links
-from .journal import Journal
+from .checksums import crc32c
+from .durable import is_about_reader, open_plain, write_atomically
+from .folder import RAW, RUN, DatasetPlace, holds_files, remove_links
+from .untrusted_json import parse_json
 
-#: The folder of the parts: a name that no leaf can have.
-PARTS = ".parts"
+#: The folder of the parts: a name that no leaf can have. Each part is a folder ``<unit>.<number>``, with a record in it.
+PARTS, PART_RECORD = ".parts", "part.json"
 #: The record of a join that has begun (`join`).
 JOIN = "join.json"
-#: The entry of a run that no other can go on with.
-_ONCE = "once"
 
 
 class Work:
@@ -38,60 +42,96 @@ class Work:
         self.place, self.folder = place, place.working
         place.check_free(force=restart)
         remove_links(self.folder)
-        journal = Journal(self.folder / JOURNAL)
-        same = journal.fingerprint == fingerprint
-        resumes = same and (not restart or bool(journal.find("restart")))
-        self._journal = journal
-        self.discarded = bool(journal.find(_ONCE))
-        if not resumes and (restart or journal.fingerprint is None or not self.holds_work()):
+        self._run = read_run(self.folder)
+        self.discarded = bool(self._run.get("once"))
+        if not self.belongs(place, fingerprint, restart=restart):
+            if not restart and self.holds_work():
+                raise self._refusal(fingerprint, command)
             place.discard_working()
             self.folder.mkdir(parents=True)
-            self._journal = journal = Journal(self.folder / JOURNAL)
-            journal.start(fingerprint)
-            if restart:
-                journal.record({"kind": "restart"})
-            if not continues:
-                journal.record({"kind": _ONCE})
-        elif not same:
-            message = f"an unfinished {place.id} exists, started with other options, shards or source files"
-            asked, command = command, journal.command
-            how = f"continue it with `{command}`" if command else "continue it with the options it was started with"
-            if command and command == asked:  # the same words: what they name has changed
-                how = "undo what was changed since (a file that it reads, or its code) to continue"
-            raise UnfinishedDatasetError(message, hint=f"{how}, or start over with --force")
-        journal.record_command(command)
+            self._run = {"restart": restart, "once": not continues, "command": command}
+            self.remember("fingerprint", fingerprint)
+        elif command and command != self._run.get("command"):
+            self.remember("command", command)
 
     @staticmethod
     def belongs(place: DatasetPlace, fingerprint: str, *, restart: bool) -> bool:
         """Whether the next run with this fingerprint will go on with what is there; it starts over otherwise."""
-        journal = Journal(place.working / JOURNAL)
-        return journal.fingerprint == fingerprint and (not restart or bool(journal.find("restart")))
+        run = read_run(place.working)
+        return run.get("fingerprint") == fingerprint and (not restart or bool(run.get("restart")))
 
-    def remember(self, kind: str, content: Mapping[str, Any], number: int | str | None = None) -> None:
-        """Record something for the next run, and for people."""
-        self._journal.record({**content, "kind": kind, "number": number})
+    def _refusal(self, fingerprint: str, asked: str) -> UnfinishedDatasetError:
+        message = f"an unfinished {self.place.id} exists, started with other options, shards or source files"
+        command = command_of(self.folder)
+        how = f"continue it with `{command}`" if command else "continue it with the options it was started with"
+        if command and command == asked:  # the same words: what they name has changed
+            how = "undo what was changed since (a file that it reads, or its code) to continue"
+        return UnfinishedDatasetError(message, hint=f"{how}, or start over with --force")
 
-    def remembered(self, kind: str) -> dict[Any, dict[str, Any]]:
-        """What was recorded, by number."""
-        return self._journal.find(kind)
+    def remember(self, name: str, content: Any) -> None:
+        """Record something for the next run; durable when this returns."""
+        run = {**self._run, name: content}
+        write_sealed(self.folder / RUN, run)
+        self._run = run
 
-    def forget(self, kind: str, number: int | str | None = None) -> None:
-        """Drop what is no longer valid."""
-        self._journal.forget(lambda entry: (entry.get("kind"), entry.get("number")) == (kind, number))
+    def remembered(self, name: str) -> Any:
+        """What was recorded; None for nothing."""
+        return self._run.get(name)
 
     def holds_work(self) -> bool:
         """Whether the next run can go on with anything: parts (a lead is read again every time), raw files, a join, a log, a
         copy of a dataset."""
-        if self._journal.find(_ONCE):
+        if self._run.get("once") or "fingerprint" not in self._run:
             return False
-        if self._journal.find("log") or self._journal.find("copy"):
+        if self._run.get("log") or self._run.get("copy"):
             return True
-        done = any(path.name[:4] != "lead" for path in self.part_folders())
-        return done or holds_files(self.folder / RAW) or (self.folder / JOIN).exists()
+        return bool(self.part_folders()) or holds_files(self.folder / RAW) or (self.folder / JOIN).exists()
 
     def part_folders(self) -> list[Path]:
-        """The folders of finished parts."""
-        return sorted(path.parent for path in (self.folder / PARTS).glob("*.*/part.json"))
+        """The folders of finished parts, without that of the lead."""
+        return sorted(path.parent for path in _part_records(self.folder))
+
+
+def _part_records(folder: Path) -> list[Path]:
+    return list((folder / PARTS).glob(f"[0-9]*.*/{PART_RECORD}"))
+
+
+def units_done(folder: Path) -> int:
+    """How many units are parts in a working folder, to their ends."""
+    records = map(read_sealed, _part_records(folder))
+    return len({one.get("unit") for one in records if isinstance(one, dict) and one.get("goes_on") is None})
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What the run that began a working folder recorded; empty without a record, or with a damaged one."""
+    run = read_sealed(folder / RUN)
+    return run if isinstance(run, dict) else {}
+
+
+def command_of(folder: Path) -> str:
+    """The command line that resumes the work in a working folder; "" if Python code started it."""
+    line = read_run(folder).get("command")
+    return line if isinstance(line, str) and line.isprintable() else ""
+
+
+def write_sealed(path: Path, content: Any) -> None:
+    """Write JSON with its checksum, atomically and durably."""
+    data = json.dumps(content).encode()
+    write_atomically(path, f"{crc32c(data)} ".encode() + data)
+
+
+def read_sealed(path: Path) -> Any:
+    """What `write_sealed` wrote; None where there is no such file, or it was changed."""
+    try:
+        with open_plain(path, "rb") as file:
+            checksum, _, data = file.read().partition(b" ")
+        return parse_json(data) if checksum == crc32c(data).encode() else None
+    except OSError as error:
+        if is_about_reader(error):
+            raise
+    except ValueError:
+        pass
+    return None
 
 
 def fingerprint(content: Mapping[str, Any]) -> str:

@@ -9,35 +9,30 @@ All of it is joined beside the old dataset, which is replaced by a rename at the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import DamagedDatasetError, UsageError
-from ...storage.checksums import damaged_ranges, join_ranges, place_cells, sum_cells
-from ...storage.codecs import codec_of
+from ...errors import UsageError
 from ...storage.episodes import FOLDER, EpisodeTable, open_episodes
 from ...storage.folder import DatasetPlace
 from ...storage.join import Piece
 from ...storage.leaf import Leaf
 from ...storage.manifest import Manifest, read_manifest
+from ...storage.old_dataset import OldDataset
 
 if TYPE_CHECKING:
     from .reader import Reader
 
 
-class Base:
+class Base(OldDataset):
     """The dataset in a folder, which is about to grow."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        self._pieces: dict[str, list[Piece]] | None = None
-
     @classmethod
-    def open(cls, place: DatasetPlace) -> Base | None:
+    def at(cls, place: DatasetPlace) -> Base | None:
         """The dataset at a place; None without one. Raises as `read_manifest`."""
         return cls(place.path, read_manifest(place.path)) if place.exists() else None
 
@@ -51,52 +46,17 @@ class Base:
             raise UsageError(message, hint="give the same keys, dtypes and shapes, or make a dataset of another id")
         reader.check_append(self.manifest)
 
-    def pieces(self, ranged: Collection[str]) -> Mapping[str, Sequence[Piece]]:
-        """The rows of each leaf that is not constant; the leaves ``ranged`` keep their checksum ranges. Reads all files once.
+    @cached_property
+    def all_pieces(self) -> Mapping[str, Sequence[Piece]]:
+        """The rows of each leaf that is not constant. Reads all files once.
 
         Raises DamagedDatasetError where one does not hold what the manifest says.
         """
-        if self._pieces is None:
-            for path in self.manifest.files:
-                if path.startswith(f"{FOLDER}/") or path.endswith(("/dictionary", "/offsets")):
-                    self._check_file(path)
-            leaves = [leaf for leaf in self.manifest.schema if leaf.constant is None]
-            self._pieces = {leaf.name: self._pieces_of(leaf, leaf.name in ranged) for leaf in leaves}
-        return self._pieces
-
-    def _pieces_of(self, leaf: Leaf, ranged: bool) -> list[Piece]:
-        codec, files, at, first = codec_of(leaf), self.manifest.files, 0, 0
-        path, pieces = self.folder / codec.path("blob"), list[Piece]()
-        ranges = files[codec.path("blob")] if ranged else [join_ranges(files[codec.path("blob")])]
-        tables: Sequence[Sequence[Any]] = [[0, ""]] * len(ranges)
-        offsets = np.zeros(0, np.int64)
-        if not codec.fixed_rows:
-            tables, offsets = files[codec.path("offsets")], np.fromfile(self.folder / codec.path("offsets"), "<i8")
-        for number, ((length, checksum), (size, _)) in enumerate(zip(ranges, tables, strict=True)):
-            # The table of the first range has the offset of the first row, too.
-            rows = length // leaf.row_bytes if codec.fixed_rows else size // 8 - (not number)
-            lengths = None if codec.fixed_rows else np.diff(offsets[first : first + rows + 1])
-            try:
-                found, cells = sum_cells(path, at, length)
-            except OSError as error:
-                raise self._damaged(codec.path("blob")) from error
-            if found != length or place_cells(path, at, length, cells, 0)[:2] != [length, checksum]:
-                raise self._damaged(codec.path("blob"))
-            pieces.append(Piece(path, at, length, cells, rows, ("old", number), lengths))
-            at, first = at + length, first + rows
-        return pieces
-
-    def _check_file(self, path: str) -> None:
-        try:
-            is_damaged = bool(list(damaged_ranges(self.folder / path, self.manifest.files[path])))
-        except OSError as error:
-            raise self._damaged(path) from error
-        if is_damaged:
-            raise self._damaged(path)
-
-    def _damaged(self, path: str) -> DamagedDatasetError:
-        message = f"{self.manifest.id} is damaged, and nothing is appended to it: {self.folder / path}"
-        return DamagedDatasetError(message, hint=f"`rbdata verify {self.manifest.id}` shows what can be repaired")
+        for path in self.manifest.files:
+            if (path.startswith(f"{FOLDER}/") or path.endswith(("/dictionary", "/offsets"))) and self.damaged_in(path):
+                raise self.damaged(path)
+        leaves = [leaf for leaf in self.manifest.schema if leaf.constant is None]
+        return {leaf.name: self.pieces(leaf, 0, self.manifest.rows(leaf), "old", with_empty=True) for leaf in leaves}
 
     def episodes(self, added: EpisodeTable) -> EpisodeTable:
         """The episodes of the whole."""

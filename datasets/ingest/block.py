@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,14 @@ END_TERMINATED, END_TRUNCATED, END_CUT, END_MIDWAY = 1, 2, 4, 8
 ENDS = END_TERMINATED | END_TRUNCATED | END_CUT
 
 
+class RowsSink(Protocol):
+    """What rows are written to."""
+
+    def append(self, rows: np.ndarray) -> None: ...
+
+    def append_stored(self, data: Any, lengths: np.ndarray) -> None: ...
+
+
 @dataclass(frozen=True)
 class LazyRows:
     """Rows of ``shape`` that are decoded when they are needed: ``blocks`` yields them in order, ``[k, *shape]`` each, once."""
@@ -31,6 +39,14 @@ class LazyRows:
     dtype: str
     shape: tuple[int, ...]
     blocks: Iterable[np.ndarray]
+
+    def write(self, sink: RowsSink) -> int:
+        """Append them; returns how many there are."""
+        count = 0
+        for rows in self.blocks:
+            sink.append(rows)
+            count += len(rows)
+        return count
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,11 @@ class StoredRows:
     rows: Any
     first: int
     stop: int
+
+    def write(self, sink: RowsSink) -> int:
+        """Append them; returns how many there are."""
+        sink.append_stored(*self.rows.stored(self.first, self.stop))
+        return self.stop - self.first
 
 
 #: The rows of a column in a block.
@@ -53,7 +74,8 @@ class Block:
 
     ``columns``: by leaf, the rows in order, of its dtype and shape: a row per step of a step leaf, per state of a state leaf. A
     step leaf ``key`` without its ``next/key``, where the schema has both, has a row per state too, and fills both.
-    ``next/reward`` may be ``[n]``. The flags under ``next`` follow from ``bits`` and need not be given.
+    Rows of one number, such as those of ``next/reward``, may be ``[n]``. The flags under ``next`` follow from ``bits`` and need
+    not be given.
 
     ``bits``: uint8 ``[n]``, how each step ends (0: the episode goes on). None where the block has states alone; ``final`` (bool
     ``[states]``) then says which are the last of their episode (needed only where states fill two step leaves).

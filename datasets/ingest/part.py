@@ -2,8 +2,7 @@
 
     .parts/<unit>.<n>/<leaf>.<section>.rows, .lengths      the rows of a leaf (`storage.part_file`)
     .parts/<unit>.<n>/.bits.<section>.rows                 how each step ends (`block`)
-    .parts/<unit>.<n>/part.json                            the record: the unit, its sections, what it says of itself;
-                                                           before it its crc32c
+    .parts/<unit>.<n>/part.json                            the record: the unit, its sections, what it says of itself
 
 A part that is there, and whose record fits its unit, is not made again. A unit that can be continued in its middle
 (`Block.mark`) becomes several parts, one after the other.
@@ -11,11 +10,10 @@ A part that is there, and whose record fits its unit, is not made again. A unit 
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,32 +22,18 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError, SchemaError
-from ...storage.checksums import crc32c
 from ...storage.codecs import codec_of
-from ...storage.durable import sync_folder, write_atomically, write_durably
-from ...storage.episodes import EpisodeTable
+from ...storage.durable import sync_folder
 from ...storage.leaf import Leaf
 from ...storage.part_file import RowsFile, encoder_of
 from ...storage.schema import Schema
-from ...storage.untrusted_json import parse_json
-from ...storage.work import PARTS
+from ...storage.work import PART_RECORD, PARTS, read_sealed, write_sealed
 from ..workers.task import OnBlock
-from .block import (
-    END_CUT,
-    END_MIDWAY,
-    END_TERMINATED,
-    END_TRUNCATED,
-    ENDS,
-    Block,
-    LazyRows,
-    StoredRows,
-    final_states,
-    outcomes,
-)
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, LazyRows, Rows, RowsSink, final_states
+from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
-from .unit import BITS, LEAD, Part, Unit
+from .unit import BITS, LEAD, Part, Unit, stem_of
 
-RECORD = "part.json"
 #: Bytes and rows that a dictionary is trained on, where a reader gives no sample: the first ones.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 #: A unit that can be continued becomes a part after this share of the time that it took so far.
@@ -65,8 +49,16 @@ class _Section:
     inside: bool
     files: dict[str, RowsFile] = field(default_factory=dict)
 
+    def starts(self, final: np.ndarray) -> np.ndarray:
+        """Which states are the first of their episode, given which of them are the last, bool ``[states]``."""
+        if not len(final):
+            return final
+        first = np.concatenate([[not self.inside], final[:-1]])
+        self.inside = not final[-1]
+        return first
 
-class _DictionaryMadeError(Exception):
+
+class DictionaryMadeError(Exception):
     """The dictionary is there, and other units wait for it."""
 
     def __init__(self, schema: Schema) -> None:
@@ -77,111 +69,65 @@ class _DictionaryMadeError(Exception):
 class PartWriter:
     """Writes blocks of a unit as a part.
 
-    ``folder`` is the working folder, ``schema`` the leaves (None: the first block states them). Where a compressed leaf has no
-    dictionary there yet, one is trained on the first rows; with ``begins``, _DictionaryMadeError is raised as soon as all
+    ``folder`` is the working folder, ``schema`` the leaves (empty: the first block states them). Where a compressed leaf has no
+    dictionary there yet, one is trained on the first rows; with ``begins``, DictionaryMadeError is raised as soon as all
     dictionaries are there.
     """
 
     def __init__(
-        self, folder: Path, unit: Unit, number: int, schema: Schema | None, threads: int, *, begins: bool = False
+        self, folder: Path, unit: Unit, number: int, schema: Schema, threads: int, *, begins: bool = False
     ) -> None:
         self._folder, self._unit, self._threads, self._begins = folder, unit, threads, begins
         self._target = part_folder(folder, unit.index, number)
         self._path = self._target.with_name(f"{self._target.name}.{uuid.uuid4().hex}")
         self._path.mkdir(parents=True)
         self._sections: dict[tuple[int, ...], _Section] = {}
-        #: Rows that wait for the dictionary, and their bytes; None when it is there.
-        self._waiting: list[tuple[RowsFile, Leaf, np.ndarray]] | None = None
-        self._waiting_bytes = 0
+        #: Rows that wait for the dictionary; None when it is there.
+        self._sample: list[tuple[RowsFile, np.ndarray]] | None = None
         self._about: Mapping[str, Any] = {}
         self._marked: dict[str, Any] | None = None
-        self.schema = Schema(()) if schema is None else schema
-        if schema is not None:
-            self._begin(schema)
+        self._take_schema(schema)
 
-    def _begin(self, schema: Schema) -> None:
+    def _take_schema(self, schema: Schema) -> None:
         self.schema = schema
-        self._compressed = [leaf for leaf in schema if not codec_of(leaf).fixed_rows]
-        self._twins = {
-            leaf.name for leaf in schema.steps if (after := schema.get("next/" + leaf.name)) and after.constant is None
-        }
-        if any(not dictionary_path(self._folder, leaf).is_file() for leaf in self._trained()):
-            self._waiting = []
-
-    def _trained(self) -> list[Leaf]:
-        return [leaf for leaf in self._compressed if codec_of(leaf).uses_dictionary]
+        after = {leaf.name: schema.get("next/" + leaf.name) for leaf in schema.steps}
+        self._twins = {name for name, leaf in after.items() if leaf and leaf.constant is None}
+        if any(not dictionary_path(self._folder, leaf).is_file() for leaf in trained_leaves(schema.states)):
+            self._sample = []
 
     def add(self, block: Block) -> None:
         """Append a block. Raises SchemaError for rows that do not fit the schema, or each other."""
-        if block.schema is not None and not self.schema.leaves:
-            self._begin(block.schema)
-        elif block.schema is not None and block.schema != self.schema:
-            odd = column_difference(columns_of(block.schema), columns_of(self.schema))
-            raise CorruptSourceError(f"{self._unit.name} is unlike the first: {odd}")
-        section = self._section_of(block)
-        final = block.final
+        if block.schema is not None and block.schema != self.schema:
+            if self.schema.leaves:
+                odd = column_difference(columns_of(block.schema), columns_of(self.schema))
+                raise CorruptSourceError(f"{self._unit.name} is unlike the first: {odd}")
+            self._take_schema(block.schema)
+        section, columns, final = self._section_of(block), dict(block.columns), block.final
         if block.bits is not None:
             final = final_states(block.bits)
-            flags = {
-                "next/terminated": (block.bits & END_TERMINATED) != 0,
-                "next/truncated": (block.bits & (END_TRUNCATED | END_CUT)) != 0,
-                "next/done": (block.bits & ENDS) != 0,
-            }
             self._file(section, BITS).append(block.bits)
-            for name, values in flags.items():
-                if name in self.schema and self.schema[name].constant is None and name not in block.columns:
-                    self._file(section, self.schema[name]).append(values[:, None])
-        first = None
-        if final is not None and len(final):
-            first = np.concatenate([[not section.inside], final[:-1]])
-            section.inside = not final[-1]
-        for name, rows in block.columns.items():
-            leaf = self.schema[name]
-            if leaf.kind == "step" and name in self._twins and "next/" + name not in block.columns:
-                assert final is not None
-                self._append_twins(section, leaf, rows, final, first)
-                continue
-            steps = None if block.bits is None else len(block.bits)
-            wanted = steps if leaf.kind == "step" else None if final is None else len(final)
-            self._append(section, leaf, rows, wanted)
+            columns = {**self._flags(block.bits), **columns}
+        first = None if final is None else section.starts(final)
+        for name, given in columns.items():
+            leaf, rows = self.schema[name], LazyRows("", (), [given]) if isinstance(given, np.ndarray) else given
+            sink, wanted = self._sink(section, leaf), None if final is None else len(final)
+            if leaf.kind == "step" and name in self._twins and "next/" + name not in columns:
+                assert final is not None and first is not None
+                sink = _Twins(sink, self._sink(section, self.schema["next/" + name]), final, first)
+            elif leaf.kind == "step":
+                wanted = None if block.bits is None else len(block.bits)
+            done = rows.write(sink)
+            if wanted not in (None, done):
+                raise SchemaError(f"{self._unit.name}: {name} has {done} rows where {wanted} belong")
         self._about = self._about if block.record is None else block.record
-        if self._begins and self._waiting is None and any(file.rows for file in section.files.values()):
-            raise _DictionaryMadeError(self.schema)
+        if self._begins and self._sample is None and any(file.rows for file in section.files.values()):
+            raise DictionaryMadeError(self.schema)
 
-    def _append(self, section: _Section, leaf: Leaf, rows: Any, wanted: int | None) -> None:
-        file, done = self._file(section, leaf), 0
-        if isinstance(rows, StoredRows):
-            file.append_stored(*rows.rows.stored(rows.first, rows.stop))
-            done = rows.stop - rows.first
-        for some in _pieces(rows):
-            done += len(some)
-            if leaf.name == "next/reward":
-                some = some.reshape(len(some), 1)
-            if self._waiting is None or leaf not in self._compressed:
-                file.append(some)
-            else:
-                self._waiting.append((file, leaf, some.copy()))
-                self._waiting_bytes += some.nbytes
-                if self._waiting_bytes >= SAMPLE_BYTES:
-                    self._train()
-        if wanted is not None and done != wanted:
-            raise SchemaError(f"{self._unit.name}: {leaf.name} has {done} rows where {wanted} belong")
-
-    def _append_twins(
-        self, section: _Section, leaf: Leaf, rows: Any, final: np.ndarray, first: np.ndarray | None
-    ) -> None:
-        """States that fill two step leaves: all but the final ones are those that steps begin in, all but the first ones those
-        that they lead to."""
-        root, after = self._file(section, leaf), self._file(section, self.schema["next/" + leaf.name])
-        at = 0
-        for some in _pieces(rows):
-            here = slice(at, at + len(some))
-            at += len(some)
-            if first is not None and len(some) == len(final[here]):
-                root.append(some[~final[here]] if final[here].any() else some)
-                after.append(some[~first[here]] if first[here].any() else some)
-        if at != len(final):
-            raise SchemaError(f"{self._unit.name}: {leaf.name} has {at} rows where {len(final)} states belong")
+    def _flags(self, bits: np.ndarray) -> dict[str, Rows]:
+        """The columns of the flags, where the schema has them."""
+        ends = {"terminated": END_TERMINATED, "truncated": END_TRUNCATED | END_CUT, "done": ENDS}
+        leaves = {name: self.schema.get(f"next/{name}") for name in ends}
+        return {leaf.name: bits & ends[name] != 0 for name, leaf in leaves.items() if leaf and leaf.constant is None}
 
     def _section_of(self, block: Block) -> _Section:
         place = block.place or (self._unit.index,)
@@ -190,54 +136,61 @@ class PartWriter:
         return self._sections[place]
 
     def _file(self, section: _Section, leaf: Leaf) -> RowsFile:
-        name = "" if leaf is BITS else leaf.name
-        if name not in section.files:
-            encode = None if self._waiting is not None else encoder_of(leaf, self._folder, self._threads)
-            section.files[name] = RowsFile(self._path / _stem(leaf, section.number), leaf, encode)
-        return section.files[name]
+        stem = stem_of(leaf)
+        if stem not in section.files:
+            encode = None if self._sample is not None else encoder_of(leaf, self._folder, self._threads)
+            section.files[stem] = RowsFile(self._path / f"{stem}.{section.number}", leaf, encode)
+        return section.files[stem]
+
+    def _sink(self, section: _Section, leaf: Leaf) -> RowsSink:
+        file = self._file(section, leaf)
+        return file if self._sample is None or codec_of(leaf).fixed_rows else _Waiting(self, file)
+
+    def wait(self, file: RowsFile, rows: np.ndarray) -> None:
+        """Keep rows for the dictionary, or write them where they just had one trained."""
+        if self._sample is None:
+            file.append(rows)
+            return
+        self._sample.append((file, rows.copy()))
+        if sum(some.nbytes for _, some in self._sample) >= SAMPLE_BYTES:
+            self._train()
 
     def _train(self) -> None:
         """Train the dictionary on the waiting rows, then write them."""
-        waiting, self._waiting = self._waiting or [], None
-        if not waiting:
+        sample, self._sample = self._sample, None
+        if not sample:
             return
-        rows = [row for _, _, block in waiting for row in block]
-        size = max(row.nbytes for row in rows)
-        want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // size, len(rows)))
+        rows = [row for _, some in sample for row in some]
+        want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // max(row.nbytes for row in rows), len(rows)))
         chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
-        store_dictionaries(self._folder, {leaf.name: leaf for leaf in self._trained()}, chosen, self._unit.identity)
-        for file, leaf, block in waiting:
-            file.set_encoder(encoder_of(leaf, self._folder, self._threads))
-            file.append(block)
+        leaves = {leaf.name: leaf for leaf in trained_leaves(self.schema.states)}
+        store_dictionaries(self._folder, leaves, chosen, self._unit.identity)
+        for file, some in sample:
+            file.encode = encoder_of(file.leaf, self._folder, self._threads)
+            file.append(some)
 
     # -- the end of a part ---------------------------------------------------------------------------------------------
 
     def mark(self, mark: Any) -> bool:
         """Declare that the unit can be continued from here with ``mark``; returns False while rows wait in memory."""
-        if self._waiting:
+        if self._sample:
             return False
         self._marked = self._record(mark)
         return True
 
     def _record(self, mark: Any) -> dict[str, Any]:
-        sections = []
-        for section in self._sections.values():
-            written = {
-                name: {"stem": _stem(BITS if not name else self.schema[name], section.number), **file.position()}
-                for name, file in section.files.items()
+        sections = [
+            {
+                "place": section.place,
+                "range": section.range,
+                "leaves": {
+                    stem: {"stem": f"{stem}.{section.number}", **file.position()}
+                    for stem, file in section.files.items()
+                },
             }
-            bits = written.pop("", None)
-            sections.append({"place": section.place, "range": section.range, "bits": bits, "leaves": written})
-        return {
-            "unit": self._unit.index,
-            "identity": self._unit.identity,
-            "objects": self._unit.objects(),
-            "dictionary": dictionary_mark(self._folder),
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            "sections": sections,
-            "about": dict(self._about),
-            "goes_on": mark,
-        }
+            for section in self._sections.values()
+        ]
+        return {"sections": sections, "about": dict(self._about), "goes_on": mark}
 
     def finish(self) -> dict[str, Any]:
         """Make everything durable under the part's name; returns the record."""
@@ -250,16 +203,24 @@ class PartWriter:
             raise RbdataError("there is no mark")
         return self._keep(self._marked)
 
-    def _keep(self, record: dict[str, Any]) -> dict[str, Any]:
-        for section, told in zip(self._sections.values(), record["sections"]):
-            for name, file in section.files.items():
+    def _keep(self, marked: dict[str, Any]) -> dict[str, Any]:
+        for section in self._sections.values():
+            for file in section.files.values():
                 file.finish()
-                written = told["leaves"].get(name) if name else told["bits"]
-                if written is not None and (lengths := file.sum_lengths(written["rows"])):
+        for section, told in zip(self._sections.values(), marked["sections"]):
+            for stem, written in told["leaves"].items():
+                if lengths := section.files[stem].sum_lengths(written["rows"]):
                     written["lengths"] = lengths
-        data = json.dumps(record).encode()
-        write_durably(self._path / RECORD, f"{crc32c(data)} ".encode() + data)
-        sync_folder(self._path)
+        unit = self._unit
+        record = {
+            "unit": unit.index,
+            "identity": unit.identity,
+            "objects": unit.objects(),
+            "dictionary": dictionary_mark(self._folder),
+            "leaves": [leaf.to_json() for leaf in self.schema],
+            **marked,
+        }
+        write_sealed(self._path / PART_RECORD, record)
         if self._target.exists():
             shutil.rmtree(self._target)
         self._path.rename(self._target)
@@ -274,17 +235,35 @@ class PartWriter:
         shutil.rmtree(self._path, ignore_errors=True)
 
 
-def _pieces(rows: Any) -> Iterator[np.ndarray]:
-    if isinstance(rows, StoredRows):
-        return
-    if isinstance(rows, LazyRows):
-        yield from rows.blocks
-    else:
-        yield rows
+class _Waiting:
+    """Rows that go to a file when there is a dictionary for it."""
+
+    def __init__(self, writer: PartWriter, file: RowsFile) -> None:
+        self._writer, self._file = writer, file
+
+    def append(self, rows: np.ndarray) -> None:
+        self._writer.wait(self._file, rows)
+
+    def append_stored(self, data: Any, lengths: np.ndarray) -> None:
+        self._file.append_stored(data, lengths)
 
 
-def _stem(leaf: Leaf, section: int) -> str:
-    return f".bits.{section}" if leaf is BITS else f"{'.'.join(leaf.key)}.{section}"
+class _Twins:
+    """States that fill two step leaves: all but the final ones are those that steps begin in, all but the first ones those that
+    they lead to; ``final``, ``first`` are bool ``[states]``."""
+
+    def __init__(self, root: RowsSink, after: RowsSink, final: np.ndarray, first: np.ndarray) -> None:
+        self._root, self._after, self._final, self._first, self._at = root, after, final, first, 0
+
+    def append(self, rows: np.ndarray) -> None:
+        here = slice(self._at, self._at + len(rows))
+        self._at += len(rows)
+        for sink, left_out in ((self._root, self._final[here]), (self._after, self._first[here])):
+            if len(left_out) == len(rows):  # the writer refuses too many
+                sink.append(rows[~left_out] if left_out.any() else rows)
+
+    def append_stored(self, data: Any, lengths: np.ndarray) -> None:
+        raise NotImplementedError
 
 
 def part_folder(folder: Path, unit: int, number: int) -> Path:
@@ -319,7 +298,7 @@ class PartTask(_UnitTask):
     """Makes the parts of a unit in a working ``folder``, those that are not there yet."""
 
     folder: Path
-    schema: Schema | None
+    schema: Schema
     threads: int
     begins: bool = False
 
@@ -328,7 +307,7 @@ class PartTask(_UnitTask):
         try:
             with self.unit.prepared(self.folder, on_block) as unit:
                 return self._write(unit, on_block)
-        except _DictionaryMadeError as made:
+        except DictionaryMadeError as made:
             return {"leaves": [leaf.to_json() for leaf in made.schema]}
 
     def _write(self, unit: Unit, on_block: OnBlock) -> dict[str, Any]:
@@ -348,12 +327,10 @@ class PartTask(_UnitTask):
                     number, kept = number + 1, now
                     writer = PartWriter(self.folder, unit, number, writer.schema, self.threads)
             return writer.finish()
-        except _DictionaryMadeError:
-            writer.abandon()
-            raise
-        except BaseException:
-            with suppress(OSError, RbdataError):
-                writer.cut()
+        except BaseException as error:
+            if not isinstance(error, DictionaryMadeError):
+                with suppress(OSError, RbdataError):
+                    writer.cut()
             writer.abandon()
             raise
 
@@ -379,132 +356,16 @@ class CountTask(_UnitTask):
 
 def read_part(folder: Path) -> Part | None:
     """The part in a folder; None where it is not whole."""
-    try:
-        checksum, _, data = (folder / RECORD).read_bytes().partition(b" ")
-        if checksum != crc32c(data).encode():
-            return None
-        part = Part(folder, parse_json(data))
-        return part if isinstance(part.unit, int) and isinstance(part.sections(), list) else None
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
+    record = read_sealed(folder / PART_RECORD)
+    is_one = isinstance(record, dict) and isinstance(record.get("unit"), int) and isinstance(record["sections"], list)
+    return Part(folder, record) if is_one else None
 
 
 def parts_of(folder: Path, unit: Unit) -> list[Part]:
     """The parts of a unit that fit it, in order; the last one is unfinished where its record has ``goes_on``."""
     found: list[Part] = []
-    while part := read_part(part_folder(folder, unit.index, len(found))):
-        if not unit.fits(part.record) or (found and found[-1].record["goes_on"] is None):
+    while not (found and found[-1].is_last) and (part := read_part(part_folder(folder, unit.index, len(found)))):
+        if not unit.fits(part.record):
             break
         found.append(part)
     return found
-
-
-# -- dictionaries ------------------------------------------------------------------------------------------------------------
-
-_MARK = "dictionary.json"
-
-
-def dictionary_path(folder: Path, leaf: Leaf) -> Path:
-    """The file of a leaf's dictionary."""
-    return folder / codec_of(leaf).path("dictionary")
-
-
-def store_dictionaries(
-    folder: Path, leaves: Mapping[str, Leaf], samples: Sequence[np.ndarray] | Mapping[str, bytes], identity: str
-) -> None:
-    """Store the dictionaries of leaves: given, or trained on rows. ``identity``: what they come from."""
-    made: dict[str, Any] = {}
-    trained: dict[type, bytes] = {}
-    for name, leaf in leaves.items():
-        codec = codec_of(leaf)
-        if isinstance(samples, Mapping):
-            data = samples[name]
-        else:
-            data = trained[type(codec)] = trained.get(type(codec)) or codec.train(samples)
-        path = dictionary_path(folder, leaf)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
-        made[name] = crc32c(data)
-    (folder / PARTS).mkdir(exist_ok=True)
-    stated = {"identity": identity, "crc32c": made, "leaves": [leaf.to_json() for leaf in leaves.values()]}
-    write_atomically(folder / PARTS / _MARK, json.dumps(stated).encode())
-
-
-def dictionary_mark(folder: Path) -> Any:
-    """What `store_dictionaries` recorded; None before that."""
-    try:
-        return parse_json((folder / PARTS / _MARK).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def has_dictionaries(folder: Path, leaves: Sequence[Leaf], identity: str) -> bool:
-    """Whether the dictionaries of these leaves are there, unchanged, and come from ``identity``."""
-    mark = dictionary_mark(folder)
-    try:
-        return (
-            mark is not None
-            and mark["identity"] == identity
-            and all(crc32c(dictionary_path(folder, leaf).read_bytes()) == mark["crc32c"][leaf.name] for leaf in leaves)
-        )
-    except (OSError, LookupError, TypeError):
-        return False
-
-
-# -- episodes ----------------------------------------------------------------------------------------------------------------
-
-
-def episodes_of(
-    sections: Sequence[tuple[Part, Mapping[str, Any]]], reward: Leaf, size: int, where: Callable[[], str]
-) -> EpisodeTable:
-    """The episodes of sections, in their order. Rewards are summed in blocks of ``size`` steps of each unit's section.
-
-    Raises SchemaError where the last one has no end.
-    """
-    lengths, returns, ends = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0, np.uint8)]
-    length, total = 0, 0.0
-    for bits, rewards in _stretches(sections, reward, size):
-        last = np.flatnonzero(bits & ENDS)
-        starts = np.concatenate([np.zeros(1, np.int64), last + 1])
-        counts = np.diff(np.append(starts, len(bits)))
-        sums, filled = np.zeros(len(starts)), counts > 0
-        sums[filled] = np.add.reduceat(rewards, starts[filled], dtype=np.float64)
-        counts[0] += length
-        sums[0] += total
-        length, total = int(counts[-1]), float(sums[-1])
-        lengths.append(counts[:-1])
-        returns.append(sums[:-1])
-        ends.append(bits[last])
-    if length:
-        message = f"the last {length} steps of {where()} belong to an episode without an end"
-        raise SchemaError(message, hint="the last step of an episode says how it ended: END_CUT where the data end")
-    every, bits = np.concatenate(lengths), np.concatenate(ends)
-    midway = (bits & END_MIDWAY) != 0
-    return EpisodeTable(np.cumsum(every) - every, every, np.concatenate(returns), outcomes(bits), midway)
-
-
-def _stretches(
-    sections: Sequence[tuple[Part, Mapping[str, Any]]], reward: Leaf, size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Bits and rewards in blocks of ``size`` steps, none of which spans two places."""
-    place, held_bits, held_rewards = None, np.zeros(0, np.uint8), np.zeros(0, np.float32)
-    for part, section in sections:
-        if section["bits"] is None:
-            continue
-        if section["place"] != place and len(held_bits):
-            yield held_bits, held_rewards
-            held_bits, held_rewards = held_bits[:0], held_rewards[:0]
-        place = section["place"]
-        bits = part.rows(section, BITS)
-        rewards = part.rows(section, reward) if reward.constant is None else np.full(len(bits), reward.constant)
-        low = 0
-        while low < len(bits):
-            high = min(len(bits), low + size - len(held_bits))
-            held_bits = np.concatenate([held_bits, bits[low:high]])
-            held_rewards = np.concatenate([held_rewards, rewards[low:high]])
-            low = high
-            if len(held_bits) == size:
-                yield held_bits, held_rewards
-                held_bits, held_rewards = held_bits[:0], held_rewards[:0]
-    if len(held_bits):
-        yield held_bits, held_rewards

@@ -1,6 +1,9 @@
 """The one path by which anything becomes a dataset: units are read as blocks, each becomes a part, the parts are joined.
 
-    whole files -> lead -> dictionary -> parts, by workers -> join -> manifest -> rename
+    plan      whole files, the lead, the units, what of them is there (here)
+    read      a unit's blocks (`block`, `unit`; the sources)
+    write     a part of each unit, by workers (`part`), encoded (`storage.part_file`)
+    commit    episodes, manifest, pieces (`commit`), joined to files (`storage.join`)
 
 Resuming is: the part is there, and its record fits. A larger dataset of the same id begins with the parts of the one that is
 there, and one that is appended to with all of it: their rows are copied from its files when the parts are joined. The lock is
@@ -13,60 +16,44 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..._version import __version__
 from ...errors import (
     ChecksumError,
     CorruptSourceError,
     DamagedDatasetError,
     DatasetExistsError,
-    RbdataError,
     UnfinishedDatasetError,
 )
-from ...storage.checksums import crc32c, place_cells, sum_cells, sum_range
-from ...storage.codecs import codec_of
-from ...storage.episodes import EpisodeTable
-from ...storage.folder import RAW, DatasetPlace, check_space, make_writable, remove_tree
-from ...storage.join import Piece, begin_join, is_joining, join
+from ...storage.folder import DatasetPlace, check_space, make_writable, remove_tree
+from ...storage.join import Piece, is_joining, join
 from ...storage.leaf import Leaf
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.old_dataset import OldDataset
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
 from ...storage.work import Work, fingerprint
-from ..fetch import RemoteObject
-from ..fetch.reading import bytes_there
-from ..workers.local_engine import LocalEngine, call, memory_for, run_tasks, threads_of_task, usual_procs
-from ..workers.task import Engine, TaskProgress, modules_of
+from ..workers.local_engine import LocalEngine, call, memory_for, threads_of_task, usual_procs
+from ..workers.task import Engine, TaskProgress, do_task, modules_of
 from .append import Base
 from .block import ENDS
+from .commit import begin_commit
+from .dictionary import dictionary_mark, dictionary_path, has_dictionaries, store_dictionaries, trained_leaves
 from .estimate import bytes_of_state, estimate_expected, estimate_fetch, estimate_join, estimate_units
-from .part import (
-    CountTask,
-    PartTask,
-    dictionary_mark,
-    dictionary_path,
-    episodes_of,
-    has_dictionaries,
-    part_folder,
-    parts_of,
-    read_part,
-    store_dictionaries,
-)
-from .raw_files import drop_changed, fetch_all, remember_fetched
+from .part import CountTask, PartTask, part_folder, parts_of, read_part
+from .raw_files import bytes_left, fetch_whole, paths_of, remote_files
 from .reader import Reader
-from .records import RawObject
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .trajectories import column_difference, columns_of
-from .unit import BITS, LEAD, Facts, Part, Unit
+from .unit import BITS, LEAD, Part, Unit, written_of
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
 _FAR_TOO_MUCH = 8
@@ -96,7 +83,7 @@ def run(
         announce_replacement(place, request, reader.shards(), url, listener)
         if request.force and place.exists():
             reader.set_previous_objects(read_objects(place))
-        return _write(reader, place, request, listener, url)
+        return make(reader, place, request, listener, url)
 
     return write_dataset(place, request, write, check)
 
@@ -108,7 +95,7 @@ def restore(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     """
     with place.lock():
         place.recover()
-        return _write(reader, place, request, listener, url, read_manifest(place.path))[0]
+        return make(reader, place, request, listener, url, read_manifest(place.path))[0]
 
 
 def write_dataset(
@@ -137,6 +124,64 @@ def write_dataset(
     return Outcome(place.id, place.path, "written", manifest, time.monotonic() - began, estimate)
 
 
+def make(
+    reader: Reader,
+    place: DatasetPlace,
+    request: Request,
+    listener: Listener,
+    url: str,
+    original: Manifest | None = None,
+) -> tuple[Estimate, Manifest]:
+    """Make the dataset with the place's lock held; ``original``: the manifest of the dataset that is made again."""
+    base = Base.at(place) if request.append else None
+    if base is not None:
+        base.check(reader)
+        if not is_joining(place):  # nothing is read, and no work removed, for a dataset that is damaged
+            listener.on_stage("checking what is there")
+            _ = base.all_pieces
+    mark = mark_of(reader, place, original, base)
+    work = Work(place, mark, restart=request.force, command=request.command, continues=reader.continues)
+    if work.discarded and not request.force:
+        listener.on_note(
+            f"{place.id} was begun before and is made from the beginning: nothing states how to go on with it"
+        )
+    going_on, run = (
+        work.holds_work(),
+        _Run(reader, place, request, listener, work, base or _old(reader, place, request)),
+    )
+    try:
+        try:
+            estimate = estimate_join(reader, place) if is_joining(place) else run.plan_and_write(url, original, base)
+            listener.on_stage("committing")
+            return estimate, join(place)
+        except DamagedDatasetError:
+            remove_tree(work.folder)
+            raise
+        except (ChecksumError, CorruptSourceError):
+            if not remote_files(reader):
+                raise
+            remove_tree(work.folder)  # the next run is to fetch the files again
+            if not going_on:
+                raise
+            # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
+            return make(reader, place, request, listener, url, original)
+    except BaseException:
+        if not work.holds_work():
+            remove_tree(work.folder)  # nothing worth keeping for the next run
+        raise
+
+
+def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None, base: Base | None = None) -> str:
+    """Identifies everything that the resulting bytes depend on; ``base`` is appended to."""
+    # Not a smaller dataset, which may be gone when the run is continued.
+    identity = {"id": place.id, **reader.identity()}
+    if original is not None:
+        identity["restores"] = original.to_json()["checksum"]
+    if base is not None:
+        identity["appends_to"] = base.manifest.to_json()["checksum"]
+    return fingerprint(identity)
+
+
 def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Listener) -> Estimate:
     """What a run would do, without the work that an interrupted run has finished; writes nothing, leaves the reader as it is.
 
@@ -149,14 +194,12 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     if expected is not None:
         units = reader.units(None)
         return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
-    remote = remote_files(reader)
-    if remote:
-        return estimate_fetch(reader, place, bytes_left(remote, None if folder is None else folder / RAW))
-    with _Reading(reader, {item.url: Path(item.url) for item in reader.files()}, request) as reading:
-        reading.look()
+    if remote_files(reader):
+        return estimate_fetch(reader, place, bytes_left(reader, folder))
+    with _opened(reader, paths_of(reader), request) as engine:
         lead, about = reader.lead(), dict[str, Any]()
         if lead is not None:
-            about = reading.do(CountTask(lead), listener.on_planned)
+            about = _do_one(CountTask(lead), engine, listener)
         units = reader.units(Part(place.working, {"unit": LEAD, "sections": [], **about}) if about else None)
         done = _done(folder, units) | set(range(_common(old, units)))
         state_bytes = old.bytes_of_state if old else partial(bytes_of_state, reader, partial(_samples, reader))
@@ -165,37 +208,11 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
 
 def _done(folder: Path | None, units: Sequence[Unit]) -> set[int]:
     """The units whose parts are in a working folder."""
-    found = {} if folder is None else {unit.index: parts_of(folder, unit) for unit in units}
-    return {index for index, parts in found.items() if parts and parts[-1].record["goes_on"] is None}
+    return {unit.index for unit in units if folder is not None and _is_done(parts_of(folder, unit))}
 
 
-def _first_part(folder: Path, units: Sequence[Unit]) -> Part | None:
-    """The first part with a step, if all units before it are done."""
-    for unit in units:
-        parts = parts_of(folder, unit)
-        if not parts or parts[-1].record["goes_on"] is not None:
-            return None
-        if parts[0].steps:
-            return parts[0]
-    return None
-
-
-def _is_empty(folder: Path, unit: Unit) -> bool:
-    """Whether a unit is done, and gave nothing."""
-    parts = parts_of(folder, unit)
-    written = [leaf for part in parts for section in part.sections() for leaf in section["leaves"].values()]
-    return bool(parts) and parts[-1].record["goes_on"] is None and not any(leaf["rows"] for leaf in written)
-
-
-def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None, base: Base | None = None) -> str:
-    """Identifies everything that the resulting bytes depend on; ``base`` is appended to."""
-    # Not a smaller dataset, which may be gone when the run is continued.
-    identity = {"id": place.id, **reader.identity()}
-    if original is not None:
-        identity["restores"] = original.to_json()["checksum"]
-    if base is not None:
-        identity["appends_to"] = base.manifest.to_json()["checksum"]
-    return fingerprint(identity)
+def _is_done(parts: Sequence[Part]) -> bool:
+    return bool(parts) and parts[-1].is_last
 
 
 def _old(reader: Reader, place: DatasetPlace, request: Request) -> OldDataset | None:
@@ -214,96 +231,53 @@ def _samples(reader: Reader) -> Any:
     return [] if rows is None else rows
 
 
-def _write(
-    reader: Reader,
-    place: DatasetPlace,
-    request: Request,
-    listener: Listener,
-    url: str,
-    original: Manifest | None = None,
-) -> tuple[Estimate, Manifest]:
-    """Make the dataset with the place's lock held; ``original``: the manifest of the dataset that is made again."""
-    base = Base.open(place) if request.append else None
-    if base is not None:
-        base.check(reader)
-        if not is_joining(place):  # nothing is read, and no work removed, for a dataset that is damaged
-            listener.on_stage("checking what is there")
-            base.pieces(reader.bulk)
-    old = OldDataset(base.folder, base.manifest) if base else _old(reader, place, request)
-    mark = mark_of(reader, place, original, base)
-    work = Work(place, mark, restart=request.force, command=request.command, continues=reader.continues)
-    if work.discarded and not request.force:
-        listener.on_note(
-            f"{place.id} was begun before and is made from the beginning: nothing states how to go on with it"
-        )
-    going_on, run = work.holds_work(), _Run(reader, place, request, listener, work, old, base)
-    try:
-        try:
-            estimate = estimate_join(reader, place) if is_joining(place) else run.read(url, original)
-            listener.on_stage("committing")
-            return estimate, join(place)
-        except DamagedDatasetError:
-            remove_tree(work.folder)
-            raise
-        except (ChecksumError, CorruptSourceError):
-            if not remote_files(reader):
-                raise
-            remove_tree(work.folder)  # the next run is to fetch the files again
-            if not going_on:
-                raise
-            # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
-            return _write(reader, place, request, listener, url, original)
-    except BaseException:
-        if not work.holds_work():
-            remove_tree(work.folder)  # nothing worth keeping for the next run
-        raise
+# -- whole files and the lead ----------------------------------------------------------------------------------------------
 
 
-class _Reading:
-    """Where the files of a reader are read: in worker processes if C libraries do it, else in this process."""
-
-    def __init__(self, reader: Reader, paths: Mapping[str, Path], request: Request) -> None:
-        self.reader, self._paths = reader, paths
-        modules = [type(reader).__module__, *reader.native_libraries]
-        memory = memory_for(reader.native_bytes(paths)) if reader.native_libraries else None
-        self.engine = LocalEngine(
-            usual_procs(64, request.procs) if reader.native_libraries else 0, modules, memory=memory
-        )
-
-    def __enter__(self) -> _Reading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
-
-    def look(self) -> None:
-        """`Reader.look`, and `seen`."""
-        if not self._paths:
-            return
-        label = next(iter(self._paths)) if len(self._paths) == 1 else self.reader.location.url
-        self.reader.seen(call(self.engine, label, _look, self.reader, self._paths))
-
-    def do(self, task: PartTask | CountTask, on_planned: Callable[[int, int], None]) -> dict[str, Any]:
-        """Do one task, for a lead."""
-        if not self.engine.separate:
-            return task(lambda rows, fetched, retries: on_planned(rows, task.rows))
-
-        def report(tasks: list[TaskProgress]) -> None:
-            for one in tasks:
-                on_planned(one.rows, one.total)
-
-        ((_, record),) = run_tasks([task], 1, report, self.engine)
-        return record
+@contextmanager
+def _opened(reader: Reader, paths: Mapping[str, Path], request: Request) -> Iterator[LocalEngine]:
+    """A reader that has looked into its whole files, and what reads them: processes if C libraries do it, else this one."""
+    libraries = reader.native_libraries
+    procs = usual_procs(64, request.procs) if libraries else 0
+    memory = memory_for(reader.native_bytes(paths)) if libraries else None
+    with closing(LocalEngine(procs, [type(reader).__module__, *libraries], memory=memory)) as engine:
+        if paths:
+            label = next(iter(paths)) if len(paths) == 1 else reader.location.url
+            reader.seen(call(engine, label, _look, reader, paths))
+        yield engine
 
 
 def _look(reader: Reader, paths: Mapping[str, Path], _: Any) -> Any:
     return reader.look(paths)
 
 
+def _do_one(task: PartTask | CountTask, engine: Engine, listener: Listener) -> dict[str, Any]:
+    """Do the task of a lead."""
+
+    def report(tasks: list[TaskProgress]) -> None:
+        for one in tasks:
+            listener.on_planned(one.rows, one.total)
+
+    ((_, record),) = engine.run(do_task, [task], report)
+    return record
+
+
+# -- one run ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _OldPart(Part):
+    """A part whose rows a smaller dataset holds: the pieces of each large leaf."""
+
+    old: Mapping[str, Sequence[Piece]]
+
+    def pieces(self, section: Mapping[str, Any], leaf: Leaf, range: Any) -> Sequence[Piece]:
+        return self.old.get(leaf.name, ())
+
+
 @dataclass
 class _Run:
-    """One run with the place's lock held; ``old`` is the dataset to be extended, ``base`` the same one if all of it stays and
-    the run's steps come after it."""
+    """One run with the place's lock held; ``old`` is the dataset to be extended or appended to."""
 
     reader: Reader
     place: DatasetPlace
@@ -311,378 +285,238 @@ class _Run:
     listener: Listener
     work: Work
     old: OldDataset | None
-    base: Base | None = None
+    units: Sequence[Unit] = ()
+    #: Those that are there, of each unit.
+    parts: dict[int, list[Part]] = field(default_factory=dict)
 
-    def read(self, url: str, original: Manifest | None) -> Estimate:
+    def plan_and_write(self, url: str, original: Manifest | None, base: Base | None) -> Estimate:
         """Everything up to the join."""
-        reader, folder = self.reader, self.work.folder
-        with _Reading(reader, self._fetch(), self.request) as reading:
-            reading.look()
-            lead = self._lead(reading)
-            units = list(reader.units(lead))
-            self.work.remember("plan", {"parts": len(units)})
+        reader = self.reader
+        with _opened(reader, fetch_whole(reader, self.place, self.work, self.listener), self.request) as engine:
+            lead = self._read_lead(engine)
+            reader.prepare(self.work)
+            self.units = list(reader.units(lead))
+            self.work.remember("units", len(self.units))
             self._check_digest()
             samples = cache(partial(_samples, reader))
-            for index in _done(folder, units):
-                self._know_schema(index)
-            self._prepare_dictionaries(units, samples)
-            there = self._parts_there(units)
-            taken = self._take_over(units, there)
-            estimate = self._estimate(lead, units, {*_done(folder, units), *taken}, samples)
+            self._find_parts(samples)
+            estimate = self._estimate(lead, samples)
             self.listener.on_estimate(estimate)
             needed = estimate.disk_bytes // (_FAR_TOO_MUCH if estimate.estimated else 1)
-            needed += self.base.manifest.bytes if self.base else 0
-            check_space(self.place.path, needed, self.place.id)
-            self._fill(units, taken, reading)
-            parts = [part for unit in units for part in parts_of(folder, unit)]
-            self._commit(lead, parts, taken, units, url, original)
+            check_space(self.place.path, needed + (base.manifest.bytes if base else 0), self.place.id)
+            self._fill(engine)
+        leads, parts = [] if lead is None else [lead], [part for unit in self.units for part in self.parts[unit.index]]
+        try:
+            begin_commit(reader, self.place, leads, parts, url, original, base)
+        except CorruptSourceError:
+            if not any(part.steps for part in (*leads, *parts)):
+                self._discard_parts()  # empty ones are not worth keeping for the next run
+            raise
         return estimate
 
-    # -- before the units ------------------------------------------------------------------------------------------------
-
-    def _fetch(self) -> dict[str, Path]:
-        """The paths of the whole files by url: in place where the source is a directory, else fetched."""
-        reader, folder, remote = self.reader, self.work.folder / RAW, remote_files(self.reader)
-        drop_changed(self.work)
-        if remote:
-            self.listener.on_estimate(estimate_fetch(reader, self.place, bytes_left(remote, folder)))
-            self.listener.on_stage("fetching the raw files")
-            raw = [RawObject(file_name(item), item, reader.location) for item in remote]
-            fetch_all(folder, raw, self.listener.on_fetched, partial(remember_fetched, self.work))
-        return {item.url: Path(item.url) if is_local(item) else folder / file_name(item) for item in reader.files()}
-
-    def _lead(self, reading: _Reading) -> Part | None:
+    def _read_lead(self, engine: Engine) -> Part | None:
         lead = self.reader.lead()
         if lead is None:
             return None
         folder = part_folder(self.work.folder, LEAD, 0)
         remove_tree(folder)
-        reading.do(PartTask(lead, self.work.folder, self.reader.schema, 1), self.listener.on_planned)
+        _do_one(PartTask(lead, self.work.folder, self.reader.schema, 1), engine, self.listener)
         return read_part(folder)
 
     def _check_digest(self) -> None:
         """Raise UnfinishedDatasetError if the parts that are there were made from other data."""
-        before = self.work.remembered("digest").get(None, {}).get("digest")
-        if before not in (None, self.reader.digest) and self.work.holds_work():
+        before, now = self.work.remembered("digest"), self.reader.digest
+        if before not in (None, now) and self.work.holds_work():
             message = f"the source files of the unfinished {self.place.id} have changed since it was started"
             raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.work.folder})")
-        if before != self.reader.digest:
-            self.work.remember("digest", {"digest": self.reader.digest})
+        if before != now:
+            self.work.remember("digest", now)
 
-    def _trained(self) -> list[Leaf]:
-        return [leaf for leaf in self.reader.compressed() if codec_of(leaf).uses_dictionary]
+    # -- what is there ---------------------------------------------------------------------------------------------------
 
-    def _prepare_dictionaries(self, units: Sequence[Unit], samples: Callable[[], Any]) -> None:
-        """Keep the dictionaries that an interrupted run stored, or make them: those of the old dataset, or trained on the
-        reader's sample. Without either, the first rows of the first unit train them."""
-        folder, leaves = self.work.folder, self._trained()
-        if not self.reader.schema.leaves:  # those that an interrupted run has learnt
-            leaves = [Leaf.from_json(leaf) for leaf in (dictionary_mark(folder) or {}).get("leaves", ())]
-        if not leaves:
-            return
-        if self.old:
-            given = {leaf.name: self.old.dictionary(leaf) for leaf in leaves}
-            identity = f"old {self.old.manifest.content}"
-            if not has_dictionaries(folder, leaves, identity):
-                self._discard_parts()
-                store_dictionaries(folder, {leaf.name: leaf for leaf in leaves}, given, identity)
-            return
-        every = hashlib.sha256(json.dumps([unit.identity for unit in units]).encode()).hexdigest()
-        first = next((unit for unit in units if not _is_empty(folder, unit)), units[0])
-        if any(has_dictionaries(folder, leaves, identity) for identity in (every, first.identity)):
-            return
-        self._discard_parts()
-        for leaf in leaves:
-            remove_tree(dictionary_path(folder, leaf))
-        if type(self.reader).sample_rows is not Reader.sample_rows:
-            self.listener.on_stage("sampling frames")
-            store_dictionaries(folder, {leaf.name: leaf for leaf in leaves}, samples(), every)
-
-    def _discard_parts(self) -> None:
-        """Remove those of another dictionary, or without rows."""
-        for folder in self.work.part_folders():
-            if folder.name[:4] != "lead":
-                remove_tree(folder)
-
-    def _parts_there(self, units: Sequence[Unit]) -> set[int]:
-        """The units of which parts are there, without those that are damaged. Raises DatasetExistsError for a part that came
-        from another object than the one that is there now."""
-        folder = self.work.folder
-        found = [(unit, part) for unit in units for part in parts_of(folder, unit)]
-        if found:
+    def _find_parts(self, samples: Callable[[], Any]) -> None:
+        """The parts that an interrupted run made, where they are sound, and those that a smaller dataset holds."""
+        self.parts = {unit.index: parts_of(self.work.folder, unit) for unit in self.units}
+        for unit in self.units:
+            if self.parts[unit.index]:
+                self._take_leaves(unit, self.parts[unit.index][0].record)
+        self._prepare_dictionaries(samples)
+        there = [(unit, part) for unit in self.units for part in self.parts[unit.index]]
+        if there:
             self.listener.on_stage("checking what is finished")
-        mark = dictionary_mark(folder)
-        sound = list(map_in_threads(lambda one: one[1].is_sound(), found, 8, "rbdata-proof"))
-        for (unit, part), is_sound in zip(found, sound):
-            spec, then = unit.spec, part.record["objects"]
-            if spec is not None and then:
-                pairs = [(spec.object["crc32c"], part.about.get("crc32c")), (spec.object["size"], then[0]["size"])]
-                if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-                    message = f"{unit.name} of the unfinished {self.place.id} came from another file than the one here"
-                    raise DatasetExistsError(message, hint=f"start over with --force ({folder})")
-            if not is_sound or part.record["dictionary"] not in (None, mark):
-                remove_tree(part.folder)  # and the parts after it are not found
-        return {part.unit for _, part in found}
-
-    # -- the parts of a smaller dataset ------------------------------------------------------------------------------------
-
-    def _take_over(self, units: Sequence[Unit], there: set[int]) -> dict[int, _OldPart]:
-        """The units whose rows a smaller dataset already holds."""
-        common = _common(self.old, units)
+        mark = dictionary_mark(self.work.folder)
+        sound = set()
+        for (unit, part), is_sound in zip(there, list(map_in_threads(_is_sound, there, 8, "rbdata-proof"))):
+            self._check_object(unit, part)
+            if is_sound and part.record["dictionary"] in (None, mark):
+                sound.add(part.folder)
+        for index, parts in self.parts.items():
+            self.parts[index] = list(takewhile(lambda part: part.folder in sound, parts))
+        kept = {part.folder for parts in self.parts.values() for part in parts}
+        for folder in self.work.part_folders():  # those after a damaged one go on from what it was
+            if folder not in kept and int(folder.name.partition(".")[0]) in self.parts:
+                remove_tree(folder)
+        common = _common(self.old, self.units)
         if common:
             self.listener.on_stage("checking the shards that are there")
-        found = {unit.index: self._old_part(unit) for unit in units[:common] if unit.index not in there}
-        return {index: part for index, part in found.items() if part is not None}
+        for unit in self.units[:common]:
+            if not self.parts[unit.index] and (old := self._old_part(unit)):
+                self.parts[unit.index] = [old]
+
+    def _check_object(self, unit: Unit, part: Part) -> None:
+        """Raise DatasetExistsError for a part that came from another object than the one that is there now."""
+        spec, then = unit.spec, part.record["objects"]
+        if spec is not None and then:
+            pairs = [(spec.object["crc32c"], part.about.get("crc32c")), (spec.object["size"], then[0]["size"])]
+            if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+                message = f"{unit.name} of the unfinished {self.place.id} came from another file than the one here"
+                raise DatasetExistsError(message, hint=f"start over with --force ({self.work.folder})")
 
     def _old_part(self, unit: Unit) -> _OldPart | None:
         """The rows of a unit in the old dataset; None if they are damaged."""
         assert self.old is not None
-        part = self.old.manifest.parts[unit.index]
-        first, rows = part["first_state"], part["states"]
+        part, leaves = self.old.manifest.parts[unit.index], [self.reader.schema[name] for name in self.reader.bulk]
+        first, stop = part["first_state"], part["first_state"] + part["states"]
         try:
-            pieces = {
-                name: _old_pieces(self.old, self.reader.schema[name], unit.index, first, rows)
-                for name in self.reader.bulk
-            }
-        except (OSError, RbdataError):
+            pieces = {leaf.name: self.old.pieces(leaf, first, stop, unit.index) for leaf in leaves}
+        except (OSError, DamagedDatasetError):
             return None
-        record = {"unit": unit.index, "sections": [], "about": {"crc32c": part["object"]["crc32c"]}}
-        return _OldPart(Part(self.old.folder, record), pieces)
+        section = {"place": [unit.index], "range": 0, "leaves": {}}
+        about = {"crc32c": part["object"]["crc32c"]}
+        record = {"unit": unit.index, "sections": [section], "about": about, "goes_on": None}
+        return _OldPart(self.old.folder, record, pieces)
 
-    # -- the units -------------------------------------------------------------------------------------------------------
+    def _prepare_dictionaries(self, samples: Callable[[], Any]) -> None:
+        """Keep the dictionaries that an interrupted run stored, or make them: given ones, or trained on the reader's sample.
+        Without either, the first rows of the first unit train them."""
+        folder, reader = self.work.folder, self.reader
+        leaves = trained_leaves(reader.schema.states)
+        if not reader.schema.leaves:  # those that an interrupted run has learnt
+            leaves = [Leaf.from_json(leaf) for leaf in (dictionary_mark(folder) or {}).get("leaves", ())]
+        if not leaves:
+            return
+        every = hashlib.sha256(json.dumps([unit.identity for unit in self.units]).encode()).hexdigest()
+        first = next((unit for unit in self.units if not self._is_empty(unit)), self.units[0])
+        given, identities = reader.dictionaries(), [every, first.identity]
+        if self.old:
+            given = {leaf.name: self.old.dictionary(leaf) for leaf in leaves}
+            identities = [f"old {self.old.manifest.content}"]
+        if any(has_dictionaries(folder, leaves, identity) for identity in identities):
+            return
+        self._discard_parts()
+        for leaf in leaves:
+            remove_tree(dictionary_path(folder, leaf))
+        if given is None and type(reader).sample_rows is not Reader.sample_rows:
+            self.listener.on_stage("sampling frames")
+            given = samples()
+        if given is not None:
+            store_dictionaries(folder, {leaf.name: leaf for leaf in leaves}, given, identities[0])
 
-    def _estimate(
-        self, lead: Part | None, units: Sequence[Unit], done: set[int], samples: Callable[[], Any]
-    ) -> Estimate:
+    def _is_empty(self, unit: Unit) -> bool:
+        """Whether a unit is done, and gave nothing."""
+        parts = self.parts[unit.index]
+        return _is_done(parts) and all(part.is_empty for part in parts)
+
+    def _discard_parts(self) -> None:
+        """Remove those of another dictionary, or without rows."""
+        for folder in self.work.part_folders():
+            remove_tree(folder)
+        self.parts = {unit.index: [] for unit in self.units}
+
+    def _estimate(self, lead: Part | None, samples: Callable[[], Any]) -> Estimate:
+        done = {index for index, parts in self.parts.items() if _is_done(parts)}
         expected = self.reader.expect()
         if expected is not None:
-            return estimate_expected(self.reader, self.place, expected, len(units), len(done))
+            return estimate_expected(self.reader, self.place, expected, len(self.units), len(done))
         assert lead is not None
-        bits = [lead.rows(section, BITS) for section in lead.sections()]
+        bits = [lead.rows(section, BITS) for section in lead.sections() if written_of(section, BITS)]
         counted = sum(map(len, bits)), sum(int(np.count_nonzero(some & ENDS)) for some in bits)
         # Nothing is read from parts that a smaller dataset holds.
         state_bytes = self.old.bytes_of_state if self.old else partial(bytes_of_state, self.reader, samples)
         fetched = bool(remote_files(self.reader))
-        return estimate_units(self.reader, self.place, units, done, counted, state_bytes, fetched=fetched)
+        return estimate_units(self.reader, self.place, self.units, done, counted, state_bytes, fetched=fetched)
 
-    def _fill(self, units: Sequence[Unit], taken: Mapping[int, _OldPart], reading: _Reading) -> None:
+    # -- the parts -------------------------------------------------------------------------------------------------------
+
+    def _fill(self, engine: Engine) -> None:
+        """Have workers make the parts that are not there; ``engine`` reads whole files."""
         reader, folder = self.reader, self.work.folder
-        done = {*_done(folder, units), *taken}
-        left = [unit for unit in units if unit.index not in done]
+        left = self._left(self.units)
         if not left:
             return
-        count = usual_procs(len(left), self.request.procs)
-        engine: Engine | None = self.request.engine or (reading.engine if reader.native_libraries else None)
-        if reader.here or (engine is None and count <= 1 and not reader.in_worker):
-            count, engine = 0, LocalEngine(0)
-        with ExitStack() as made:
-            if engine is None:  # one that was given goes on to the next dataset
-                engine = made.enter_context(closing(LocalEngine(count, modules_of(PartTask(left[0], folder, None, 1)))))
-            threads = threads_of_task(count, self.request.engine)
-            while left and not self._is_begun(units):
+        count = 0 if reader.here else usual_procs(len(left), self.request.procs)
+        threads = threads_of_task(count, self.request.engine)
+        with self._workers(count, PartTask(left[0], folder, reader.schema, threads), engine) as workers:
+            while left and not self._is_begun():
                 begins = len(left) > 1 and not reader.first_decides
-                self._do([PartTask(left[0], folder, reader.schema, threads, begins=begins)], engine)
-                left = left[1:] if _done(folder, left[:1]) else left
-            if reader.first_decides and (first := _first_part(folder, units)):
+                self._do([PartTask(left[0], folder, reader.schema, threads, begins)], workers)
+                left = self._left(left[:1]) + left[1:]
+            if reader.first_decides and (first := self._first_part()):
                 left = [reader.decided(unit, first) for unit in left]
             # Large units first, where their sizes are known: no process ends long after the others.
             left = left if any(unit.spec for unit in left) else sorted(left, key=lambda unit: -unit.rows)
-            self._do([PartTask(unit, folder, reader.schema, threads) for unit in left], engine)
+            self._do([PartTask(unit, folder, reader.schema, threads) for unit in left], workers)
 
-    def _is_begun(self, units: Sequence[Unit]) -> bool:
+    @contextmanager
+    def _workers(self, count: int, task: PartTask, reading: Engine) -> Iterator[Engine]:
+        """An engine that was given, the one that reads whole files, this process, or ``count`` new ones."""
+        reader, given = self.reader, self.request.engine
+        if given is None and reader.native_libraries:
+            given = reading
+        if reader.here or (given is None and count <= 1 and not reader.in_worker):
+            given = LocalEngine(0)
+        if given is not None:
+            yield given  # it goes on to the next dataset
+            return
+        with closing(LocalEngine(count, modules_of(task))) as engine:
+            yield engine
+
+    def _left(self, units: Iterable[Unit]) -> list[Unit]:
+        return [unit for unit in units if not _is_done(self.parts[unit.index])]
+
+    def _is_begun(self) -> bool:
         """Whether the leaves and their dictionaries are known, and what the first unit decides."""
         folder, reader = self.work.folder, self.reader
-        known = all(dictionary_path(folder, leaf).is_file() for leaf in self._trained())
-        decided = not reader.first_decides or _first_part(folder, units) is not None
+        known = all(dictionary_path(folder, leaf).is_file() for leaf in trained_leaves(reader.schema.states))
+        decided = not reader.first_decides or self._first_part() is not None
         return bool(reader.schema.leaves) and known and decided
 
+    def _first_part(self) -> Part | None:
+        """The first part with a step, if all units before it are done."""
+        for unit in self.units:
+            parts = self.parts[unit.index]
+            if not _is_done(parts):
+                return None
+            if parts[0].steps:
+                return parts[0]
+        return None
+
     def _do(self, tasks: Sequence[PartTask], engine: Engine) -> None:
-        for index, record in run_tasks(tasks, 0, self.listener.on_progress, engine):
-            self._know_schema(index, record)
+        for index, record in engine.run(do_task, tasks, self.listener.on_progress):
+            self._take_leaves(self.units[index], record)
             if "unit" in record:
-                self.work.remember("part", {}, index)
+                self.parts[index] = parts_of(self.work.folder, self.units[index])
+                self.reader.check_parts({one: parts[-1].about for one, parts in self.parts.items() if parts}, index)
                 self.listener.on_part_done(index)
 
-    def _know_schema(self, index: int, record: Mapping[str, Any] | None = None) -> None:
+    def _take_leaves(self, unit: Unit, record: Mapping[str, Any]) -> None:
         """Take the leaves from the first part, and compare those of the others with them."""
-        if record is None:
-            part = read_part(part_folder(self.work.folder, index, 0))
-            record = {} if part is None else part.record
-        leaves = tuple(map(Leaf.from_json, record.get("leaves", ())))
+        reader, leaves = self.reader, tuple(map(Leaf.from_json, record["leaves"]))
         if not leaves:
             return
-        if not self.reader.schema.leaves:
-            self.reader.schema = Schema(leaves)
-            self.reader.bulk, self.reader.columns = bulk_of(self.reader.schema), columns_of(self.reader.schema)
-        elif leaves != self.reader.schema.leaves:
-            odd = column_difference(columns_of(Schema(leaves)), columns_of(self.reader.schema))
-            raise CorruptSourceError(f"unit {index} is unlike the first: {odd}")
-
-    # -- the dataset -----------------------------------------------------------------------------------------------------
-
-    def _commit(
-        self,
-        lead: Part | None,
-        parts: Sequence[Part],
-        taken: Mapping[int, _OldPart],
-        units: Sequence[Unit],
-        url: str,
-        original: Manifest | None,
-    ) -> None:
-        reader, place = self.reader, self.place
-        every = sorted([*parts, *(old.part for old in taken.values())], key=lambda part: part.unit)
-        sections = [(part, section) for part in [lead, *every] if part for section in part.sections()]
-        sections.sort(key=lambda one: tuple(one[1]["place"]))
         if not reader.schema.leaves:
-            raise CorruptSourceError(f"{reader.title} holds no episode with a step")
-        episodes = episodes_of(sections, reader.schema["next/reward"], reader.return_steps, lambda: place.id)
-        wrong = ~np.isfinite(episodes.returns)
-        if wrong.any():
-            message = f"{place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
-            raise CorruptSourceError(message, hint="the source must leave them out, or clip them")
-        try:
-            facts = reader.facts(every, episodes)
-        except CorruptSourceError:
-            if not len(episodes):
-                self._discard_parts()  # empty ones are not worth keeping for the next run
-            raise
-        if facts.midway is not None:
-            episodes = replace(episodes, midway=facts.midway)
-        pieces = {
-            leaf.name: self._pieces(leaf, sections, taken, units) for leaf in reader.schema if leaf.constant is None
-        }
-        manifest = _manifest(reader, facts, episodes, place.id, url)
-        if self.base:
-            before, episodes = self.base.pieces(reader.bulk), self.base.episodes(episodes)
-            manifest = self.base.grown(manifest, episodes)
-            pieces = {name: [*before[name], *some] for name, some in pieces.items()}
-        begin_join(place, manifest, episodes, pieces, reader.bulk, original)
-
-    def _pieces(
-        self,
-        leaf: Leaf,
-        sections: Sequence[tuple[Part, Mapping[str, Any]]],
-        taken: Mapping[int, _OldPart],
-        units: Sequence[Unit],
-    ) -> list[Piece]:
-        """The pieces of a leaf in order."""
-        found: list[tuple[tuple[int, ...], Piece]] = []
-        for part, section in sections:
-            piece = part.piece(section, leaf, (part.unit, section["range"]))
-            if piece is not None:
-                found.append((tuple(section["place"]), piece))
-        for index, old in taken.items():
-            found += [((index, number), piece) for number, piece in enumerate(old.pieces.get(leaf.name, ()))]
-        if not codec_of(leaf).fixed_rows:  # a part without rows has a range all the same
-            there = {piece.range[0] for _, piece in found}
-            empty = [unit.index for unit in units if unit.index not in there]
-            found += [((i,), Piece(self.work.folder, 0, 0, "", 0, (i, 0), np.zeros(0, np.int64))) for i in empty]
-        return [piece for _, piece in sorted(found, key=lambda one: one[0])]
+            reader.schema = Schema(leaves)
+            reader.bulk, reader.columns = bulk_of(reader.schema), columns_of(reader.schema)
+        elif leaves != reader.schema.leaves:
+            odd = column_difference(columns_of(Schema(leaves)), columns_of(reader.schema))
+            raise CorruptSourceError(f"{unit.name} is unlike the first: {odd}")
 
 
-@dataclass(frozen=True)
-class _OldPart:
-    """A part of a smaller dataset: for each large leaf, where its rows are."""
-
-    part: Part
-    pieces: Mapping[str, Sequence[Piece]]
-
-
-def _old_pieces(old: OldDataset, leaf: Leaf, index: int, first: int, rows: int) -> list[Piece]:
-    """The rows of part ``index`` in the files of an older dataset. Raises RbdataError for those that are damaged."""
-    codec, lengths = codec_of(leaf), None
-    begin, end = first * leaf.row_bytes, (first + rows) * leaf.row_bytes
-    if not codec.fixed_rows:
-        offsets, path = np.fromfile(old.folder / codec.path("offsets"), "<i8", rows + 1, offset=8 * first), "offsets"
-        begin, end, lengths = int(offsets[0]), int(offsets[-1]), np.diff(offsets)
-        low = 8 * (first + 1) if index else 0
-        stated = list(old.manifest.files[codec.path(path)][index])
-        if sum_range(old.folder / codec.path(path), low, 8 * (first + rows + 1) - low) != stated:
-            raise RbdataError("the old offsets are damaged")
-    path, at, pieces = codec.path("blob"), 0, list[Piece]()
-    for length, checksum in old.manifest.files[path]:
-        if begin <= at and at + length <= end and length:
-            found, cells = sum_cells(old.folder / path, at, length)
-            piece = Piece(
-                old.folder / path,
-                at,
-                length,
-                cells,
-                rows if lengths is not None else length // leaf.row_bytes,
-                (index, len(pieces)),
-                lengths,
-            )
-            if (
-                found != length
-                or place_cells(piece.path, at, length, cells, 0)[:2] != [length, checksum]
-                or (lengths is not None and (at, at + length) != (begin, end))
-            ):
-                raise RbdataError("the old part is damaged")
-            pieces.append(piece)
-        at += length
-    if sum(piece.rows for piece in pieces) != rows:
-        raise RbdataError("the old part is not in ranges of its own")
-    return pieces
+def _is_sound(there: tuple[Unit, Part]) -> bool:
+    return there[1].is_sound()
 
 
 def bulk_of(schema: Schema) -> tuple[str, ...]:
     """The large leaves: of states, and the twins that plain TED has in their place."""
     twins = [leaf.name for leaf in schema.steps if leaf.row_bytes >= LARGE_ROW and "next/" + leaf.name in schema]
     return (*(leaf.name for leaf in schema.states), *(name for twin in twins for name in (twin, "next/" + twin)))
-
-
-# -- whole files -----------------------------------------------------------------------------------------------------------
-
-
-def remote_files(reader: Reader) -> list[RemoteObject]:
-    """The files that are fetched whole."""
-    return [item for item in reader.files() if not is_local(item)]
-
-
-def bytes_left(remote: Sequence[RemoteObject], folder: Path | None) -> int:
-    """Bytes of whole raw files still to be fetched into a folder that an interrupted run may have begun to fill."""
-    sizes = {file_name(item): item.size or 0 for item in remote}
-    kept = sum(min(size, bytes_there(folder / name)) for name, size in sizes.items()) if folder else 0
-    return sum(sizes.values()) - kept
-
-
-def is_local(item: RemoteObject) -> bool:
-    """Whether an object is a file that can be opened where it is."""
-    return item.url.startswith("/")
-
-
-def file_name(item: RemoteObject) -> str:
-    """A name for a fetched file: different objects may have the same last name."""
-    return f"{crc32c(item.url.encode())}-{item.name}"
-
-
-def _manifest(reader: Reader, facts: Facts, episodes: EpisodeTable, dataset_id: str, url: str) -> Manifest:
-    """The manifest of a dataset, without its files."""
-    names = {"name": reader.source, "upstream": reader.upstream or reader.source, "dataset": reader.name}
-    objects = [*reader.objects(), *(part.object for part in facts.parts)]
-    unverified = reader.unverified()
-    returns, lengths = episodes.summary()
-    provenance: dict[str, Any] = {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "rbdata_version": __version__,
-        "location": url,
-        **({"why": reader.why} if reader.why else {}),
-        **({"files_state": reader.files_state} if reader.files_state else {}),
-        **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
-    }
-    return Manifest(
-        id=dataset_id,
-        schema=reader.schema,
-        steps=episodes.steps,
-        episodes=len(episodes),
-        source={**names, **reader.describe(), "objects": objects},
-        parts=[part.to_json() for part in facts.parts],
-        spaces=dict(facts.spaces),
-        counts=dict(facts.counts),
-        notes=list(facts.notes),
-        returns=returns,
-        lengths=lengths,
-        licence=reader.licence,
-        citation=reader.citation,
-        provenance=provenance,
-    )

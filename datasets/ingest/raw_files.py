@@ -3,7 +3,7 @@
 ``--keep-raw`` stores the raw objects below the root in the provider's own layout. That is a mirror: ``--mirror
 <root>/.raw/<source>`` reads it.
 
-A run keeps whole files in its working folder. The journal has the checksum of each. The next run compares them before it uses
+A run keeps whole files in its working folder, and records the checksum of each. The next run compares them before it uses
 them: what changed, or was never recorded, is removed and fetched again. Fetches in progress (``*.part``) are left to
 `fetch.reading`.
 """
@@ -15,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ChecksumError, CorruptSourceError
-from ...storage.checksums import Crc32c, hash_file
-from ...storage.folder import RAW, check_space, remove_tree
+from ...storage.checksums import Crc32c, crc32c, hash_file
+from ...storage.folder import RAW, DatasetPlace, check_space, remove_tree
+from ...storage.work import Work
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
 from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
+from .estimate import estimate_fetch
+from .reader import Reader
 from .records import RawObject
-
-if TYPE_CHECKING:
-    from ...storage.work import Work
+from .request import Listener
 
 FOLDER = ".raw"
 CONNECTIONS = 4
@@ -107,28 +108,55 @@ def is_sound(path: Path, item: RemoteObject) -> bool:
     return True
 
 
-# -- what a run keeps for the next one ---------------------------------------------------------------------------------
-
-_KIND = "kept"
+# -- the whole files of a reader ---------------------------------------------------------------------------------------
 
 
-def remember_fetched(work: Work, path: Path, found: RemoteObject) -> None:
-    """Record a file that was just fetched, with the size and checksum of the received bytes."""
-    summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
-    work.remember(_KIND, {"file": [found.size, summed] if summed else _size_and_checksum(path)}, path.name)
+def remote_files(reader: Reader) -> list[RemoteObject]:
+    """The files that are fetched whole; others are opened where they are."""
+    return [item for item in reader.files() if not item.url.startswith("/")]
 
 
-def drop_changed(work: Work) -> None:
-    """Remove files that differ from what was recorded."""
-    known, folder = work.remembered(_KIND), work.folder / RAW
+def paths_of(reader: Reader, folder: Path | None = None) -> dict[str, Path]:
+    """The paths of the whole files by url: in place, or in the working folder."""
+    return {
+        item.url: Path(item.url) if folder is None or item.url.startswith("/") else folder / RAW / _file_name(item)
+        for item in reader.files()
+    }
+
+
+def bytes_left(reader: Reader, folder: Path | None) -> int:
+    """Bytes still to be fetched into a working folder that an interrupted run may have begun to fill."""
+    sizes = {_file_name(item): item.size or 0 for item in remote_files(reader)}
+    kept = sum(min(size, bytes_there(folder / RAW / name)) for name, size in sizes.items()) if folder else 0
+    return sum(sizes.values()) - kept
+
+
+def fetch_whole(reader: Reader, place: DatasetPlace, work: Work, listener: Listener) -> dict[str, Path]:
+    """Have the whole files of a reader on this machine; returns `paths_of`. What an interrupted run fetched is kept, where its
+    checksum is as it was recorded."""
+    folder, known = work.folder / RAW, dict[str, Any](work.remembered("files") or {})
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if ".part" in path.suffixes:
             continue
-        if not path.is_file() or known.get(path.name, {}).get("file") != _size_and_checksum(path):
+        if not path.is_file() or known.get(path.name) != _size_and_checksum(path):
             remove_tree(path)
-    for name in known:
-        if not (isinstance(name, str) and (folder / name).exists()):
-            work.forget(_KIND, name)
+
+    def remember(path: Path, found: RemoteObject) -> None:
+        summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
+        known[path.name] = [found.size, summed] if summed else _size_and_checksum(path)
+        work.remember("files", known)
+
+    if remote := remote_files(reader):
+        listener.on_estimate(estimate_fetch(reader, place, bytes_left(reader, work.folder)))
+        listener.on_stage("fetching the raw files")
+        raw = [RawObject(_file_name(item), item, reader.location) for item in remote]
+        fetch_all(folder, raw, listener.on_fetched, remember)
+    return paths_of(reader, work.folder)
+
+
+def _file_name(item: RemoteObject) -> str:
+    """A name for a fetched file: different objects may have the same last name."""
+    return f"{crc32c(item.url.encode())}-{item.name}"
 
 
 def _size_and_checksum(path: Path) -> list[Any]:

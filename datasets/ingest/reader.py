@@ -5,6 +5,7 @@ rest:
 
     files        are fetched whole, where they must lie on a disk to be read
     lead         a unit that is read first: what it says makes the other units known (Atari: the small arrays of all shards)
+    prepare      what else must be known before the units are
     units        each becomes a part, by any worker (`part.PartTask`)
     facts        what the manifest says of them
 
@@ -13,6 +14,7 @@ This module imports no NumPy: listings load the sources.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
     from ...storage.leaf import Leaf
     from ...storage.manifest import Manifest
+    from ...storage.work import Work
     from ..fetch import Location, RemoteObject
     from .records import ConvertOptions, Expectation, RawObject
     from .trajectories import Column
@@ -135,6 +138,10 @@ class Reader:
         """The unit (of index LEAD) that is read before the others, every time. It is quick."""
         return None
 
+    def prepare(self, work: Work) -> None:
+        """Called before `units` in each run that writes, with the place's lock held; ``work`` remembers what need not be
+        computed again."""
+
     def units(self, lead: Part | None) -> Sequence[Unit]:
         """The units in order, with their places in it as ``index``; called once, when the lead is read."""
         raise NotImplementedError
@@ -147,6 +154,19 @@ class Reader:
         """Rows to train a dictionary on, of all large leaves, uint8 ``[row_bytes]`` each; deterministic. None: the first rows
         of the first unit. Called after `units`."""
         return None
+
+    def dictionaries(self) -> Mapping[str, bytes] | None:
+        """The dictionary of each leaf whose codec uses one, where they are given; None: they are trained."""
+        return None
+
+    def check_parts(self, about: Mapping[int, Mapping[str, Any]], new: int) -> None:
+        """Called when the part of unit ``new`` is there, with what the units that are there say of themselves, by index. Raises
+        an error where they do not fit together."""
+
+    def checksum_range(self, unit: int, range: int) -> Any:
+        """Which checksum range of a large leaf the rows of a unit's `Block.range` belong to: consecutive ones that are equal
+        are one."""
+        return unit, range
 
     def expect(self) -> Expectation | None:
         """An estimate before units are read; None where the lead has counted steps and episodes."""
@@ -179,6 +199,39 @@ class Reader:
         checksums, or that know the file, override this. Called after `units`."""
         remote = (raw for raw in self.raw_objects() if "://" in raw.item.url)
         return [*self.unverified_before, *(raw.path for raw in remote if not raw.item.checksums)]
+
+    def manifest(self, dataset_id: str, facts: Facts, episodes: EpisodeTable, url: str) -> Manifest:
+        """The manifest of the dataset, without its files."""
+        from ..._version import __version__
+        from ...storage.manifest import Manifest
+
+        names = {"name": self.source, "upstream": self.upstream or self.source, "dataset": self.name}
+        objects = [*self.objects(), *(part.object for part in facts.parts)]
+        unverified, (returns, lengths) = self.unverified(), episodes.summary()
+        provenance: dict[str, Any] = {
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "rbdata_version": __version__,
+            "location": url,
+            **({"why": self.why} if self.why else {}),
+            **({"files_state": self.files_state} if self.files_state else {}),
+            **({"unverified": {"files": len(unverified), "first": unverified[0]}} if unverified else {}),
+        }
+        return Manifest(
+            id=dataset_id,
+            schema=self.schema,
+            steps=episodes.steps,
+            episodes=len(episodes),
+            source={**names, **self.describe(), "objects": objects},
+            parts=[part.to_json() for part in facts.parts],
+            spaces=dict(facts.spaces),
+            counts=dict(facts.counts),
+            notes=list(facts.notes),
+            returns=returns,
+            lengths=lengths,
+            licence=self.licence,
+            citation=self.citation,
+            provenance=provenance,
+        )
 
     def describe(self) -> dict[str, Any]:
         """What ``source`` of the manifest states besides the names: at least the ``options``."""

@@ -88,7 +88,17 @@ class Part:
     @property
     def steps(self) -> int:
         """How many steps it has."""
-        return sum(section["bits"]["rows"] for section in self.sections() if section["bits"])
+        return sum(written["rows"] for section in self.sections() if (written := written_of(section, BITS)))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the unit ends with it."""
+        return self.record["goes_on"] is None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no row."""
+        return not any(written["rows"] for section in self.sections() for written in section["leaves"].values())
 
     def sections(self) -> list[dict[str, Any]]:
         """The records of its sections."""
@@ -97,36 +107,46 @@ class Part:
 
     def rows(self, section: Mapping[str, Any], leaf: Leaf) -> np.ndarray:
         """The rows of an uncompressed leaf in a section, mapped, flat."""
-        written = section["leaves"][leaf.name] if leaf is not BITS else section["bits"]
+        written = section["leaves"][stem_of(leaf)]
         count = written["rows"] * (leaf.row_bytes // leaf.np_dtype.itemsize)
         return read_plain_rows(rows_path(self.folder / written["stem"]), count, leaf.np_dtype)
 
-    def piece(self, section: Mapping[str, Any], leaf: Leaf, kept: Any) -> Piece | None:
-        """The rows of a leaf in a section, to be joined in the checksum range ``kept``; None where it has none."""
-        written = section["leaves"].get(leaf.name)
+    def pieces(self, section: Mapping[str, Any], leaf: Leaf, range: Any) -> Sequence[Piece]:
+        """The rows of a leaf in a section, to be joined in this checksum range."""
+        written = written_of(section, leaf)
         if written is None:
-            return None
+            return []
         stem, lengths = self.folder / written["stem"], None
         if not codec_of(leaf).fixed_rows:
             lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
-        return Piece(rows_path(stem), 0, written["length"], written["cells"], written["rows"], kept, lengths)
+        return [Piece(rows_path(stem), 0, written["length"], written["cells"], written["rows"], range, lengths)]
 
     def is_sound(self) -> bool:
         """Whether its files hold what the record says. Reads all of them."""
-        for section in self.sections():
-            for written in (*section["leaves"].values(), *([section["bits"]] if section["bits"] else ())):
-                stem, length = self.folder / written["stem"], written["length"]
-                try:
-                    if sum_cells(rows_path(stem), 0, length) != (length, written["cells"]):
-                        return False
-                    lengths = written.get("lengths")
-                    if lengths and crc32c(lengths_path(stem).read_bytes()[: 8 * written["rows"]]) != lengths:
-                        return False
-                except OSError as error:
-                    if is_about_reader(error):
-                        raise
-                    return False
-        return True
+        return all(self._is_sound(written) for section in self.sections() for written in section["leaves"].values())
+
+    def _is_sound(self, written: Mapping[str, Any]) -> bool:
+        stem, length = self.folder / written["stem"], written["length"]
+        try:
+            if sum_cells(rows_path(stem), 0, length) != (length, written["cells"]):
+                return False
+            lengths = written.get("lengths")
+            return not lengths or crc32c(lengths_path(stem).read_bytes()[: 8 * written["rows"]]) == lengths
+        except OSError as error:
+            if is_about_reader(error):
+                raise
+            return False
+
+
+def stem_of(leaf: Leaf) -> str:
+    """What the files of a leaf are called in a part."""
+    return ".bits" if leaf is BITS else ".".join(leaf.key)
+
+
+def written_of(section: Mapping[str, Any], leaf: Leaf) -> dict[str, Any] | None:
+    """The record of the rows of a leaf in a section; None where it has none."""
+    found: dict[str, Any] | None = section["leaves"].get(stem_of(leaf))
+    return found
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from paths import DATA
 from rbdata import cli
 from rbdata._version import __version__
 from rbdata.datasets.catalogue import known_ids
+from rbdata.storage.checksums import crc32c
 from rbdata.storage.manifest import read_manifest, write_manifest
 from storage_tools import Recipe, make_episodes, write_dataset
 
@@ -327,13 +328,11 @@ class TestList:
         assert answer.splitlines()[1].split()[1] == "damaged"
         assert "is not JSON" in notes
 
-    @pytest.mark.parametrize(
-        "journal", ['{}\n{"kind": "plan", "parts": "x"}\n{"kind": "part"}\n', '{}\n{"kind": "plan"}\n']
-    )
-    def test_one_bad_folder_does_not_hide_the_others(self, call, own, journal):
+    @pytest.mark.parametrize("record", ['{"units": "x"}', '{"units": 0}', "[3]"])
+    def test_one_bad_folder_does_not_hide_the_others(self, call, own, record):
         for name, file, content in (
             ("bad", "rbdata.json", '{"format": "rbdata", "format_version": []}'),
-            (".begun.writing", "journal.jsonl", journal),
+            (".begun.writing", "run.json", f"{crc32c(record.encode())} {record}"),
         ):
             (own / "my" / name).mkdir(parents=True)
             (own / "my" / name / file).write_text(content)

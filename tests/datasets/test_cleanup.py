@@ -40,7 +40,7 @@ def place(sound, tmp_path) -> DatasetPlace:
     (place.path / "action.memmap.part.json").write_text("{}")
     other = place.path.parent / ".other.writing"
     other.mkdir()
-    (other / "journal.jsonl").write_text('{"fingerprint": "x"}\n')
+    (other / "run.json").write_text('{"fingerprint": "x"}')
     return place
 
 

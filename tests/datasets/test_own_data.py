@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from rbdata.datasets import acquire, own_data
 from rbdata.datasets.ingest.request import Listener
+from rbdata.datasets.sources.arrays.reader import TablesUnit
 from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
 from tensordict import TensorDict
 
@@ -878,6 +879,22 @@ def test_what_changed_since_it_was_kept_is_made_again(damage: str, root: Path) -
     again = Begun(made)
     assert_episodes(rbdata.open_dataset(rbdata.from_episodes(again, "my/x", identity="v1")), made)
     assert again.asked == [0]
+
+
+@pytest.mark.parametrize("damage", ["next.reward.0.rows", "part.json"])
+def test_parts_after_a_changed_one_are_made_again(damage: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on from where it ended, and the one that takes its place may end elsewhere."""
+    made = episodes([3] * 2200)
+    monkeypatch.setattr(TablesUnit, "keep_seconds", 0)
+    with pytest.raises(ZeroDivisionError):
+        rbdata.from_episodes(Begun(made, fails=2100), "my/x", identity="v1")
+    found = next(path for path in sorted(root.rglob(damage)) if path.parent.name == "00000.0")
+    assert (found.parent.with_name("00000.1") / "part.json").exists()
+    found.write_bytes(found.read_bytes()[:-1])
+    monkeypatch.setattr(TablesUnit, "keep_seconds", 1e9)
+    with pytest.raises(ZeroDivisionError):
+        rbdata.from_episodes(Begun(made, fails=1600), "my/x", identity="v1")
+    assert_episodes(rbdata.open_dataset(rbdata.from_episodes(Begun(made), "my/x", identity="v1")), made)
 
 
 def test_other_episodes_are_not_added_to_those_that_are_there() -> None:

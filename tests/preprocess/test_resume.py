@@ -131,11 +131,11 @@ class TestKilled:
                 stderr=subprocess.DEVNULL,
             )
             # Chunks appear once processes are up; before that there is nothing to lose.
-            parts = tmp_path / "my" / ".killed.writing" / "journal.jsonl"
-            before = parts.read_text().count('"part"') if parts.exists() else 0
+            parts = tmp_path / "my" / ".killed.writing" / ".parts"
+            before = len(list(parts.glob("*/part.json")))
             deadline = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < deadline:
-                if parts.exists() and parts.read_text().count('"part"') > before and number:
+                if len(list(parts.glob("*/part.json"))) > before and number:
                     break
                 if number == 0 and parts.exists():
                     break
@@ -160,8 +160,8 @@ class TestKilled:
         run(tmp_path, slow, dest="my/calm", batch_size=7, procs=0)
         command = [*RBDATA, *words(tmp_path, slow, "my/stopped", "--procs", 1)]
         process = start_interruptible(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        journal = tmp_path / "my" / ".stopped.writing" / "journal.jsonl"
-        while process.poll() is None and not (journal.exists() and '"part"' in journal.read_text()):
+        parts = tmp_path / "my" / ".stopped.writing" / ".parts"
+        while process.poll() is None and not any(parts.glob("*/part.json")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, told = process.communicate(timeout=600)

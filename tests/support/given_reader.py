@@ -87,5 +87,5 @@ class Making:
         place, request, listener = self.place, Request(self.recipe.id, self.root), Listener(on_part_done=note)
         with place.lock():
             place.recover()
-            pipeline._write(reader, place, request, listener, "this machine")
+            pipeline.make(reader, place, request, listener, "this machine")
         return place.path

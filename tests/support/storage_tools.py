@@ -21,7 +21,8 @@ import google_crc32c
 import numpy as np
 import torch
 from rbdata.datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
-from rbdata.datasets.ingest.part import PartTask, has_dictionaries, part_folder, parts_of, store_dictionaries
+from rbdata.datasets.ingest.dictionary import has_dictionaries, store_dictionaries
+from rbdata.datasets.ingest.part import PartTask, part_folder, parts_of
 from rbdata.datasets.ingest.unit import LEAD, Part, Unit
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.codecs import codec_of
@@ -30,7 +31,6 @@ from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, 
 from rbdata.storage.folder import DatasetPlace, remove_tree
 from rbdata.storage.join import Piece, begin_join, is_joining, join
 from rbdata.storage.manifest import BLOCK_TABLE, Manifest, read_manifest, write_manifest
-from rbdata.storage.part_file import lengths_path, read_plain_rows, rows_path
 from rbdata.storage.schema import Leaf, Schema, ted_flags
 from rbdata.storage.work import Work
 
@@ -146,12 +146,8 @@ def commit(
     pieces: dict[str, list[Piece]] = {leaf.name: [] for leaf in manifest.schema if leaf.constant is None}
     for part in parts:
         for section in part.sections():
-            for name, written in section["leaves"].items():
-                stem, lengths = part.folder / written["stem"], None
-                if not codec_of(manifest.schema[name]).fixed_rows:
-                    lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
-                piece = (rows_path(stem), 0, written["length"], written["cells"], written["rows"], part.unit, lengths)
-                pieces[name].append(Piece(*piece))
+            for name, some in pieces.items():
+                some += part.pieces(section, manifest.schema[name], part.unit)
     begin_join(place, manifest, episodes, pieces, bulk)
     join(place)
     return place.path

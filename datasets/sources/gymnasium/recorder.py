@@ -214,7 +214,7 @@ class Tape:
                     f"{full} is there already", hint="record under another name, or use force=True"
                 )
             work = Work(self.place, mark_of(job, self.place), restart=force)
-            work.remember("log", {})  # what it holds is worth keeping
+            work.remember("log", True)  # what it holds is worth keeping
             self.log = job.log = EpisodeLog(work.folder / LOG, job.columns)
         except BaseException:
             self._lock.__exit__()

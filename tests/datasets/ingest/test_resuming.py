@@ -11,7 +11,7 @@ from given_reader import Making
 from rbdata.datasets.local import deletable, delete
 from rbdata.errors import DatasetExistsError
 from rbdata.storage.checksums import crc32c
-from rbdata.storage.folder import JOURNAL, DatasetPlace
+from rbdata.storage.folder import RUN, DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import FILENAME, read_manifest, write_manifest
 from rbdata.storage.work import PARTS
@@ -98,7 +98,7 @@ def test_sound_parts_are_kept(layout, stopped, truth, tmp_path):
 )
 def test_every_file_damaged(layout, damage, stopped, truth, tmp_path):
     files = contents(DatasetPlace(stopped[layout], "my/test").working)
-    assert JOURNAL in files and f"{PARTS}/00001.0/part.json" in files
+    assert RUN in files and f"{PARTS}/00001.0/part.json" in files
     for number, name in enumerate(files):
         run = begun(stopped, layout, tmp_path / str(number))
         if files[name]:
@@ -141,15 +141,15 @@ def test_a_folder_that_became_a_link(name, stopped, truth, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["raw", "zstd"])
-def test_the_journal_cut_at_every_line_and_inside_lines(layout, stopped, truth, tmp_path):
-    journal = contents(DatasetPlace(stopped[layout], "my/test").working)[JOURNAL]
-    ends = [0, *(at + 1 for at, byte in enumerate(journal) if byte == 10)]
-    for at in sorted({end + shift for end in ends for shift in (-5, -1, 0, 1) if 0 <= end + shift <= len(journal)}):
-        for rest in (b"", b"\0" * 10, b'{"kind": "part"\n'):
+def test_the_record_of_the_run_cut_short(layout, stopped, truth, tmp_path):
+    """Nothing states then what the parts are of: they are made again."""
+    record = contents(DatasetPlace(stopped[layout], "my/test").working)[RUN]
+    for at in (0, 1, 8, 9, 20, len(record) - 1, len(record)):
+        for rest in (b"", b"\0" * 10, b'{"units": 4}'):
             run = begun(stopped, layout, tmp_path / "root")
-            (run.place.working / JOURNAL).write_bytes(journal[:at] + rest)
+            (run.place.working / RUN).write_bytes(record[:at] + rest)
             assert data_of(run.make()) == truth[layout], (at, rest)
-            assert run.made == ([3] if at >= ends[1] else [0, 1, 2, 3])
+            assert run.made == ([3] if at == len(record) and not rest else [0, 1, 2, 3])
             shutil.rmtree(run.root)
 
 
@@ -175,7 +175,7 @@ def test_what_does_not_belong_to_the_dataset_does_not_stay_in_it(stopped, truth,
     assert {path.name for path in folder.rglob("*") if path.is_dir()} == {"episodes", "next"}
 
 
-def test_a_working_folder_without_a_journal_is_begun_anew(truth, tmp_path):
+def test_a_working_folder_without_the_record_of_a_run_is_begun_anew(truth, tmp_path):
     run = making("raw", tmp_path)
     run.place.working.mkdir(parents=True)
     (run.place.working / "leftover.memmap").touch()
@@ -183,7 +183,7 @@ def test_a_working_folder_without_a_journal_is_begun_anew(truth, tmp_path):
 
 
 def test_a_finished_folder_that_changed_before_it_was_installed(truth, tmp_path):
-    """Killed between the end of the journal and the rename, then a bit flips: it is made again, and never installed."""
+    """Killed after the record of the run was removed, then a bit flips: it is made again, and never installed."""
     for changed in (False, True):
         run = making("raw", tmp_path / str(changed))
         run.make().rename(run.place.working)
@@ -196,7 +196,7 @@ def test_a_finished_folder_that_changed_before_it_was_installed(truth, tmp_path)
             assert data_of(run.make()) == truth["raw"]
 
 
-def test_a_manifest_in_a_working_folder_with_a_journal_is_not_believed(stopped, truth, tmp_path):
+def test_a_manifest_in_a_working_folder_of_a_run_is_not_believed(stopped, truth, tmp_path):
     run = begun(stopped, "raw", tmp_path / "root")
     write_manifest(run.place.working, read_manifest(making("raw", tmp_path / "other").make()))
     assert FILENAME in names(run.place.working)
