@@ -65,11 +65,20 @@ def run(
         Option(metavar="FILE", help="Draw returns over time and all distributions, such as out.png or .pdf."),
     ] = None,
     frames: Annotated[
-        Path | None, Option(metavar="FILE", help="Draw frames of a few episodes on one sheet, such as out.png.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Draw frames of a few episodes on one sheet, such as out.png; or a video, out.mp4 (needs rbdata[video]).",
+        ),
     ] = None,
     episode: Annotated[
         list[int] | None,
-        Option("--episode", min=0, metavar="K", help="With --frames: consecutive steps of episode K (repeatable)."),
+        Option(
+            "--episode",
+            min=0,
+            metavar="K",
+            help="With --frames: consecutive steps of episode K (repeatable); all of them in a video.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, Option(metavar="FILE", help="Write a card of the dataset, one self-contained page: card.html.")

@@ -269,8 +269,8 @@ class _Hub:
         status, headers = answered.response.status_code, answered.response.headers
         if status == 412:
             return ObjectChangedError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
-        said = (answered.server_message or "").replace(self._token, "***")[:200]
-        failure = status_error(status, self.url, headers, explanation=said)
+        text = (answered.server_message or "").replace(self._token, "***")[:200]
+        failure = status_error(status, self.url, headers, explanation=text)
         wait = retry_after_seconds(headers)
         if isinstance(answered, GatedRepoError):
             failure.hint = f"accept the terms at {endpoint()}/datasets/{self.location.repository}"

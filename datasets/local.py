@@ -292,8 +292,8 @@ def _read(dataset_id: str, path: Path, complete: bool) -> LocalDataset:
         total = read_run(path).get("units")
         share = units_done(path) / total if isinstance(total, int) and total > 0 else 0.0
         return LocalDataset(dataset_id, path, "partial", None, None, disk_use(path), share)
-    manifest, wrong = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
-    problem = listed((f"{one.path} {one.what}" for one in wrong), 3, "; ")
-    state: State = "damaged" if wrong else "complete"
+    manifest, problems = read_snapshot(path, lambda manifest: (manifest, check_sizes(path, manifest)))
+    problem = listed((f"{one.path} {one.what}" for one in problems), 3, "; ")
+    state: State = "damaged" if problems else "complete"
     counts = manifest.steps, manifest.episodes, manifest.bytes
-    return LocalDataset(dataset_id, path, state, *counts, 0.0 if wrong else 1.0, problem or None)
+    return LocalDataset(dataset_id, path, state, *counts, 0.0 if problems else 1.0, problem or None)

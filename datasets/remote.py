@@ -113,8 +113,8 @@ def verify_remote(
         size = manifest.size_of(name)
         if stated.size is not None and stated.size != size:
             report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
-    wrong = {problem.path for problem in report.problems}
-    blocks = [] if quick else [block for name in objects if name not in wrong for block in ranges.all(name)]
+    damaged = {problem.path for problem in report.problems}
+    blocks = [] if quick else [block for name in objects if name not in damaged for block in ranges.all(name)]
     whole: set[str] = set()  # files that the server sends as a whole only
 
     def check(block: CheckedBlock) -> bool | None:

@@ -94,9 +94,9 @@ def repair(
             return Repaired(folder, files, copy.url, fetched)
     job, url = _open_job(manifest, mirror, fetch)
     fetched = restore(job, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
-    wrong = verify(folder, quick=True).problems
-    if wrong:
-        raise DamagedDatasetError(f"{wrong[0].path} {wrong[0].what} after the repair")
+    left = verify(folder, quick=True).problems
+    if left:
+        raise DamagedDatasetError(f"{left[0].path} {left[0].what} after the repair")
     return Repaired(folder, files, url, fetched)
 
 

@@ -100,7 +100,7 @@ def when_free(
     The second call finds what the other process finished, and continues with the rest. ``on_note`` receives a sentence for
     every process that is waited for.
     """
-    said = ""
+    announced = ""
     while True:
         try:
             return action()
@@ -108,9 +108,9 @@ def when_free(
             if error.is_held is None or not wait:
                 raise
             on_stage(WAITING)
-            if error.message != said:
-                said = error.message
-                on_note(f"{said}; waiting for it to end")
+            if error.message != announced:
+                announced = error.message
+                on_note(f"{announced}; waiting for it to end")
             busy = error.is_held
         while busy():
             time.sleep(_POLL)

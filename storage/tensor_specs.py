@@ -888,11 +888,11 @@ def _converted(tensor: Tensor, dtype: torch.dtype, what: str = "values") -> Tens
         return tensor
     converted = tensor.to(dtype)
     if tensor.is_floating_point() and dtype.is_floating_point:
-        wrong = converted.isinf() & tensor.isfinite()
+        lossy = converted.isinf() & tensor.isfinite()
     else:  # the way back is not enough: -1 of int8 is 255 of uint8
-        wrong = (converted.to(tensor.dtype) != tensor) | ((converted < 0) != (tensor < 0))
-    if wrong.any():
-        raise SpecError(f"{dtype} cannot hold {what} such as {tensor[wrong][0].item()}")
+        lossy = (converted.to(tensor.dtype) != tensor) | ((converted < 0) != (tensor < 0))
+    if lossy.any():
+        raise SpecError(f"{dtype} cannot hold {what} such as {tensor[lossy][0].item()}")
     return converted
 
 

@@ -27,7 +27,7 @@ class Flags:
     def __init__(self, table: EpisodeTable) -> None:
         self._table, self.steps = table, 0
         #: Episodes whose return is not the sum of their rewards, and the sum of the first; the sum so far of an open episode.
-        self._wrong, self._first_sum, self._open = Hits(), 0.0, 0.0
+        self._unequal_returns, self._first_sum, self._open = Hits(), 0.0, 0.0
         self._found = {code: Hits() for code in _DISAGREE}
         self._root = {flag: Hits() for flag in FLAGS}
         self.ends_twice = Hits()
@@ -58,10 +58,10 @@ class Flags:
             ended = len(sums) if block.is_last[-1] else len(sums) - 1
             self._open = 0.0 if block.is_last[-1] else float(sums[-1])
             stated = np.asarray(self._table.returns[episodes])[:ended]
-            wrong = np.flatnonzero(~np.isclose(sums[:ended], stated, rtol=1e-6, atol=1e-4, equal_nan=True))
-        if len(wrong):
-            self._first_sum = self._first_sum if self._wrong.count else float(sums[wrong[0]])
-            self._wrong.add(wrong + episodes.start)
+            differing = np.flatnonzero(~np.isclose(sums[:ended], stated, rtol=1e-6, atol=1e-4, equal_nan=True))
+        if len(differing):
+            self._first_sum = self._first_sum if self._unequal_returns.count else float(sums[differing[0]])
+            self._unequal_returns.add(differing + episodes.start)
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong with the flags, and returns of the table that are not the sums of the rewards."""
@@ -75,10 +75,12 @@ class Flags:
                 yield find("root_flag_set", what, hits, self.steps, leaf=flag)
         if self.ends_twice.count:
             yield find("ends_twice", "terminated and truncated are both set", self.ends_twice, self.steps)
-        if self._wrong.count:
-            stated = float(self._table.returns[self._wrong.first[0]])
+        if self._unequal_returns.count:
+            stated = float(self._table.returns[self._unequal_returns.first[0]])
             what = f"the table states returns such as {real(stated)}, the rewards add up to {real(self._first_sum)}"
-            yield find("return_mismatch", what, self._wrong, len(self._table), unit="episode", leaf="next/reward")
+            yield find(
+                "return_mismatch", what, self._unequal_returns, len(self._table), unit="episode", leaf="next/reward"
+            )
 
 
 def check_table(table: EpisodeTable) -> Iterator[Finding]:

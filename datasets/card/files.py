@@ -32,11 +32,13 @@ def write_cards(
 
     def sheet(suffix: str) -> bytes:
         dataset = Dataset(folder)
+        if suffix.lower() in frames.VIDEO_SUFFIXES:
+            return frames.encode_video(dataset, episodes)
         return frames.encode_image(frames.draw_sheet(dataset, frames.choose_strips(dataset, episodes)), suffix)
 
     makers: dict[str, tuple[tuple[str, ...], Callable[[str], bytes]]] = {
         "plot": (figure.SUFFIXES, lambda end: figure.render_figure(figure.draw_figure(manifest.id, found, table), end)),
-        "frames": (frames.SHEET_SUFFIXES, sheet),
+        "frames": ((*frames.SHEET_SUFFIXES, *frames.VIDEO_SUFFIXES), sheet),
         "html": (writers.HTML_SUFFIXES, lambda _: writers.make_html(folder, manifest, found, table).encode()),
         "croissant": (writers.CROISSANT_SUFFIXES, lambda _: writers.make_croissant(folder, manifest, found).encode()),
         "card": (writers.README_SUFFIXES, lambda _: writers.make_readme(manifest, found).encode()),

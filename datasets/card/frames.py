@@ -1,4 +1,4 @@
-"""The frames of a dataset as pictures: a sheet with captions."""
+"""The frames of a dataset as pictures: a sheet with captions, or a video."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -208,6 +211,43 @@ def encode_image(image: Image, suffix: str) -> bytes:
         else:
             image.save(file, "JPEG", quality=92, comment=MARK.encode())
         return file.getvalue()
+
+
+# -- the video -----------------------------------------------------------------------------------------------------------
+
+VIDEO_SUFFIXES = (".mp4",)
+
+#: Steps a second.
+_RATE = 30
+
+
+def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
+    """Every step of the chosen episodes (default: the first), one after the other, as an MP4 file with the mark of rbdata.
+
+    Raises UsageError for a dataset without frames and unknown episodes, MissingExtraError without PyAV.
+    """
+    from ..formats.video import VideoWriter, require_av
+
+    require_av("the file")
+    leaf, length = frame_leaf(dataset), dataset.episodes.length
+    steps = [
+        strip.first + step
+        for strip in choose_strips(dataset, episodes or [0])
+        for step in range(int(length[strip.episode]))
+    ]
+    pictures = (enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, steps))
+    first = next(pictures)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        writer = VideoWriter(path, first.height, first.width, _RATE, comment=MARK)
+        try:
+            for image in chain([first], pictures):
+                writer.write(np.asarray(image.convert("RGB"))[None])
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        return path.read_bytes()
 
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:

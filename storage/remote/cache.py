@@ -374,12 +374,12 @@ class BlockCache:
         begin, problem = parts[0].begin, ""
         for _ in range(2):
             data = self.files.read(path, begin, parts[-1].end)
-            wrong = next(
+            damaged = next(
                 (part for part in parts if not part.is_sound([data[part.begin - begin : part.end - begin]])), None
             )
-            if wrong is None:
+            if damaged is None:
                 return data
-            problem = self._checksums.where(wrong).removeprefix(" in ").removeprefix(", ")
+            problem = self._checksums.where(damaged).removeprefix(" in ").removeprefix(", ")
             self.files.check()  # of a replaced dataset, no block matches
         hint = "the copy in the store is damaged: push it again, or use another mirror"
         raise DamagedDatasetError(f"{self.files.url}/{path}: {problem} arrived damaged, twice", hint=hint)

@@ -7,8 +7,17 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from rbdata.datasets.card.frames import choose_strips, draw_sheet, encode_image, enlarged, frame_leaf, picture
-from rbdata.datasets.card.target import MARK
+from rbdata.datasets.card.frames import (
+    choose_strips,
+    draw_sheet,
+    encode_image,
+    encode_video,
+    enlarged,
+    frame_leaf,
+    picture,
+    read_pictures,
+)
+from rbdata.datasets.card.target import MARK, is_ours
 from rbdata.errors import UsageError
 from rbdata.storage.dataset import Dataset
 from storage_tools import Recipe, make_episodes
@@ -77,3 +86,19 @@ def test_the_sheet(dataset):
         data = encode_image(sheet, suffix)
         assert MARK.encode() in data
         assert Image.open(BytesIO(data)).size == sheet.size
+
+
+def test_the_video(dataset, tmp_path):
+    """Every step of the episodes, in order, as a file that rbdata may replace."""
+    av = pytest.importorskip("av")
+    (tmp_path / "play.mp4").write_bytes(encode_video(dataset, [2, 0]))
+    with av.open(str(tmp_path / "play.mp4")) as container:
+        assert container.metadata["comment"] == MARK and container.streams.video[0].average_rate == 30
+        shown = [frame.to_ndarray(format="rgb24").astype(int) for frame in container.decode(video=0)]
+    table = dataset.episodes
+    steps = [int(table.start[one]) + step for one in (2, 0) for step in range(int(table.length[one]))]
+    leaf = frame_leaf(dataset)
+    wanted = [np.asarray(enlarged(one, 168).convert("RGB")).astype(int) for one in read_pictures(dataset, leaf, steps)]
+    assert len(shown) == len(wanted) == 4
+    assert max(np.abs(one - other).mean() for one, other in zip(shown, wanted)) < 12
+    assert is_ours(tmp_path / "play.mp4")
