@@ -1,6 +1,6 @@
-"""`load`: from a dataset, or several, to a buffer whose batches are TED TensorDicts.
+"""`load`: from a dataset, or several, to a buffer whose batches are TED TensorDicts, or dictionaries of arrays.
 
-    dataset -> leaves that are computed (`derived_leaves`) -> storage -> sampler -> buffer
+    dataset -> leaves that are computed (`derived_leaves`) -> storage -> sampler -> buffer -> form of its batches (`output`)
 
 A dataset that is on this machine is opened without asking its source: nothing of the network is imported.
 """
@@ -66,11 +66,14 @@ def load(
     collate_fn: Callable[[Any], Any] | None = None,
     prefetch: int | None = None,
     pin_memory: bool = False,
-    device: str | int | torch.device | None = None,
+    device: Any = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
     rank: int = 0,
     world_size: int = 1,
+    output: Literal["torch", "numpy", "jax"] = "torch",
+    form: Literal["ted", "flat"] = "ted",
+    sharding: Any = None,
 ) -> TensorDictReplayBuffer:
     """A replay buffer over a dataset, given by id, path or URL, or already open: ``buffer.sample()`` is a TED TensorDict.
 
@@ -126,6 +129,13 @@ def load(
 
     - ``transform``: a function or module that changes batches; ``collate_fn``: makes one of the records.
     - ``prefetch``: the number of batches made in advance, each in a thread. ``pin_memory``, ``device``: the memory of batches.
+    - ``output``: "torch" (TensorDicts), "numpy" (nested dictionaries of writable NumPy arrays, views of the batch's own memory)
+      or "jax" (of JAX arrays, on ``device``: a `jax.Device` or such as "gpu:1"; or divided by ``sharding``, a
+      `jax.sharding.Sharding`; put there in the thread of ``prefetch``). JAX rounds 64-bit numbers to 32 bits by default.
+    - ``form``: "ted", the keys and shapes of TED, or "flat", a dictionary with the names of D4RL, OGBench and JAX-CORL:
+      ``observations`` and ``next_observations`` ``[N, *shape]``, ``actions`` ``[N, *shape]``, ``rewards`` and ``masks``
+      (1 - terminated) float32 ``[N]``, ``terminals`` and ``truncations`` bool ``[N]``, ``value_goals`` and ``actor_goals`` of
+      goals, ``index``, and other leaves under their names. See docs/jax.md.
 
     Raises UsageError for options that contradict each other or have no effect, with their names, and as `open_dataset` does.
     """
@@ -134,6 +144,7 @@ def load(
         id_or_path, where["root"] = _downloaded(id_or_path, root, download), None
     data = _opened(id_or_path, where)
     from .storage.replay.around import Around
+    from .storage.replay.output import choose_output
     from .storage.replay.samplers.choice import choose_sampler
     from .storage.replay.storages.dataset_storage import DatasetStorage
     from .storage.replay.tensordict_buffer import TensorDictReplayBuffer
@@ -172,6 +183,17 @@ def load(
         weights=weights,
         shares=shares,
     )
+    made = choose_output(
+        output,
+        form,
+        around.windows or storage.keys or read.schema.names,
+        device=device,
+        sharding=sharding,
+        pin_memory=pin_memory,
+        collate_fn=collate_fn,
+        batch_size=batch_size,
+        short_batches=not (chosen.endless or drop_last),
+    )
     if shuffle != "blocks":
         data.plan_steps(keys=storage.stored(around.windows))
     buffer = TensorDictReplayBuffer(
@@ -184,13 +206,14 @@ def load(
         collate_fn=collate_fn,
         prefetch=prefetch,
         pin_memory=pin_memory,
-        device=device,
+        device=None if output == "jax" else device,
         seed=seed,
         generator=generator,
         rank=rank,
         world_size=world_size,
     )
     buffer._statistics = statistics
+    buffer._set_output(made)
     if goals is not None:
         from .storage.replay.goals import relabeling
 

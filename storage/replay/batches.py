@@ -2,7 +2,7 @@
 
     draw       the sampler's next steps, of several batches at once        `Batches._draw`, under the buffer's lock
     read       small leaves of these batches together, large ones alone    `Reader`, by `columns`
-    finish     collation, transforms, pinned memory, device                `Batches.finish`, without the lock
+    finish     collation, transforms, pinned memory, device, form          `Batches.finish`, without the lock
 
 A batch is a function of the seed, its number and the contents (`order`), so what is drawn and read ahead is a cache: it is
 used as long as the contents, the priorities and the sampler's attributes are those it was made of. That is done only where
@@ -31,6 +31,7 @@ from .chain import Transforms
 from .columns import At, Column, step_columns
 from .draw import Draw, flags_of, mask_error, over_tail
 from .order import Order, Place, Turn, drawing_for
+from .output import Output
 from .samplers.sampler import Sampler, checked, draws_ahead
 from .storages.storage import Storage, reads_by_get
 from .storages.trees import tree_copied
@@ -47,7 +48,8 @@ SMALL = 4096
 class Options:
     """What batches are made of and how they are finished: see `ReplayBuffer`.
 
-    ``with_info`` puts the sampler's information into the batch; ``goals`` relabels it (`goals.Relabeling`).
+    ``with_info`` puts the sampler's information into the batch; ``goals`` relabels it (`goals.Relabeling`); ``output`` is the
+    form in which it is handed over (None: as it is).
     """
 
     around: Around = Around()  # noqa: RUF009
@@ -57,6 +59,7 @@ class Options:
     device: torch.device | None = None
     pin_memory: bool = False
     goals: Any = None
+    output: Output | None = None
 
 
 class Drawn(NamedTuple):
@@ -161,12 +164,12 @@ class Batches:
             self._reader = Reader(storage, options.around, with_info=options.with_info, goals=options.goals)
         return self._reader
 
-    def at(self, rows: torch.Tensor) -> Any:
+    def at(self, rows: torch.Tensor, *, formed: bool = True) -> Any:
         """The batch of these rows, int64 ``[n]``, without a draw."""
         draw, reader = Draw(rows, [len(rows)], [self.order.place]), self.reader()
         begun = () if reader is None else reader.begin(draw, None)[0]
         drawn = Drawn(self.order.place, draw, 0, len(rows), *begun)
-        return self.finish(drawn, self.read(drawn))
+        return self.finish(drawn, self.read(drawn), formed=formed)
 
     # -- read --------------------------------------------------------------------------------------------------------
 
@@ -179,8 +182,11 @@ class Batches:
 
     # -- finish ------------------------------------------------------------------------------------------------------
 
-    def finish(self, drawn: Drawn, batch: Any, *, ahead: bool = False) -> Any:
-        """Make a batch of the rows that were read; ``ahead``: it waits for delivery, while user functions make others."""
+    def finish(self, drawn: Drawn, batch: Any, *, ahead: bool = False, formed: bool = True) -> Any:
+        """Make a batch of the rows that were read; ``ahead``: it waits for delivery, while user functions make others.
+
+        ``formed``: in the form of ``output``.
+        """
         options, chain = self.options, self.transforms.chain
         if options.collate is not None:
             batch = options.collate(batch)
@@ -190,13 +196,14 @@ class Batches:
             batch = options.goals.relabel(batch)
         if chain:
             batch = self._transformed(drawn, batch)
-        if ahead and (chain or options.collate is not None):
+        # What user code made is copied if it is used after the next call of that code, which may use the memory again.
+        if (chain or options.collate is not None) and (ahead or (options.output is not None and options.output.keeps)):
             batch = tree_copied(batch)
         if options.pin_memory or options.device is not None:
             from .devices import to_device
 
             batch = to_device(batch, options.device, options.pin_memory, ahead=ahead)
-        return batch
+        return options.output(batch) if formed and options.output is not None else batch
 
     def _of_records(self, drawn: Drawn, batch: Any) -> Any:
         """A batch of whole records, with the sampler's information."""

@@ -161,6 +161,9 @@ class ReplayBuffer:
         self._change(options=replace(self._batches.options, goals=goals))
         self._batches.reader()
 
+    def _set_output(self, output: Any) -> None:
+        self._change(options=replace(self._batches.options, output=output))
+
     def _change(self, **parts: Any) -> None:
         """Replace some parts: what was made ahead is dropped."""
         with self._lock:
@@ -258,6 +261,8 @@ class ReplayBuffer:
         size = self.batch_size if batch_size is None else self._size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the buffer (or to load()), or to sample()")
+        if include_info is False and self._batches.options.output is not None:
+            raise UsageError("include_info goes with output='torch'", hint="del batch['index'] where it is in the way")
         with self._lock:
             batches = self._batches
             finish, drawn = batches.next(size, ahead=size == self.batch_size)
@@ -296,6 +301,10 @@ class ReplayBuffer:
         tuple of tensors), or a slice or a mask of all records. Nothing is drawn: the order of batches does not change, and
         there are neither weights nor goals. Raises SamplingError (an IndexError) for rows that do not exist.
         """
+        return self._at(index)
+
+    def _at(self, index: Any, *, formed: bool = True) -> Any:
+        """`sample_at`, without its ``output`` unless ``formed``."""
         with self._lock:
             count = len(self.storage)
             if self.storage.ndim == 1 and is_part_of_all(index):
@@ -306,7 +315,7 @@ class ReplayBuffer:
             rows = self.storage.flat(index)
             if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
                 raise NoRecordError(f"there are {count} records, and not all of {rows.tolist()!s:.60} are among them")
-            return self._batches.at(rows)
+            return self._batches.at(rows, formed=formed)
 
     @property
     def _ran_out(self) -> bool:
@@ -428,6 +437,9 @@ class ReplayBuffer:
         if self._batches.options.goals is not None:
             message = "DataLoader(buffer) reads single records, without goals"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of the buffer")
+        if self._batches.options.output is not None:
+            message = "DataLoader(buffer) reads single records, as TensorDicts"
+            raise UsageError(message, hint="give it buffer.as_map(), whose records have the output and form of load()")
         from . import iterable  # noqa: F401 - tells torch how TensorDicts are put together
 
         return [self[number] for number in numbers]
@@ -680,7 +692,7 @@ class ReplayBuffer:
     def _begin_worker(self, order: Order) -> None:
         """In a worker of a data loader, which makes batches for itself: nothing of the parent's threads is left there."""
         self._lock = threading.RLock()
-        self._change(order=order, options=replace(self._batches.options, prefetch=0))
+        self._change(order=order, options=replace(self._batches.options, prefetch=0, output=None))
 
     def as_map(self) -> ReplayMap:
         """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""

@@ -19,6 +19,7 @@ size treat a TensorDict as a dictionary.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -31,6 +32,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ...errors import UsageError
 from ..row_index import row_index
 from .order import Order, Place, hashed
+from .output import record
 from .storages.trees import tree_copied
 
 
@@ -66,6 +68,8 @@ class ReplayIterable(IterableDataset):
         """Every ``workers``-th batch, from ``number`` on."""
         *place, returned = self.start.tolist()
         now: Order = self.buffer._batches.order
+        # `ReplayLoader` makes the form itself: tensors go through shared memory, and JAX is no guest of worker processes.
+        output = self.buffer._batches.options.output if place[0] < 0 else None
         if place[0] < 0:  # a loader of the user's, which draws a seed for every iterator
             order = Order(hashed(now.seed, seed), now.rank, now.world)
         else:
@@ -79,13 +83,19 @@ class ReplayIterable(IterableDataset):
         copied = self.buffer._runs_own_code
         while left is None or left > 0:
             batch = self.buffer.sample()
-            yield tree_copied(batch) if copied else batch
+            batch = tree_copied(batch) if copied else batch
+            yield batch if output is None else output.on_host(batch)
             if self.buffer._ran_out:
                 return
             left = None if left is None else left - 1
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
-        """A ``DataLoader`` over this dataset; it returns the batches unchanged."""
+        """A ``DataLoader`` over this dataset; it returns the batches unchanged.
+
+        Where JAX is in use, workers are started anew (``multiprocessing_context="spawn"``): its threads do not survive a fork.
+        """
+        if num_workers and "jax" in sys.modules:
+            options.setdefault("multiprocessing_context", "spawn")
         return ReplayLoader(self, batch_size=None, collate_fn=identity, num_workers=num_workers, **options)
 
 
@@ -105,6 +115,7 @@ class ReplayLoader(DataLoader):
 
     def _counted(self, batches: Iterator[Any], buffer: Any) -> Iterator[Any]:
         order: Order = buffer._batches.order
+        output = buffer._batches.options.output if self.num_workers else None
         ended = False
         try:
             for batch in batches:
@@ -113,7 +124,7 @@ class ReplayLoader(DataLoader):
                     ended = order.skip(1, buffer._one_pass())
                 else:
                     ended = buffer._ran_out
-                yield batch
+                yield batch if output is None else output(batch)
         finally:  # at its end, and where the loop over it is left
             buffer._returned = 0
             if not ended:
@@ -123,7 +134,9 @@ class ReplayLoader(DataLoader):
 class ReplayMap(Dataset):
     """The records of a buffer by number, through its transforms; a batch of a loader is read at once.
 
-    Frame stacks, n-step returns and windows apply as in batches of the buffer (`ReplayBuffer.sample_at`).
+    Frame stacks, n-step returns and windows apply as in batches of the buffer (`ReplayBuffer.sample_at`). With ``output`` of
+    `load` a record is a dictionary, of NumPy arrays for JAX as well, and ``__getitems__`` gives a list of them, which a
+    loader's ``collate_fn`` (torch's own makes tensors) or grain's ``batch`` stacks.
 
     Raises UsageError for storages of several dimensions, whose records have no single number, and for buffers that draw goals
     with their batches.
@@ -136,21 +149,26 @@ class ReplayMap(Dataset):
         if buffer._batches.options.goals is not None:
             message = "goals are drawn with the batches of a buffer: records by number have none"
             raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of its sampler")
-        self.buffer = buffer
+        self.buffer, self._output = buffer, buffer._batches.options.output
 
     def __len__(self) -> int:
         return len(self.buffer.storage)
 
     def __getitem__(self, number: Any) -> Any:
+        found = self._own(self._read(number))
+        return found if self._output is None else self._output.on_host(found)
+
+    def _read(self, number: Any) -> Any:
         if not self.buffer._batches.options.around.names:
-            return self._own(self.buffer[number])
+            return self.buffer[number]
         if isinstance(number, Integral):
-            return self._own(self.buffer.sample_at(row_index(int(number), len(self), "record"))[0])
-        return self._own(self.buffer.sample_at(number))
+            return self.buffer._at(row_index(int(number), len(self), "record"), formed=False)[0]
+        return self.buffer._at(number, formed=False)
 
     def __getitems__(self, numbers: Sequence[int]) -> Any:
-        """The records of a batch, ``[N, ...]``."""
-        return self[torch.as_tensor(numbers, device="cpu")]
+        """The records of a batch, ``[N, ...]``; a list of dictionaries with ``output`` of `load`."""
+        found = self[torch.as_tensor(numbers, device="cpu")]
+        return found if self._output is None else [record(found, place) for place in range(len(numbers))]
 
     def _own(self, records: Any) -> Any:
         """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
 from ..keywords import with_options
@@ -144,8 +145,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         # More records than room: each row holds the last record written to it.
         self.update_priority(self.storage.index_of(rows.clamp(min=0)) if self.storage.ndim > 1 else rows, priority)
 
-    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+    def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
+
+        ``data``: the batch, a TensorDict or a dictionary of arrays. (`update_priority` takes rows and values themselves.)
 
         Without effect if the sampler has no priorities. If the batch lacks the key, its rows get the priority of new records,
         with a warning. Raises UsageError if it has no ``index``.
@@ -153,6 +156,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         sampler: Any = self.sampler
         if not sampler.has_priorities:
             return
+        if not isinstance(data, TensorDictBase):
+            data = _tensors_at(data, ("index",), as_key(self.priority_key))
         index, values = data.get("index", None), entry_at(data, as_key(self.priority_key))
         if index is None:
             raise UsageError("the batch has no index: it takes that to set priorities")
@@ -167,6 +172,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if values.numel() % len(rows):
             raise SamplingError(f"{values.numel()} priorities for {len(rows)} rows")
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), sampler.reduction))
+
+
+def _tensors_at(batch: Any, *keys: tuple[str, ...]) -> TensorDictBase:
+    """These leaves of a dictionary of arrays, those that it has."""
+    found: dict[Any, torch.Tensor] = {}
+    for key in keys:
+        value = batch
+        for name in key:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[key] = torch.from_numpy(np.array(value))
+    return TensorDict(found, [len(found[keys[0]])] if keys[0] in found else [])
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
