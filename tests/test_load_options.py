@@ -53,14 +53,19 @@ def drawn(place: Any, batches: int = 4, **options: Any) -> list[str]:
         made = hashlib.sha256(f"{type(batch)} {getattr(batch, 'device', None)}".encode())
         if isinstance(batch, torch.Tensor):
             batch = {"all": batch}
-        pairs = batch.items() if isinstance(batch, dict) else batch.items(True, True)
-        for key, value in sorted(pairs, key=str):
-            made.update(f"{key} {value.dtype} {list(value.shape)}".encode() + value.contiguous().numpy().tobytes())
+        for key, value in sorted(pairs(batch), key=str):
+            made.update(f"{key} {value.dtype} {list(value.shape)}".encode() + np.ascontiguousarray(value).tobytes())
         found.append(made.hexdigest())
         if options.get("alpha") is not None:
             batch["td_error"], batch["other"] = batch["index"].double() + 1, 1 / (batch["index"].double() + 1)
             buffer.update_tensordict_priority(batch)
     return found
+
+
+def pairs(batch: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in batch.items():
+        below = pairs(value) if hasattr(value, "keys") else [("", value)]
+        yield from ((f"{key}/{name}", leaf) for name, leaf in below)
 
 
 def slices(**more: Any) -> dict[str, Any]:
@@ -91,6 +96,8 @@ ALONE: dict[str, Any] = {
     "windows": WINDOWS,
     "goals": lambda: rbdata.Goals(goal_key=POSITION),
     "dtype": "float32",
+    "output": "numpy",
+    "form": "flat",
 }
 TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
     ("stack_keys", [POSITION], {"frame_stack": 3}),
@@ -120,7 +127,7 @@ TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
 #: What says where a dataset is, how batches are made ahead, or where they lie: tested by themselves below.
 ELSEWHERE = {"root", "cache_dir", "cache_limit", "download", "prefetch", "pin_memory", "generator", "weights", "shares"}
 #: Not of this table: what is tested with the room that it belongs to.
-OTHERS = {"end_key", "traj_key"}
+OTHERS = {"end_key", "traj_key", "sharding"}
 
 
 def test_every_option_is_looked_at() -> None:

@@ -65,7 +65,8 @@ def test_options_of_load():
     wanted |= named(rbdata.Around, "POSITIONAL_OR_KEYWORD")
     computed = named(derive, "POSITIONAL_OR_KEYWORD")
     wanted |= {name: one for name, one in computed.items() if name not in ("dataset", "only")}
-    assert set(arguments) == {"root", "cache_dir", "cache_limit", "download", "keys", "goals", *wanted}
+    of_load = {"root", "cache_dir", "cache_limit", "download", "keys", "goals", "output", "form", "sharding"}
+    assert set(arguments) == of_load | {*wanted}
     assert {name: arguments[name].default for name in wanted} == {name: one.default for name, one in wanted.items()}
     for name in wanted:
         assert f"``{name}" in rbdata.load.__doc__, name
