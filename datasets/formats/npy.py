@@ -17,10 +17,10 @@ from threading import Lock
 
 import numpy as np
 
-from ...errors import CorruptSourceError
+from ...errors import CorruptSourceError, RbdataError
 from .hdf5 import plain_bools
 from .limits import check_row_bytes, check_rows, most_unpacked
-from .packed import ZipArchive, member_names
+from .packed import StreamFile, ZipArchive, member_names
 
 #: An array with more rows than this is invalid (the public shards have 1 M).
 MAX_ROWS = 1 << 26
@@ -52,9 +52,7 @@ class NpyStream:
     def __init__(
         self, pieces: Iterable[bytes], expected: Expected | None, name: str, most_rows: int = MAX_ROWS
     ) -> None:
-        self._most_rows = most_rows
-        self._source = iter(pieces)
-        self._rest = memoryview(b"")
+        self._most_rows, self._file = most_rows, io.BufferedReader(StreamFile(pieces))
         self._name = name
         stored, self.shape = self._header(expected)
         self._swap = not stored.isnative
@@ -64,18 +62,7 @@ class NpyStream:
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill a byte buffer as far as the stream goes; returns how many bytes it got."""
-        filled = 0
-        while filled < len(buffer):
-            if not len(self._rest):
-                piece = next(self._source, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-            count = min(len(self._rest), len(buffer) - filled)
-            buffer[filled : filled + count] = self._rest[:count]
-            self._rest = self._rest[count:]
-            filled += count
-        return filled
+        return self._file.readinto(buffer)
 
     def blocks(self, rows: int, spare: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield ``(first row, rows, bytes)`` for blocks of rows; a fresh uint8 array each, with ``spare`` more rows of zeros.
@@ -96,7 +83,7 @@ class NpyStream:
 
     def finish(self) -> None:
         """Check that nothing follows the last row."""
-        if len(self._rest) or next(self._source, None) is not None:
+        if self._file.read(1):
             raise self._error(f"is longer than its header says ({self.rows} rows)")
 
     def arrays(self, rows: int) -> Iterator[np.ndarray]:
@@ -105,46 +92,31 @@ class NpyStream:
             yield self._native(block).reshape(count, *self.shape[1:])
 
     def array(self) -> np.ndarray:
-        """The whole array, native byte order. Memory grows with the bytes that arrive: a header alone allocates nothing."""
-        total = self.rows * self.row_bytes
-        data = bytearray()
-        while len(data) < total:
-            block = bytearray(min(total - len(data), 1 << 22))
-            got = self.read_into(memoryview(block))
-            data += block[:got]
-            if got < len(block):
-                raise self._error(f"is cut short: {len(data)} bytes instead of {total}")
+        """The whole array, native byte order."""
+        data = np.empty(self.rows * self.row_bytes, np.uint8)
+        got = self.read_into(data.data)
+        if got < len(data):
+            raise self._error(f"is cut short: {got} bytes instead of {len(data)}")
         self.finish()
         return self._native(data).reshape(self.shape)
 
-    def _native(self, data: bytearray | np.ndarray) -> np.ndarray:
-        array: np.ndarray = np.frombuffer(data, self.dtype.newbyteorder("S") if self._swap else self.dtype)
-        return array.astype(self.dtype) if self._swap else array
+    def _native(self, data: np.ndarray) -> np.ndarray:
+        return data.view(self.dtype.newbyteorder("S")).astype(self.dtype) if self._swap else data.view(self.dtype)
 
     def _header(self, expected: Expected | None) -> tuple[np.dtype, tuple[int, ...]]:
-        head = self._take(6)
-        if not head.startswith(b"\x93NUMPY"):
-            raise self._error(f"is not a .npy array: it begins with {head!r}")
-        head += self._take(4)
-        version = head[6]
-        if version not in (1, 2, 3) or head[7]:
-            raise CorruptSourceError(f"{self._name}: .npy version {version}.{head[7]} is unknown", hint=_DAMAGED)
-        length = int.from_bytes(head[8:10], "little")
-        if version > 1:
-            extra = self._take(2)
-            length, head = length + (int.from_bytes(extra, "little") << 16), head + extra
-        if length > _MAX_HEADER:
-            raise CorruptSourceError(f"{self._name}: .npy header of {length} bytes", hint=_DAMAGED)
-        text = io.BytesIO(head[8:] + self._take(length))
-        read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
         try:
+            version = np.lib.format.read_magic(self._file)
+            read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
             with _PARSING:
-                shape, fortran, dtype = read(text, max_header_size=_MAX_HEADER)
+                shape, fortran, dtype = read(self._file, max_header_size=_MAX_HEADER)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"version {version[0]}.{version[1]} is unknown")
+        except RbdataError:
+            raise  # an error of the stream
         except Exception as error:
             # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
             # depends on who wrote it.
-            why = str(error).partition("\n")[0][:120]
-            raise CorruptSourceError(f"{self._name}: unreadable .npy header: {why}", hint=_DAMAGED) from error
+            raise self._error(f"is not a .npy array: {str(error).partition(chr(10))[0][:120]}") from error
         if dtype.hasobject:
             raise self._error("asks for pickle (dtype object), which is never read: it could run any code")
         columns_first = fortran and len(shape) > 1
@@ -155,13 +127,6 @@ class NpyStream:
         if shape and not 0 < shape[0] <= self._most_rows:
             raise self._error(f"declares {shape[0]} rows, of at most {self._most_rows}")
         return dtype, tuple(int(size) for size in shape)
-
-    def _take(self, count: int) -> bytes:
-        data = bytearray(count)
-        got = self.read_into(memoryview(data))
-        if got < count:
-            raise self._error("ends inside the .npy header")
-        return bytes(data)
 
     def _error(self, problem: str) -> CorruptSourceError:
         return CorruptSourceError(f"{self._name} {problem}", hint=_DAMAGED)
