@@ -49,7 +49,7 @@ BUILT_IN = {
 SINGLE_FILES: Mapping[str, tuple[str, ...]] = {
     "d4rl": (".hdf5", ".h5"),
     "minari": (".hdf5", ".h5"),
-    "openml": (".arff", ".parquet", ".pq"),
+    "openml": (".arff",),
     "ogbench": (".npz",),
     "gen_dgrl": (".xz", ".tar"),
     "exorl": (".zip",),

@@ -1,14 +1,12 @@
 """Arrow IPC and Parquet files. pyarrow trusts them, and is used in a worker process (`workers`).
 
-`ArrowFile` reads one record batch at a time. `ParquetTable` reads Parquet tables into the same columns as `arff.ArffTable`:
-Parquet has other types (booleans instead of two values, floats instead of integers, text instead of nominal values, categories
-in another order), so the caller states which columns are nominal, and the order of their values.
+`ArrowFile` reads one record batch at a time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
@@ -18,37 +16,17 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptSourceError, MissingExtraError, RbdataError
-from .arff import Attribute, ColumnValues
 from .limits import REFETCH, check_rows
 
-#: Bytes of a footer that are looked at.
-_FOOTER_BYTES = 16 << 20
 #: Marks of `datasets.export`: for an export (in the metadata of a table, as the comment of a .npz, as the name of a file in a
 #: folder), and for a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
-_OF_STEPS = ((b"action", b"actions", b"act"), (b"reward", b"rewards", b"rew", b"next.reward"))
 
 
 def require_pyarrow(message: str, instead: str = "") -> None:
     """Raise MissingExtraError with this message where pyarrow is not installed; ``instead`` ends its hint."""
     if find_spec("pyarrow") is None:
         raise MissingExtraError(message, hint="pip install 'rbdata[parquet]'" + instead)
-
-
-def holds_steps(path: Path) -> bool:
-    """Whether a Parquet file is one of steps: by its footer, its last bytes, `datasets.export` wrote it, or it has columns
-    called action (or so) and reward."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 8))
-        tail = file.read()
-        if not tail.endswith(b"PAR1"):
-            return False
-        file.seek(max(0, size - 8 - min(int.from_bytes(tail[:4], "little"), _FOOTER_BYTES)))
-        footer = file.read()
-    # A name follows its length there.
-    named = [any(bytes([len(name)]) + name in footer for name in names) for names in _OF_STEPS]
-    return EXPORTED in footer or all(named)
 
 
 @contextmanager
@@ -230,80 +208,3 @@ def number_rows(arrays: Iterable[Any], kind: Any, shape: tuple[int, ...], where:
             raise CorruptSourceError(f"{where} has empty cells, or not {list(shape)} values a row")
         blocks.append(flat.to_numpy(zero_copy_only=False).astype(dtype, copy=False).reshape(-1, *shape))
     return np.concatenate(blocks)
-
-
-class ParquetTable:
-    """A file's attributes, and its rows in blocks, as `arff.ArffTable` gives them.
-
-    ``nominal``: the declared values of nominal columns by name, None where they are not known.
-    """
-
-    def __init__(self, path: Path, name: str, nominal: Mapping[str, tuple[str, ...] | None]) -> None:
-        missing = "reading Parquet needs pyarrow, which is not installed"
-        require_pyarrow(missing, ", or use the ARFF file: --format arff")
-        import pyarrow
-
-        self._name, self._types = name, pyarrow.types
-        with damage_reported(name, "is not a Parquet file"):
-            try:
-                # Texts as codes: a table may repeat one that is as long as the file.
-                self._file = open_parquet(path, name, read_dictionary=list(nominal))
-                schema = self._file.schema_arrow
-            except KeyError as error:
-                columns = ", ".join(repr(column) for column in nominal)
-                raise CorruptSourceError(f"{name} lacks one of the columns {columns}") from error
-        self.rows = check_rows(self._file.metadata.num_rows, path.stat().st_size, name)
-        if len(set(schema.names)) < len(schema.names):
-            raise CorruptSourceError(f"{name} has columns of the same name")
-        self.attributes = tuple(self._attribute(column, nominal) for column in schema)
-
-    def blocks(self, rows: int = 4096) -> Iterator[list[ColumnValues]]:
-        used, left = [attribute.name for attribute in self.attributes if attribute.kind != "string"], self.rows
-        with damage_reported(self._name, "is damaged"):
-            for batch in self._file.iter_batches(batch_size=rows, columns=used, use_threads=False):
-                left -= batch.num_rows
-                yield [self._column(attribute, batch) for attribute in self.attributes]
-        if left:
-            raise CorruptSourceError(f"{self._name} holds {self.rows - left} rows, {self.rows} are stated")
-
-    def _attribute(self, column: Any, nominal: Mapping[str, tuple[str, ...] | None]) -> Attribute:
-        types = self._types
-        if column.name in nominal or types.is_boolean(column.type):
-            values = nominal.get(column.name) or (("false", "true") if types.is_boolean(column.type) else None)
-            if values is None:
-                raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are stated nowhere")
-            if types.is_nested(column.type):
-                raise CorruptSourceError(f"{self._name}: the values of {column.name!r} are {column.type}")
-            return Attribute(column.name, "nominal", values)
-        if types.is_integer(column.type) or types.is_floating(column.type) or types.is_decimal(column.type):
-            return Attribute(column.name, "numeric")
-        return Attribute(column.name, "string")
-
-    def _column(self, attribute: Attribute, batch: Any) -> ColumnValues:
-        if attribute.kind == "string":
-            return None
-        # By place: names with dots also select nested columns.
-        values = batch.column(batch.schema.names.index(attribute.name))
-        if attribute.kind == "numeric":
-            return np.array([np.nan if value is None else float(value) for value in values.to_pylist()], np.float64)
-        codes = {value: code for code, value in enumerate(attribute.values)}
-        folded = {value.lower(): code for value, code in codes.items()}
-        if not self._types.is_dictionary(values.type):
-            return np.array([self._code(value, attribute, codes, folded) for value in values.to_pylist()], np.int64)
-        values.validate(full=True)
-        places = values.indices.to_pylist()
-        used = {place: values.dictionary[place].as_py() for place in set(places) if place is not None}
-        found = {place: self._code(value, attribute, codes, folded) for place, value in used.items()}
-        return np.array([-1 if place is None else found[place] for place in places], np.int64)
-
-    def _code(self, value: Any, attribute: Attribute, codes: Mapping[str, int], folded: Mapping[str, int]) -> int:
-        if value is None or value != value:
-            return -1
-        text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        if text in codes:
-            return codes[text]
-        if isinstance(value, bool) and text.lower() in folded:
-            return folded[text.lower()]
-        if isinstance(value, float) and str(value) in codes:
-            return codes[str(value)]
-        raise CorruptSourceError(f"{self._name}: {text[:40]!r} is not among the declared values of {attribute.name!r}")

@@ -142,7 +142,6 @@ class _SharedOptions(TypedDict, total=False):
         Literal["none", "numeric", "all"] | None,
         _Of("openml", "scale columns to mean 0, standard deviation 1 (none)"),
     ]
-    format: Annotated[Literal["auto", "arff", "parquet"] | None, _Of("openml", "which file format to download (auto)")]
     accept_changed: Annotated[
         bool | None, _Of("d4rl openml", "accept a file whose checksum has changed", default=False)
     ]

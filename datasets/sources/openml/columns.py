@@ -13,20 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ....errors import UsageError
+from ....storage.amounts import listed
 from ...formats.arff import Attribute, ColumnValues
 from ...ingest.spaces import LossyCastError, cast
 from .client import Description
-from .table_options import TableOptions
-
-_MOST_SHOWN = 20
 
 
-@dataclass
+@dataclass(frozen=True)
+class TableOptions:
+    """``target``, ``exclude``: column names (none: the dataset's own); ``missing``: `TableUnit`; the others: above."""
+
+    target: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    missing: Literal["keep", "error", "drop", "code"] = "keep"
+    one_hot: bool = False
+    standardize: Literal["none", "numeric", "all"] = "none"
+
+    def to_json(self, target: Sequence[str]) -> dict[str, Any]:
+        """What identifies a conversion to these labels, in the form in which the options are given."""
+        names = {"target": ",".join(target), "exclude": ",".join(self.exclude) or None}
+        return {**names, "missing": self.missing, "one_hot": self.one_hot, "standardize": self.standardize}
+
+
+@dataclass(frozen=True)
 class ColumnRoles:
     """Indices of the columns, and why others are left out, by name."""
 
@@ -42,41 +56,40 @@ def column_roles(attributes: Sequence[Attribute], about: Description, options: T
     what is excluded are left out. Raises UsageError if there is no label, no feature, or no such column.
     """
     index = {attribute.name: at for at, attribute in enumerate(attributes)}
-    flagged = {feature.name: feature for feature in about.features}
-    wanted = options.target or about.targets or tuple(f.name for f in about.features if f.is_target)
-    shown = ", ".join(list(index)[:_MOST_SHOWN]) + (" ..." if len(index) > _MOST_SHOWN else "")
+    wanted, columns = options.target or about.targets, f"its columns: {listed(index, 20)}"
     if not wanted:
-        hint = f"choose one with --target; its columns: {shown}"
-        if not about.features:  # a file on this machine
-            hint += "; `rbdata convert PATH --source arrays` reads rows that are steps of episodes"
-        raise UsageError(f"{name} has no label of its own", hint=hint)
+        raise UsageError(f"{name} has no label of its own", hint=f"choose one with --target; {columns}")
     unknown = [column for column in (*wanted, *options.exclude) if column not in index]
     if unknown:
-        raise UsageError(f"{name} has no column {', '.join(unknown)}", hint=f"its columns: {shown}")
+        raise UsageError(f"{name} has no column {', '.join(unknown)}", hint=columns)
+    left_out = {
+        **{one.name: "it is text" for one in attributes if one.kind == "string"},
+        **dict.fromkeys(about.ignored, "OpenML says to ignore it"),
+        **dict.fromkeys(about.row_id, "it identifies the row"),
+        **dict.fromkeys(options.exclude, "excluded"),
+    }
+    left_out = {name: left_out[name] for name in index if name in left_out and name not in wanted}
     targets = [index[column] for column in wanted]
-    why_not = {at: _why_not(one, about, flagged, options) for at, one in enumerate(attributes) if at not in targets}
-    features = [at for at, why in why_not.items() if why is None]
+    features = [at for column, at in index.items() if column not in left_out and column not in wanted]
     kinds = {attributes[at].kind for at in targets}
     if "string" in kinds:
-        raise UsageError(f"the label of {name} is text", hint=f"choose another with --target; its columns: {shown}")
+        raise UsageError(f"the label of {name} is text", hint=f"choose another with --target; {columns}")
     if len(kinds) > 1:
         raise UsageError(f"the labels of {name} are numbers and classes mixed", hint="choose some with --target")
     if not features:
         raise UsageError(f"{name} has no column that can be an observation", hint="all are text, ignored or excluded")
-    return ColumnRoles(targets, features, {attributes[at].name: why for at, why in why_not.items() if why is not None})
+    return ColumnRoles(targets, features, left_out)
 
 
-def _why_not(attribute: Attribute, about: Description, flagged: dict, options: TableOptions) -> str | None:
-    feature = flagged.get(attribute.name)
-    if attribute.name in options.exclude:
-        return "excluded"
-    if attribute.name in about.row_id or (feature is not None and feature.is_row_id):
-        return "it identifies the row"
-    if attribute.name in about.ignored or (feature is not None and feature.is_ignored):
-        return "OpenML says to ignore it"
-    if attribute.kind == "string":
-        return "it is text"
-    return None
+def to_stored(values: np.ndarray, dtype: str, column: str, where: str, first: int) -> np.ndarray:
+    """The values of a column, of steps from ``first`` on, in the dtype of their leaf. Raises UsageError."""
+    try:
+        return cast(values, dtype)
+    except LossyCastError as error:
+        message = (
+            f"the column {column} of {where} holds {error.value}, which {dtype} does not, in step {first + error.row}"
+        )
+        raise UsageError(message, hint=f"leave it out: --exclude {column}") from error
 
 
 @dataclass
@@ -87,34 +100,15 @@ class EncodedColumn:
     attribute: Attribute
     codes: int
     one_hot: bool
-    #: Whether it is standardised, with these means and deviations (set by `Encoder.fit`); ``still``: it never varies.
+    #: Whether it is standardised, with these mean and deviation (set by `Encoder.fit`); ``still``: it never varies.
     scaled: bool
-    statistics: tuple[float, float] | None = None
+    mean: float = 0.0
+    deviation: float = 1.0
     still: bool = False
-
-    @property
-    def nominal(self) -> bool:
-        return self.attribute.kind == "nominal"
 
     @property
     def width(self) -> int:
         return self.codes if self.one_hot else 1
-
-
-class ColumnCastError(Exception):
-    """A column holds a number that the dtype of its leaf does not hold; ``row`` is that of the block."""
-
-    def __init__(self, column: str, error: LossyCastError, dtype: str) -> None:
-        super().__init__(f"holds {error.value}, which {dtype} does not")
-        self.column, self.row = column, error.row
-
-
-def to_stored(values: np.ndarray, dtype: str, column: str) -> np.ndarray:
-    """The values of a column in the dtype of their leaf. Raises ColumnCastError."""
-    try:
-        return cast(values, dtype)
-    except LossyCastError as error:
-        raise ColumnCastError(column, error, dtype) from error
 
 
 class Encoder:
@@ -129,64 +123,49 @@ class Encoder:
             scaled = not one_hot and options.standardize in (("all",) if nominal else ("all", "numeric"))
             codes = len(attribute.values) + self._missing_has_code if nominal else 0
             self.features.append(EncodedColumn(index, attribute, codes, one_hot, scaled))
+        self.width = sum(feature.width for feature in self.features)
+        self.scaled = [feature for feature in self.features if feature.scaled]
 
-    @property
-    def width(self) -> int:
-        """Numbers of an observation."""
-        return sum(feature.width for feature in self.features)
-
-    @property
-    def must_fit(self) -> bool:
-        """Whether `fit` is needed."""
-        return any(feature.scaled for feature in self.features)
-
+    @np.errstate(over="ignore", invalid="ignore")  # a deviation that is not finite is refused below
     def fit(self, blocks: Iterable[Sequence[ColumnValues]]) -> None:
         """Compute means and deviations; blocks hold the rows that are kept."""
-        scaled = [feature for feature in self.features if feature.scaled]
-        count, mean, squares = (np.zeros(len(scaled)) for _ in range(3))
+        count, mean, squares = (np.zeros(len(self.scaled)) for _ in range(3))
         for block in blocks:
-            for at, feature in enumerate(scaled):
+            for at, feature in enumerate(self.scaled):
                 values = self._values(block, feature)
                 values = values[~np.isnan(values)]
-                more = len(values)
-                if not more:
+                if not len(values):
                     continue
                 # Chan's update: exact enough whatever the size of the mean.
-                center = float(values.mean())
-                delta, total = center - mean[at], count[at] + more
-                squares[at] += float(((values - center) ** 2).sum()) + delta**2 * count[at] * more / total
-                mean[at] += delta * more / total
+                center, total = float(values.mean()), count[at] + len(values)
+                delta = center - mean[at]
+                squares[at] += float(((values - center) ** 2).sum()) + delta**2 * count[at] * len(values) / total
+                mean[at] += delta * len(values) / total
                 count[at] = total
-        for at, feature in enumerate(scaled):
-            deviation = float(np.sqrt(squares[at] / count[at])) if count[at] else 0.0
+        for at, feature in enumerate(self.scaled):
+            feature.mean, deviation = float(mean[at]), float(np.sqrt(squares[at] / max(1, count[at])))
             # A column that never varies may still have a deviation from rounding errors.
             feature.still = deviation <= 10 * np.finfo(float).eps * abs(mean[at])
-            feature.statistics = (float(mean[at]), 1.0 if feature.still else deviation)
-            if not np.isfinite(feature.statistics).all():
+            feature.deviation = 1.0 if feature.still else deviation
+            if not np.isfinite([feature.mean, feature.deviation]).all():
                 name = feature.attribute.name
                 message = f"the column {name} has no finite mean and deviation to be standardised with"
                 raise UsageError(message, hint=f"leave it out: --exclude {name}")
 
-    def encode(self, block: Sequence[ColumnValues]) -> np.ndarray:
-        """Observations, float32 ``[rows, width]``. Raises ColumnCastError for finite numbers that float32 does not hold."""
-        first = block[self.features[0].index]
-        assert first is not None
-        out = np.zeros((len(first), self.width), np.float32)
-        at = 0
+    def encode(self, block: Sequence[ColumnValues], where: str, first: int) -> np.ndarray:
+        """Observations, float32 ``[rows, width]``, of steps from ``first`` on. Raises as `to_stored`."""
+        parts = []
         for feature in self.features:
             values = self._values(block, feature)
             if feature.one_hot:
-                rows = np.flatnonzero(~np.isnan(values))
-                out[rows, at + values[rows].astype(np.int64)] = 1
-            else:
-                if feature.statistics is not None:
-                    mean, deviation = feature.statistics
-                    values = (values - mean) / deviation
-                    if feature.still:
-                        values[~np.isnan(values)] = 0
-                out[:, at] = to_stored(values, "float32", feature.attribute.name)
-            at += feature.width
-        return out
+                parts.append((values[:, None] == np.arange(feature.codes)).astype(np.float32))
+                continue
+            if feature.scaled:
+                values = (values - feature.mean) / feature.deviation
+                if feature.still:
+                    values[~np.isnan(values)] = 0
+            parts.append(to_stored(values, "float32", feature.attribute.name, where, first)[:, None])
+        return np.concatenate(parts, 1)
 
     def missing_rows(self, block: Sequence[ColumnValues]) -> np.ndarray:
         """Which rows miss a value that the policy does not give a code to, bool ``[rows]``."""
@@ -197,11 +176,11 @@ class Encoder:
         described, at = [], 0
         for feature in self.features:
             entry: dict[str, Any] = {"name": feature.attribute.name, "kind": feature.attribute.kind, "at": at}
-            if feature.nominal:
+            if feature.codes:
                 entry["values"] = [*feature.attribute.values, *(["?"] * self._missing_has_code)]
                 entry["as"] = "one-hot" if feature.one_hot else "code"
-            if feature.statistics is not None:
-                entry["mean"], entry["std"] = feature.statistics
+            if feature.scaled:
+                entry["mean"], entry["std"] = feature.mean, feature.deviation
             described.append(entry)
             at += feature.width
         return described
@@ -210,7 +189,7 @@ class Encoder:
         """A column as float64 with NaN for missing values."""
         column = block[feature.index]
         assert column is not None
-        if not feature.nominal:
+        if feature.attribute.kind != "nominal":
             return column
         values = column.astype(np.float64)
         values[column < 0] = feature.codes - 1 if self._missing_has_code else np.nan

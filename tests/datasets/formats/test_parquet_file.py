@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rbdata.datasets.formats.arrow import ParquetTable, open_parquet
+from rbdata.datasets.formats.arrow import open_parquet
 from rbdata.errors import CorruptSourceError
 from worker_tasks import in_worker
 
@@ -42,11 +42,6 @@ def bomb(path):
     return path
 
 
-def read_all(path, _):
-    reader = ParquetTable(path, path.name, {})
-    return sum(len(block[0]) for block in reader.blocks())
-
-
 def read_lists(path, _):
     return sum(len(batch) for batch in open_parquet(path, path.name).iter_batches(100))
 
@@ -57,17 +52,6 @@ def test_a_row_that_unpacks_to_too_much(tmp_path):
     assert in_worker(read_lists, path, label="x")
     with pytest.raises((CorruptSourceError, MemoryError)):
         in_worker(read_lists, path, label="x", memory=60 << 20)
-
-
-def test_a_text_as_long_as_the_file_in_every_row(tmp_path):
-    long = "a" * 100_000
-    pq.write_table(
-        pa.table({"a": pa.array([long] * 3000).dictionary_encode(), "b": [1.0] * 3000}),
-        tmp_path / "x",
-        compression="none",
-    )
-    (block,) = ParquetTable(tmp_path / "x", "x", {"a": ("b", long)}).blocks()
-    assert block[0].tolist() == [1] * 3000
 
 
 @pytest.mark.parametrize("value", [0x7F, 0xFF])
@@ -90,19 +74,6 @@ def ask(path, _):
     return open_parquet(path, "x").metadata.row_group(0).column(0).num_values
 
 
-def test_rows_that_are_stated_and_not_there(tmp_path):
-    pq.write_table(pa.table({"a": np.arange(500.0)}), tmp_path / "x", compression="none", use_dictionary=False)
-    sound = (tmp_path / "x").read_bytes()
-    for number in (500, 501):
-        before, after = (bytes([one << 1 & 0x7F | 0x80, one >> 6]) for one in (500, number))  # as a zigzag varint
-        (tmp_path / "y").write_bytes(sound.replace(b"\x16" + before, b"\x16" + after))
-        if number == 500:
-            assert read_all(tmp_path / "y", None) == 500
-        else:
-            with pytest.raises(CorruptSourceError):
-                read_all(tmp_path / "y", None)
-
-
 def test_a_footer_that_would_end_the_process(tmp_path):
     """A histogram of the levels of a column has one more entry than it should."""
     pq.write_table(pa.table({"a": pa.array([None, 1.0, 2.0])}), tmp_path / "x")
@@ -116,10 +87,3 @@ def test_a_footer_that_would_end_the_process(tmp_path):
     with pytest.raises(CorruptSourceError) as caught:
         in_worker(ask, tmp_path / "x", label="x.parquet")
     assert "x.parquet" in caught.value.message
-
-
-@pytest.mark.parametrize("nominal", ["class", ""])
-def test_a_column_that_is_stated_and_not_there(tmp_path, nominal):
-    pq.write_table(pa.table({"a": [1.0]}), tmp_path / "x")
-    with pytest.raises(CorruptSourceError, match="lacks one of the columns"):
-        ParquetTable(tmp_path / "x", "x", {nominal: ("a", "b")})

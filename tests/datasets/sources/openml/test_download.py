@@ -8,18 +8,15 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
-import rbdata
 import torch
 from openml_server import API, error, openml_server
-from pyarrow import parquet
 from rbdata.datasets.acquire import convert, download
 from rbdata.datasets.catalogue import resolve
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.openml.client import description, feature
+from rbdata.datasets.sources.openml.client import description
 from rbdata.datasets.sources.openml.source import OpenmlSource
 from rbdata.errors import (
     ChecksumError,
@@ -144,14 +141,9 @@ def test_trap_51_every_recorded_description_parses(recorded):
             number = int(path.rpartition("/")[2])
             about = description(content["data_set_description"], number)
             assert isinstance(about.id, int) and about.version >= 1 and about.url and len(about.md5 or "") == 32
-        if "data_features" in content:
-            features = [feature(entry) for entry in content["data_features"]["feature"]]
-            assert features and all(entry.values != () for entry in features)  # some state no values at all
     quirks = {"name": "x", "version": 3, "ignore_attribute": ["a", "b"], "default_target_attribute": "c,d", "id": "5"}
     about = description(quirks, 5)
     assert (about.ignored, about.targets, about.row_id) == (("a", "b"), ("c", "d"), ())
-    assert feature({"name": "f", "nominal_values": '["1", "2"]', "is_target": "true"}).values == ("1", "2")
-    assert feature({"name": "f", "nominal_value": ["1"], "is_ignore": True}).is_ignored
     with pytest.raises(CorruptSourceError, match="malformed"):
         description({"version": "1"}, 5)
 
@@ -411,66 +403,6 @@ def test_an_empty_table(server, tmp_path):
         get(server.url, tmp_path, "7", target="y")
 
 
-# -- Parquet ---------------------------------------------------------------------------------------------------------
-
-
-def parquet_of(table: dict) -> bytes:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table(table), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def test_parquet_gives_the_same_dataset(server, tmp_path):
-    """Other types, other category order, no ARFF: the same values, in the declared order."""
-    pyarrow = pytest.importorskip("pyarrow")
-    arff = get(server.url, tmp_path, "61")
-    names, rows = rows_of(server, "data/v1/download/61/iris.arff")
-    columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-    table: dict = {name: [float(value) for value in values] for name, values in columns.items() if name != "class"}
-    order = ["Iris-virginica", "Iris-setosa", "Iris-versicolor"]
-    codes = pyarrow.array([order.index(value) for value in columns["class"]], pyarrow.int8())
-    table["class"] = pyarrow.DictionaryArray.from_arrays(codes, order)
-    server.put("datasets/0000/0061/dataset_61.pq", parquet_of(table))
-    server.describe(61, parquet_url="https://data.openml.org/datasets/0000/0061/dataset_61.pq")
-    asked = get(server.url, tmp_path / "2", "61", format="parquet")
-    del server.pages["data/v1/download/61/iris.arff"]  # August 2025: ARFF links dead, Parquet alive
-    fallen_back = get(server.url, tmp_path / "3", "61")
-    with pytest.raises(ObjectNotFoundError):
-        get(server.url, tmp_path / "4", "61", format="arff")
-    for dataset in (asked, fallen_back):
-        assert torch.equal(dataset["observation"], arff["observation"])
-        assert torch.equal(dataset["action"], arff["action"])
-        assert dataset.manifest.source["format"] == "parquet"
-
-
-def test_parquet_types(server, tmp_path):
-    server.table(7, "@attribute x real\n@data\n", url=None, parquet_url="https://data.openml.org/datasets/7.pq")
-    features = [
-        {"name": "flag", "data_type": "nominal", "nominal_value": ["TRUE", "FALSE"]},
-        {"name": "grade", "data_type": "nominal", "nominal_value": ["1", "2"]},
-        {"name": "n", "data_type": "numeric"},
-        {"name": "text", "data_type": "string"},
-        {"name": "y", "data_type": "numeric", "is_target": "true"},
-    ]
-    server.put(f"{API}/features/7", {"data_features": {"feature": features}})
-    table = {
-        "flag": [True, False, None],
-        "grade": [2.0, 1.0, 2.0],
-        "n": [1, None, 3],
-        "text": ["a", "b", "c"],
-        "y": [0.5, 1, 2],
-    }
-    server.put("datasets/7.pq", parquet_of(table))
-    dataset = get(server.url, tmp_path, "7")
-    nan = float("nan")
-    np.testing.assert_array_equal(dataset["observation"].numpy(), np.array([[0, 1, 1], [1, 0, nan], [nan, 1, 3]], "f4"))
-    assert dataset["action"].tolist() == [0.5, 1, 2]
-    server.put("datasets/7.pq", b"PAR1 this is not Parquet PAR1")
-    with pytest.raises(CorruptSourceError, match="not a Parquet file"):
-        get(server.url, tmp_path, "7", force=True, accept_changed=True)
-
-
 # -- other readers -----------------------------------------------------------------------------------------------------
 
 
@@ -487,12 +419,3 @@ def test_against_scikit_learns_parser(number, recorded, tmp_path):
         for name, value in found.items():
             stated = row[names.index(name)]
             assert value == (np.float32(stated) if isinstance(value, float) else stated)
-
-
-def test_a_table_of_steps_is_sent_to_the_source_of_arrays(tmp_path):
-    table = pa.table({"obs": [[1.0, 2.0]] * 4, "action": [0, 1, 0, 1], "reward": [1.0] * 4, "done": [False, True] * 2})
-    parquet.write_table(table, tmp_path / "own.parquet")
-    with pytest.raises(UsageError, match="no label of its own") as caught:
-        rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path, source="openml")
-    assert "--source arrays" in caught.value.hint
-    rbdata.convert(tmp_path / "own.parquet", "my/own", root=tmp_path)

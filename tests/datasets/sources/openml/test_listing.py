@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from openml_server import API, error, openml_server
 from rbdata.datasets import catalogue
 from rbdata.datasets.acquire import download
-from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.ingest.records import ConvertOptions
+from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.request import Request
-from rbdata.datasets.sources.openml import source as openml_source
 from rbdata.datasets.sources.openml.client import PAGE
 from rbdata.datasets.sources.openml.source import OpenmlSource
 from rbdata.errors import CorruptSourceError, TransientFetchError, UsageError
@@ -126,32 +124,3 @@ def test_sources_without_a_listing_say_so():
     assert source.cached_listing() is None and not source.lists_remotely
     with pytest.raises(UsageError, match="d4rl has no remote listing"):
         source.refresh_listing(None, QUICK, lambda done, total: None)
-
-
-# -- raw files from two hosts -------------------------------------------------------------------------------------------
-
-
-def test_keeping_raw_files_where_parquet_has_a_host_of_its_own(server, tmp_path, monkeypatch):
-    """At OpenML the answers come from one host and Parquet from another."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    sink = pyarrow.BufferOutputStream()
-    parquet.write_table(pyarrow.table({"x": [0.5, 1.5, 2.5], "y": ["b", "a", "b"]}), sink)
-    features = [
-        {"name": "x", "data_type": "numeric"},
-        {"name": "y", "data_type": "nominal", "nominal_value": ["a", "b"], "is_target": "true"},
-    ]
-    url = "https://data.openml.org/datasets/0000/0007/dataset_7.pq"
-    server.table(7, "@attribute x real\n@data\n", url=None, parquet_url=url)
-    server.put(f"{API}/features/7", {"data_features": {"feature": features}})
-    monkeypatch.setattr(OpenmlSource, "home", server.url)
-    with openml_server() as store:
-        store.put("datasets/0000/0007/dataset_7.pq", sink.getvalue().to_pybytes())
-        monkeypatch.setattr(
-            openml_source, "open_location", lambda place, options: open_location(store.url, options=options)
-        )
-        request = Request("openml/7", root=tmp_path, fetch=QUICK, options=ConvertOptions(), keep_raw=True)
-        dataset = Dataset(download(request).path)
-    assert dataset["action"].tolist() == [1, 0, 1] and dataset["observation"].flatten().tolist() == [0.5, 1.5, 2.5]
-    kept = tmp_path / ".raw" / "openml"
-    again = download(Request("openml/7", root=tmp_path / "2", mirror=str(kept), fetch=QUICK))
-    assert again.manifest is not None and again.manifest.files == dataset.manifest.files
