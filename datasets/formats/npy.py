@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -104,19 +105,7 @@ class NpyStream:
         return data.view(self.dtype.newbyteorder("S")).astype(self.dtype) if self._swap else data.view(self.dtype)
 
     def _header(self, expected: Expected | None) -> tuple[np.dtype, tuple[int, ...]]:
-        try:
-            version = np.lib.format.read_magic(self._file)
-            read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-            with _PARSING:
-                shape, fortran, dtype = read(self._file, max_header_size=_MAX_HEADER)
-            if version not in ((1, 0), (2, 0), (3, 0)):
-                raise ValueError(f"version {version[0]}.{version[1]} is unknown")
-        except RbdataError:
-            raise  # an error of the stream
-        except Exception as error:
-            # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
-            # depends on who wrote it.
-            raise self._error(f"is not a .npy array: {str(error).partition(chr(10))[0][:120]}") from error
+        shape, fortran, dtype = read_header(self._file, self._name)
         if dtype.hasobject:
             raise self._error("asks for pickle (dtype object), which is never read: it could run any code")
         columns_first = fortran and len(shape) > 1
@@ -130,6 +119,25 @@ class NpyStream:
 
     def _error(self, problem: str) -> CorruptSourceError:
         return CorruptSourceError(f"{self._name} {problem}", hint=_DAMAGED)
+
+
+def read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """The shape, whether columns come first, and the dtype that the header of a file states. Raises CorruptSourceError."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+        with _PARSING:
+            header: tuple[tuple[int, ...], bool, np.dtype] = read(file, max_header_size=_MAX_HEADER)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version[0]}.{version[1]} is unknown")
+    except RbdataError:
+        raise  # an error of the stream
+    except Exception as error:
+        # The header is a Python literal, and what its parser raises (TokenError, MemoryError, RecursionError, ...)
+        # depends on who wrote it.
+        why = str(error).partition("\n")[0][:120]
+        raise CorruptSourceError(f"{name} is not a .npy array: {why}", hint=_DAMAGED) from error
+    return header
 
 
 def _fits(dtype: np.dtype, shape: tuple[int, ...], expected: Expected) -> bool:

@@ -17,20 +17,23 @@ Source: facebookresearch/gen_dgrl, procgen/online/datasets/storage.py, procgen/o
 
 from __future__ import annotations
 
+import io
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ....errors import CorruptSourceError
 from ...formats.limits import REFETCH
-from ...formats.npy import NpzArchive
+from ...formats.npy import NpzArchive, read_header
 from ...formats.numpy_pickle import read_pickle
+from ...formats.packed import StreamFile
 from ...ingest.episode_files import Episode, EpisodeFiles, EpisodeReader, RawInput, Rows, check_keys
 from ...ingest.spaces import cast_rows
 from ...ingest.trajectories import to_flags
@@ -39,7 +42,7 @@ _NAME = re.compile(r"(?:.*/)?\d{8}T\d{6}_\d+_(?P<steps>\d+)_(?P<seed>-?\d{1,18})
 _KEYS = ("observations", "actions", "rewards", "dones")
 #: Bytes of an episode's file (the longest episode of Procgen takes 295 MB as float32), and of an ``.npz`` in the archive.
 _MOST_BYTES, _MOST_PACKED = 512 << 20, 64 << 20
-_XZ, _ZIP, _NPY = b"\xfd7zXZ\0", b"PK\x03\x04", b"\x93NUMPY"
+_XZ, _ZIP = b"\xfd7zXZ\0", b"PK\x03\x04"
 #: How far a return may be from what a file's name states: two decimals, of a sum of float32.
 _ROUNDING = 0.02
 
@@ -77,48 +80,30 @@ class GenDgrlReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         assert raw.stream is not None
-        file: Any = _UnpackedFile(raw.stream, raw.name)
-        try:
-            with tarfile.open(fileobj=file, mode="r|", bufsize=1 << 20) as archive:
-                yield from self._episodes_of(archive, raw)
-        except tarfile.TarError as error:
-            raise CorruptSourceError(f"{raw.name} is a damaged archive: {error}", hint=REFETCH) from error
-
-    def _episodes_of(self, archive: tarfile.TarFile, raw: RawInput) -> Iterator[Episode]:
         found: str | None = None
-        for member in _files(archive, raw.name):
-            match = _NAME.fullmatch(member.name)
-            if match is None:
-                raw.counts["other_files"] += 1
-                continue
-            game = self._game_of(member.name)
-            if self.game is None:
-                found = found or game
-                if game is None or game != found:
-                    one, other = game or "an unknown game", found or "a known one"
-                    message = f"{raw.name}: {member.name} is of {one}, not of {other}"
-                    raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
-            elif game not in (None, self.game):
-                continue
-            where = f"{raw.name}: {member.name}"
-            file = archive.extractfile(member)
-            yield self._read(file, member.size, match, self.limits[self.game or game or ""], raw, where)
+        with _opened(raw.stream, raw.name) as archive:
+            for member in _files(archive, raw.name):
+                match = _NAME.fullmatch(member.name)
+                if match is None:
+                    raw.counts["other_files"] += 1
+                    continue
+                game = game_of(member.name, self.limits)
+                if self.game is None:
+                    found = found or game
+                    if game is None or game != found:
+                        one, other = game or "an unknown game", found or "a known one"
+                        message = f"{raw.name}: {member.name} is of {one}, not of {other}"
+                        raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
+                elif game not in (None, self.game):
+                    continue
+                limit, file = self.limits[self.game or game or ""], archive.extractfile(member)
+                yield self._episode(file, member.size, match, limit, raw, f"{raw.name}: {member.name}")
 
-    def _read(
-        self, file: IO[bytes] | None, size: int, match: re.Match[str], limit: int, raw: RawInput, where: str
-    ) -> Episode:
+    def _episode(self, file: Any, size: int, match: re.Match[str], limit: int, raw: RawInput, where: str) -> Episode:
         arrays = _check(_arrays(file, size, where), where)
-        missed = abs(float(arrays["rewards"].sum()) - float(match["total"]))
-        if len(arrays["actions"]) != int(match["steps"]) or missed > _ROUNDING:
-            raw.counts["other_names"] += 1
-        return self._episode(arrays, match, limit, raw)
-
-    def _game_of(self, path: str) -> str | None:
-        """The innermost folder that has the name of a game."""
-        return next((folder for folder in reversed(path.split("/")[:-1]) if folder in self.limits), None)
-
-    def _episode(self, arrays: dict[str, np.ndarray], match: re.Match[str], limit: int, raw: RawInput) -> Episode:
-        observations, steps = arrays["observations"], len(arrays["actions"])
+        observations, rewards, steps = arrays["observations"], arrays["rewards"], len(arrays["actions"])
+        missed = abs(float(rewards.sum()) - float(match["total"]))
+        raw.counts["other_names"] += steps != int(match["steps"]) or missed > _ROUNDING
         done = bool(arrays["dones"][-1])
         by_clock, is_blank = done and steps >= limit, False
         if by_clock and not self.keep_last:
@@ -127,18 +112,13 @@ class GenDgrlReader(EpisodeReader):
         elif done:
             raw.counts["unknown_next_steps" if by_clock else "blank_successors"] += 1
             observations, is_blank = observations[:steps], True
-        constant: dict[str, Rows] = {
+        columns: dict[str, Rows] = {
+            "action": arrays["actions"][:steps],
             "info/level_seed": np.full(steps, int(match["seed"]), np.int64),
             "info/stated_return": np.full(steps, float(match["total"]), np.float32),
         }
-        return Episode(
-            {"observation": observations[: steps + 1]},
-            {"action": arrays["actions"][:steps], **constant},
-            arrays["rewards"][:steps],
-            terminated=done and not by_clock,
-            truncated=by_clock,
-            is_blank=is_blank,
-        )
+        states = {"observation": observations[: steps + 1]}
+        return Episode(states, columns, rewards[:steps], done and not by_clock, by_clock, is_blank)
 
 
 class GenDgrlFileReader(GenDgrlReader):
@@ -147,53 +127,48 @@ class GenDgrlFileReader(GenDgrlReader):
     whole: ClassVar[bool] = True
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        match = is_episode(raw.name)
+        match = _NAME.fullmatch(raw.name)
         assert match is not None
-        assert self.game is not None
         with raw.file.open("rb") as file:
-            yield self._read(file, raw.file.stat().st_size, match, self.limits[self.game], raw, raw.name)
+            yield self._episode(file, raw.file.stat().st_size, match, self.limits[self.game or ""], raw, raw.name)
 
 
-def is_episode(path: str) -> re.Match[str] | None:
-    """Whether the path of a file is one of an episode: what its name states."""
-    return _NAME.fullmatch(path)
+def is_episode(path: str) -> bool:
+    """Whether the path of a file is one of an episode."""
+    return _NAME.fullmatch(path) is not None
 
 
-def when(path: str) -> tuple[str, int]:
-    """When the episode of a file was written: the time in its name, and its number."""
-    time, number, *_ = path.rpartition("/")[2].split("_")
-    return time, int(number)
+def game_of(path: str, games: Container[str]) -> str | None:
+    """The innermost folder of a file that has the name of a game."""
+    return next((folder for folder in reversed(path.split("/")[:-1]) if folder in games), None)
 
 
-class _Pieces:
-    """The pieces of a stream as a file for `tarfile` and `LZMAFile`, which take whatever they get."""
+def _unpacked(stream: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The bytes of a tar, which may be packed. Raises CorruptSourceError."""
+    head = b""
+    while len(head) < len(_XZ) and (piece := next(stream, b"")):
+        head += piece
+    pieces = chain([head], stream)
+    if not head.startswith(_XZ):
+        yield from pieces
+        return
+    try:
+        with lzma.open(io.BufferedReader(StreamFile(pieces), 1 << 20)) as file:
+            while piece := file.read(1 << 18):
+                yield piece
+    except EOFError as error:
+        raise CorruptSourceError(f"{name} is cut short", hint=REFETCH) from error
+    except lzma.LZMAError as error:
+        raise CorruptSourceError(f"{name} is damaged: {error}", hint=REFETCH) from error
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
 
-    def read(self, size: int) -> bytes:
-        return next(self._pieces, b"")
-
-
-class _UnpackedFile:
-    """What `tarfile` reads: the bytes of the tar, which may be packed. Errors in them become a CorruptSourceError."""
-
-    def __init__(self, stream: Iterator[bytes], name: str) -> None:
-        head = b""
-        while len(head) < len(_XZ) and (piece := next(stream, b"")):
-            head += piece
-        file: Any = _Pieces(chain([head], stream))
-        self._file = lzma.LZMAFile(file) if head.startswith(_XZ) else file  # noqa: SIM115  # nothing to be closed
-        self._name = name
-
-    def read(self, size: int) -> bytes:
-        try:
-            data: bytes = self._file.read(size)
-        except EOFError as error:
-            raise CorruptSourceError(f"{self._name} is cut short", hint=REFETCH) from error
-        except lzma.LZMAError as error:
-            raise CorruptSourceError(f"{self._name} is damaged: {error}", hint=REFETCH) from error
-        return data
+@contextmanager
+def _opened(stream: Iterator[bytes], name: str) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(fileobj=StreamFile(_unpacked(stream, name)), mode="r|", bufsize=1 << 20) as archive:
+            yield archive
+    except tarfile.TarError as error:
+        raise CorruptSourceError(f"{name} is a damaged archive: {error}", hint=REFETCH) from error
 
 
 def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
@@ -216,21 +191,15 @@ def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
         pass  # the checksums of xz are at its end
 
 
-def _arrays(file: IO[bytes] | None, size: int, where: str) -> dict[str, np.ndarray]:
-    """The arrays of a file by name; observations are uint8."""
-    assert file is not None
+def _arrays(file: Any, size: int, where: str) -> dict[str, np.ndarray]:
+    """The arrays of a file by name; those of an ``.npz`` have observations of uint8."""
     if size > _MOST_BYTES:
         raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
-    head = file.read(len(_NPY))
-    if head.startswith(_ZIP):
+    if file.peek(4)[:4] == _ZIP:
         if size > _MOST_PACKED:
             raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
-        return _unzipped(head + file.read(), where)
-    if head != _NPY:
-        raise CorruptSourceError(f"{where} is neither a pickled dictionary (.npy) nor an .npz: it begins with {head!r}")
-    version, _ = file.read(2) or b"\0\0"
-    length = int.from_bytes(file.read(2 if version == 1 else 4), "little")
-    if b"'|O'" not in file.read(min(length, 1 << 12)):
+        return _unzipped(file.read(), where)
+    if not read_header(file, where)[2].hasobject:
         raise CorruptSourceError(f"{where} holds one array, not a dictionary of them")
     found = read_pickle(file, where)
     if not isinstance(found, dict):
@@ -242,39 +211,32 @@ def _unzipped(data: bytes, where: str) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     with NpzArchive(data, where) as archive:
         for key in (key for key in _KEYS if key in archive.keys):
-            dtype, shape = archive.head(key)
-            size = int(np.prod(shape, dtype=np.float64)) * (1 if _is_frames(dtype, shape) else dtype.itemsize)
-            if size > _MOST_BYTES:
+            _, shape = archive.head(key)
+            if int(np.prod(shape, dtype=np.float64)) > _MOST_BYTES:
                 raise CorruptSourceError(f"{where}: {key} has the shape {list(shape)}: too much for one episode")
-            blocks = archive.blocks(key)
-            if _is_frames(dtype, shape):
-                blocks = (_to_bytes(block, where) for block in blocks)
-            found[key] = np.concatenate([*blocks])
+            found[key] = np.concatenate([_to_bytes(block, where) for block in archive.blocks(key)])
     return found
 
 
-def _to_bytes(frames: np.ndarray, where: str) -> np.ndarray:
-    """Whole numbers from 0 to 255 as uint8. Raises CorruptSourceError for others."""
+def _to_bytes(rows: np.ndarray, where: str) -> np.ndarray:
+    """Frames of floating-point numbers as uint8, other rows as they are. Raises CorruptSourceError for frames of anything but
+    whole numbers from 0 to 255."""
+    if rows.dtype.kind != "f" or rows.ndim != 4:
+        return rows
     with np.errstate(invalid="ignore"):
-        found = frames.astype(np.uint8)
-    if (found != frames).any():
-        odd = frames[found != frames][0]
+        found = rows.astype(np.uint8)
+    if (found != rows).any():
+        odd = rows[found != rows][0]
         message = f"{where} has {odd} among the values of frames, which are whole numbers from 0 to 255"
         raise CorruptSourceError(message, hint=REFETCH)
     return found
-
-
-def _is_frames(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
-    return dtype.kind == "f" and len(shape) == 4
 
 
 def _check(arrays: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     """The arrays as they are used: one number a step, flags bool. Raises CorruptSourceError where they do not fit together."""
     check_keys(_KEYS, where, arrays)
     observations, *others = (arrays[key] for key in _KEYS)
-    steps = others[0].size
-    if _is_frames(observations.dtype, observations.shape):
-        observations = _to_bytes(observations, where)
+    steps, observations = others[0].size, _to_bytes(observations, where)
     fit = steps and observations.ndim == 4 and len(observations) == steps + 1
     if not fit or any(one.shape not in ((steps,), (steps, 1)) for one in others):
         shapes = ", ".join(f"{key} {list(arrays[key].shape)}" for key in _KEYS)

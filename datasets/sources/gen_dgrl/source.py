@@ -10,7 +10,6 @@ class name the same sets and two layouts, both below https://dl.fbaipublicfiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....errors import UsageError
@@ -18,7 +17,7 @@ from ...fetch import Location, RemoteObject
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
 from ..options import declared
-from ..source import FoundFile, Source, files_below, first_found, only_file, only_object
+from ..source import Source, files_below, first_found, only_file, only_object
 
 HOME = "https://dl.fbaipublicfiles.com/DGRL"
 GAMES = (
@@ -52,7 +51,7 @@ class GenDgrlSource(Source):
         """Finds the archive, in the layout of the project or of TorchRL. Raises FetchErrors."""
         missing = f"no archive of {name} at {location.url}"
         path, item = first_found(archives(name), location.stat, missing, "looked for {paths}")
-        return _job(name, name.partition("-")[0], location, path, item, options)
+        return _archive(name, name.partition("-")[0], location, path, item, options)
 
     def recognises(self, path: Path) -> bool:
         from .reader import is_episode
@@ -63,38 +62,33 @@ class GenDgrlSource(Source):
         return file is not None and file.name.partition(".")[0] in GAMES
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
-        """An archive, a folder with one, or the folder of a game, unpacked."""
-        from .reader import is_episode
+        """An archive, a folder with one, or the folder of a game, unpacked: then episodes are in the order in which they were
+        played, since their names begin with the time."""
+        from ...ingest.episode_files import group_files
+        from .reader import GenDgrlFileReader, GenDgrlJob, game_of, is_episode
 
-        wanted = self.asked_dataset(options) or ""
+        wanted = (self.asked_dataset(options) or "").partition("-")[0]
         files = [(path, item) for path, item in files_below(location, "", ".npy", ".npz") if is_episode(path)]
-        if files:
-            return _job_of_files(location, files, wanted.partition("-")[0], options)
-        item = only_object(location, "tar", ".tar.xz", ".tar")
-        game = wanted.partition("-")[0] or item.name.partition(".")[0]
-        return _job(None, game if game in GAMES else None, location, item.name, item, options)
+        if not files:
+            item = only_object(location, "tar", ".tar.xz", ".tar")
+            game = wanted or item.name.partition(".")[0]
+            return _archive(None, game if game in GAMES else None, location, item.name, item, options)
+        games = {path: game_of(f"{location.url}/{path}", GAMES) or wanted for path, _ in files}
+        of = sorted({wanted} if wanted else set(games.values()))
+        files = [(path, item) for path, item in files if [games[path]] == of]
+        if not files or of == [""]:
+            what = f"holds files of {', '.join(of)}, not of one game" if of[-1] else "is not named after a game"
+            message = f"{location.url} {what}"
+            raise UsageError(message, hint="give the folder of one game, or name the dataset: --dataset chaser-1M_E")
+        reader = GenDgrlFileReader(LIMITS, of[0], options.unknown_next == "zero")
+        groups = group_files(location, sorted(files, key=lambda one: _when(one[0])))
+        return GenDgrlJob(None, location, groups, reader, options)
 
 
-def _job_of_files(location: Location, files: Sequence[FoundFile], game: str, options: ConvertOptions) -> Reader:
-    """The episodes of a game, in the order in which they were played: their names begin with the time."""
-    from ...ingest.episode_files import group_files
-    from .reader import GenDgrlFileReader, GenDgrlJob, when
-
-    top = location.url.rstrip("/").split("/")
-    by_game: dict[str, list[FoundFile]] = {}
-    for path, item in files:
-        of = next((folder for folder in reversed([*top, *path.split("/")[:-1]]) if folder in GAMES), game)
-        by_game.setdefault(of, []).append((path, item))
-    if len(by_game) > 1 and not game:
-        message = f"{location.url} holds files of {', '.join(sorted(by_game))}"
-        raise UsageError(message, hint="give the folder of one game, or name the dataset with --dataset")
-    game = game or next(iter(by_game))
-    if game not in by_game or not game:
-        message = f"{location.url} holds no files of {game}" if game else f"{location.url} is not named after a game"
-        raise UsageError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
-    reader = GenDgrlFileReader(LIMITS, game, options.unknown_next == "zero")
-    ordered = sorted(by_game[game], key=lambda one: when(one[0]))
-    return GenDgrlJob(None, location, group_files(location, ordered), reader, options)
+def _when(path: str) -> tuple[str, int]:
+    """When the episode of a file was written: the time in its name, and its number."""
+    time, number, *_ = path.rpartition("/")[2].split("_")
+    return time, int(number)
 
 
 def archives(name: str) -> list[str]:
@@ -106,7 +100,7 @@ def archives(name: str) -> list[str]:
     return [paths[0], in_torchrl, paths[1]] if paths[0].endswith(".xz") else [in_torchrl, paths[1], paths[0]]
 
 
-def _job(
+def _archive(
     name: str | None, game: str | None, location: Location, path: str, item: RemoteObject, options: ConvertOptions
 ) -> Reader:
     """``game``: see `GenDgrlReader`."""

@@ -190,8 +190,8 @@ def bad_files():
         {name: packed({key: good[key] for key in ("observations", "rewards", "dones")})},
         "has no actions",
     )
-    yield "text", {name: b"hello, this is no episode"}, "is neither a pickled dictionary"
-    yield "nothing", {name: b""}, "is neither a pickled dictionary"
+    yield "text", {name: b"hello, this is no episode"}, "is not a .npy array"
+    yield "nothing", {name: b""}, "is not a .npy array"
     yield "halves", {name: packed({**good, "observations": good["observations"] + 0.5})}, "whole numbers from 0 to 255"
     yield "a frame too few", {name: packed({**good, "observations": good["observations"][1:]})}, "do not fit together"
     yield "an action too many", {name: packed({**good, "actions": np.zeros((4, 1), int)})}, "do not fit together"
