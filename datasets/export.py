@@ -362,7 +362,7 @@ def _write_minari(work: _Export, part: Path, target: Path) -> None:
         from minari.data_collector.episode_buffer import EpisodeBuffer
         from minari.dataset.minari_storage import MinariStorage
     except ImportError as error:
-        raise MissingExtraError("export to minari needs minari", hint="pip install 'minari[hdf5]'") from error
+        raise MissingExtraError("export to minari needs minari", hint="pip install 'rbdata[minari]'") from error
     if not re.fullmatch(r"[\w-]+-v\d+", target.name):
         message = f"{target.name} is not a name that Minari takes"
         raise UsageError(message, hint=f"its names end with a version: {target.with_name(target.name + '-v0')}")

@@ -46,45 +46,30 @@ def damage_reported(name: str, what: str = "cannot be read") -> Iterator[None]:
 
 
 class ArrowFile:
-    """An open file: its ``schema`` and number of ``rows``. Raises CorruptSourceError, or errors of pyarrow."""
+    """An open file: its ``schema`` and number of ``rows``; plain columns stay on the disk until they are read.
+
+    Raises CorruptSourceError, or errors of pyarrow.
+    """
 
     def __init__(self, path: Path, name: str) -> None:
         import pyarrow
         import pyarrow.ipc
 
-        source = pyarrow.memory_map(str(path))
-        self._file: Any = pyarrow.ipc.open_file(source)
-        self.schema: Any = self._file.schema
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
+        self.schema: Any = file.schema
         if any("dictionary<" in str(field.type) for field in self.schema):
             hint = "write those columns plain (pyarrow: column.dictionary_decode()), as Minari does"
             raise CorruptSourceError(f"{name} has dictionary-encoded columns, which are not read", hint=hint)
-        # To count the rows of a compressed batch, one column is unpacked: a column of numbers, if there is one.
-        wanted = [number for number, field in enumerate(self.schema) if pyarrow.types.is_primitive(field.type)]
-        smallest = pyarrow.ipc.IpcReadOptions(included_fields=wanted[:1])
-        counted = pyarrow.ipc.open_file(source, options=smallest)
-        batches = map(counted.get_batch, range(counted.num_record_batches))
-        self._ends = list(accumulate(batch.num_rows for batch in batches))
-        self.rows = self._ends[-1] if self._ends else 0
-        self._open: tuple[int, Any] | None = None
+        self._table: Any = file.read_all()
+        self._table.validate(full=True)  # untrusted offsets may point anywhere in memory
+        self.rows: int = self._table.num_rows
 
     def read(self, path: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
         """Rows ``low..high-1`` of a column, or of a field of its structs, as arrays of up to ``at_once`` rows."""
-        high = min(high, self.rows)
-        while low < high:
-            number = bisect_right(self._ends, low)
-            column = inner_field(self._batch(number).column(path[0]), path[1:])
-            first, end = self._ends[number - 1] if number else 0, min(high, self._ends[number])
-            for begin in range(low, end, at_once):
-                yield column.slice(begin - first, min(at_once, end - begin))
-            low = end
-
-    def _batch(self, number: int) -> Any:
-        if self._open is None or self._open[0] != number:
-            self._open = None
-            batch = self._file.get_batch(number)
-            batch.validate(full=True)  # untrusted offsets may point anywhere in memory
-            self._open = (number, batch)
-        return self._open[1]
+        column = self._table.column(path[0])
+        for begin in range(low, min(high, self.rows), at_once):
+            for array in column.slice(begin, min(at_once, high - begin)).chunks:
+                yield inner_field(array, path[1:])
 
 
 def inner_field(column: Any, names: Sequence[str]) -> Any:

@@ -18,7 +18,6 @@ OWN = {
     "datasets/sources/catalogue_entry.py": "a file of the package, and a cached listing",
     "datasets/sources/gymnasium/environments.py": "what Gymnasium says",
     "datasets/sources/ogbench/reader.py": "a file of the package",
-    "datasets/sources/minari/arrow.py": "at most 1 MiB",
     "datasets/sources/minari/source.py": "Minari's root on this machine, at most 256 KiB",
     "storage/manifest.py": "what was encoded the line before",
     "storage/untrusted_json.py": "the door itself",

@@ -1,207 +1,73 @@
-"""The metadata of a Minari dataset (`Metadata`), and the interface of the readers of all formats (`MinariFiles`).
+"""The files of a Minari dataset, in its three formats, as columns of episodes.
 
-The metadata are in ``data/metadata.json`` since Minari 0.5, before that in the attributes of the HDF5 file's root group. The
-keys are the same, and more may be there:
+    main_data.hdf5                     a group for each episode, episode_<k>, with attributes id, total_steps, seed
+    <k>/part-0.arrow (or .parquet)     a folder for each episode, with a metadata.json (id, total_steps, seed)
 
-    dataset_id, total_episodes, total_steps, data_format (hdf5, arrow, parquet), minari_version
-    observation_space, action_space      JSON inside a string; older files may leave them out
-    env_spec                             JSON inside a string
-    author, author_email, algorithm_name, code_permalink, requirements, description, dataset_size, combined_datasets,
-    ref_min_score, ref_max_score, jpeg_encoding
+    observations                       [n + 1, ...]; Dict spaces are groups or structs by key, Tuples by place
+    actions, rewards, terminations, truncations    [n, ...]; Arrow has a filler in one more row
+    infos/<name>                       [n + 1, ...] or [n, ...], nested; may be empty or missing
 
-Spaces there are ``{"type": ..., ...}`` in Minari's own form (minari/serialization.py); `ingest.spaces` has ours.
+Groups are listed by name, ``episode_10`` before ``episode_2``: the order is that of the numbers. Texts are UTF-8; pictures are
+JPEG bytes, in HDF5 of variable length, or uint8 ``[n, bytes]`` where all happen to be of one length. Arrow keeps arrays flat,
+in lists of one size. An Arrow file holds any number of record batches, each episode any number of files: all are read.
+
+Values are read by h5py and pyarrow, not by Minari's storages: those read whole episodes, and one record batch of each
+(docs/sources/minari.md has figures). Links out of a file, and shapes that its bytes cannot hold, are refused.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from ....errors import CorruptSourceError, UsageError, reason
+from ....errors import CorruptSourceError
 from ....storage.untrusted_json import parse_json
-from ...ingest.spaces import Json, box_json, multi_discrete_json, text_json
+from ...formats import arrow, hdf5
+from ...formats.limits import REFETCH, check_rows
+from .metadata import Metadata, metadata_from
 
-FORMATS = ("hdf5", "arrow", "parquet")
-#: Keys that are not kept among "what else it says": they have their own places, or say nothing about the values.
-_PLACED = {
-    *("observation_space", "action_space", "env_spec"),
-    *("data_format", "total_steps", "total_episodes", "dataset_size"),
-}
-_DEEPEST = 16
-#: Values that are kept in the manifest beside the spaces: a description of the environment and its author has some dozens.
-_MOST_KEPT = 1 << 16
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """``spaces`` holds observation and action in JSON form, where they are stated; ``about`` all that has no other place."""
-
-    format: str
-    spaces: dict[str, Json] = field(default_factory=dict)
-    environment: Any = None
-    episodes: int | None = None
-    steps: int | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def reference_scores(self) -> list[float] | None:
-        """The returns that normalised scores call 0 and 100."""
-        scores: list[Any] = [self.about.get("ref_min_score"), self.about.get("ref_max_score")]
-        return [float(score) for score in scores] if all(map(_is_number, scores)) else None
-
-
-def parse_metadata(data: bytes, where: str) -> Metadata:
-    """The contents of ``metadata.json``. Raises CorruptSourceError."""
-    record = _parse(data, where)
-    if not isinstance(record, dict):
-        raise CorruptSourceError(f"{where} is not a JSON object")
-    return metadata_from(record, where)
-
-
-def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
-    """The same from the keys as such. Raises CorruptSourceError for invalid metadata, UsageError for new formats."""
-    data_format = record.get("data_format", "hdf5")
-    if data_format not in FORMATS:
-        message = f"{where}: the data are in format {str(data_format)[:40]!r}"
-        raise UsageError(message, hint=f"rbdata reads {', '.join(FORMATS)}")
-    spaces = {}
-    for name in ("observation", "action"):
-        stated = record.get(f"{name}_space")
-        if stated is not None:
-            inside = f"{where}: {name}_space"
-            spaces[name] = _space(_parse(stated, inside) if isinstance(stated, str) else stated, inside, 0)
-    environment = record.get("env_spec")
-    with contextlib.suppress(ValueError):  # the manifest may hold the string itself
-        environment = parse_json(environment) if isinstance(environment, str) else environment
-    other = [environment, *(value for key, value in record.items() if key not in _PLACED)]
-    if any(number >= _MOST_KEPT for number, _ in enumerate(_values(other))):
-        raise CorruptSourceError(f"{where} holds more than {_MOST_KEPT} values beside its spaces")
-    about = {str(key): _plain(value) for key, value in sorted(record.items()) if key not in _PLACED}
-    stated = (record.get(name) for name in ("total_episodes", "total_steps"))
-    episodes, steps = (int(count) if _is_number(count) else None for count in stated)
-    return Metadata(data_format, spaces, _plain(environment), episodes, steps, about)
-
-
-def _parse(text: str | bytes, where: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise CorruptSourceError(f"{where} is not JSON: {reason(error)}") from error
-
-
-def _space(stated: Any, where: str, depth: int) -> Json:
-    """A space in Minari's form as ours."""
-    kind = stated.get("type") if isinstance(stated, dict) else None
-    if depth > _DEEPEST or kind is None:
-        raise CorruptSourceError(f"{where} is not a space: {str(stated)[:80]}")
-    try:
-        if kind == "Dict":
-            inner = stated["subspaces"].items()
-            return {"type": kind, "spaces": {key: _space(one, f"{where}.{key}", depth + 1) for key, one in inner}}
-        if kind == "Tuple":
-            spaces = [_space(one, f"{where}.{index}", depth + 1) for index, one in enumerate(stated["subspaces"])]
-            return {"type": kind, "spaces": spaces}
-        if kind == "Box":
-            shape = [int(size) for size in stated["shape"]]
-            return box_json(stated["dtype"], shape, *(_bound(stated, name) for name in ("low", "high")))
-        if kind == "Discrete":
-            return {"type": kind, "n": int(stated["n"]), "start": int(stated.get("start", 0))}
-        if kind == "MultiDiscrete":
-            return multi_discrete_json(stated.get("dtype", "int64"), stated["nvec"], stated.get("start", 0))
-        if kind == "MultiBinary":
-            size = stated["n"]
-            return {"type": kind, "shape": [int(length) for length in (size if isinstance(size, list) else [size])]}
-        if kind == "Text":
-            return text_json(stated.get("min_length", 1), stated["max_length"], stated.get("charset"))
-    except CorruptSourceError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, SyntaxError) as error:
-        raise CorruptSourceError(f"{where} is a malformed {kind}: {type(error).__name__} {reason(error)}") from error
-    message = f"{where} is a {str(kind)[:40]} space, which Minari's own readers do not support either"
-    raise UsageError(message, hint="rbdata reads Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict and Tuple")
-
-
-def _bound(stated: Mapping[str, Any], name: str) -> Any:
-    """The bounds ``name`` of a box, if it states them; those of whole numbers as whole numbers."""
-    if stated.get(name) is None:
-        return None
-    bound = np.asarray(stated[name], float)
-    whole = np.dtype(stated["dtype"]).kind in "iub" and np.isfinite(bound).all() and (np.abs(bound) < 1 << 53).all()
-    return bound.astype(np.int64) if whole else bound
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number that 64 bits can hold: none that is not finite, and none of hundreds of digits."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return is_number and bool(-(1 << 63) <= value < 1 << 63)
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """Everything inside of lists and mappings."""
-    waiting = [iter([value])]
-    while waiting:
-        for one in waiting[-1]:
-            yield one
-            if isinstance(one, (Mapping, list, tuple)):
-                waiting.append(iter(one.values() if isinstance(one, Mapping) else one))
-                break
-        else:
-            waiting.pop()
-
-
-def _plain(value: Any) -> Any:
-    """Any value as standard JSON."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return repr(value)
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
-
-
-# -- readers -----------------------------------------------------------------------------------------------------------
-
-#: Where the values of one leaf are, in every episode: ``("observations", "state", "pos")``, ``("actions", 0)`` for the first
-#: of a Tuple, ``("infos", "qpos")``, ``("rewards",)``.
-LeafPath = tuple[str | int, ...]
-Kind = Literal["numbers", "jpeg", "text", "other"]
+FILE, METADATA = "main_data.hdf5", "metadata.json"
+_NUMBER = r"(0|[1-9]\d{0,17})"
+_EPISODE = re.compile(rf"episode_{_NUMBER}")
+_PART = re.compile(rf"{_NUMBER}/part-(\d{{1,18}})\.(?:arrow|parquet|feather)")
+_ABOUT = re.compile(rf"{_NUMBER}/{re.escape(METADATA)}")
+#: Rows that pyarrow gives at a time, of numbers and of texts and pictures, and the largest `metadata.json` of an episode.
+_NUMBERS_AT_ONCE, _VALUES_AT_ONCE, _LARGEST_ABOUT = 1 << 16, 64, 1 << 20
 
 
 @dataclass(frozen=True)
 class Field:
-    """What is at a place in one episode: ``rows`` rows of ``shape`` (of the picture, where they are JPEG).
+    """A column of one episode: ``rows`` of ``dtype`` (native) and ``shape``.
 
-    ``dtype`` is in native byte order. ``why``: what keeps it from being used, where its kind is ``other``.
+    ``dtype`` None: rows are bytes, of texts or pictures. ``is_flat``: rows are flat, whatever the shape of their space.
+    ``why``: what keeps it from being read.
     """
 
     rows: int
-    kind: Kind
-    dtype: np.dtype
+    dtype: np.dtype | None
     shape: tuple[int, ...] = ()
+    is_flat: bool = False
     why: str = ""
 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a dataset on a disk: ``files`` by their path below ``data/``. Picklable.
-
-    ``checked``: `survey` has checked them, and dangerous contents are not looked for again.
-    """
+    """The files of a dataset on a disk: ``files`` by their path below ``data/``. Picklable."""
 
     format: str
     name: str
     files: dict[str, Path]
-    checked: bool = False
+
+    def open(self) -> AbstractContextManager[MinariFiles]:
+        """Open them for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
+        return closing(Hdf5Files(self) if self.format == "hdf5" else ArrowFiles(self))
 
 
 class MinariFiles(Protocol):
@@ -210,19 +76,228 @@ class MinariFiles(Protocol):
     #: Numbers of the episodes, ascending.
     episodes: list[int]
 
-    def steps(self, episode: int) -> int:
-        """How many steps an episode has."""
+    def fields(self, episode: int) -> dict[str, Field]:
+        """The columns of an episode: ``observations/state/pos``, ``actions/0``, ``infos/qpos``, ``rewards``."""
 
-    def field(self, episode: int, place: LeafPath, shape: tuple[int, ...]) -> Field:
-        """The field at a place; ``shape`` is that of a row by the space. Raises CorruptSourceError if the place is empty."""
-
-    def infos(self, episode: int) -> dict[LeafPath, Field]:
-        """All that is among an episode's infos."""
-
-    def read(self, episode: int, place: LeafPath, low: int, high: int, kind: Kind) -> Any:
-        """Rows ``low..high-1``: an array, or for ``jpeg`` and ``text`` a list of bytes."""
-
-    def space(self, place: LeafPath) -> Json:
-        """The space that the first episode's values seem to be of, where the metadata state none."""
+    def read(self, episode: int, path: str, low: int, high: int) -> Any:
+        """Rows ``low..high-1`` of a column: an array, or a list of bytes."""
 
     def close(self) -> None: ...
+
+
+def is_part(path: str) -> bool:
+    """Whether a path below ``data/`` holds an episode's rows, or its metadata."""
+    return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
+
+
+class Hdf5Files:
+    """`MinariFiles` of ``main_data.hdf5``. Lists it by HDF5's own calls: a file has thousands of small arrays."""
+
+    def __init__(self, data: DataFiles) -> None:
+        import h5py
+
+        self._h5py, self._name, path = h5py, data.name, data.files[FILE]
+        self._size = path.stat().st_size
+        #: By episode: the arrays, their path here and in the file.
+        self._paths = defaultdict[int, dict[str, bytes]](dict)
+        #: The arrays of the episode that was asked for last.
+        self._open: tuple[int, dict[str, Any]] = (-1, {})
+        with self._sound():
+            self._file = h5py.File(path, "r", locking=False)
+            try:
+                self._list()
+            except BaseException:
+                self.close()
+                raise
+        self.episodes = sorted(self._paths)
+
+    def close(self) -> None:
+        """Raises nothing: a file that HDF5 cannot close is damaged, which was reported when it was read. h5py would print it
+        later."""
+        self._open = (-1, {})
+        with suppress(OSError, RuntimeError):
+            self._file.close()
+
+    def metadata(self) -> Metadata:
+        """Metadata as they were stored before Minari 0.5."""
+        with self._sound():
+            return metadata_from(hdf5.attributes(self._file), self._name)
+
+    def fields(self, episode: int) -> dict[str, Field]:
+        with self._sound():
+            return {path: self._field(episode, path) for path in self._paths[episode]}
+
+    def read(self, episode: int, path: str, low: int, high: int) -> Any:
+        with self._sound():
+            rows = self._h5py.Dataset(self._array(episode, path))[low:high]
+            if rows.dtype.kind in "biuf":
+                return hdf5.plain_bools(rows.astype(rows.dtype.newbyteorder("="), copy=False))
+            return [row.tobytes() if isinstance(row, np.ndarray) else bytes(row) for row in rows]
+
+    def _list(self) -> None:
+        """Set the arrays of all episodes. Links are refused; an object with two names has one."""
+        hard, dataset = self._h5py.h5l.TYPE_HARD, self._h5py.h5o.TYPE_DATASET
+
+        def look(name: bytes, info: Any) -> bytes | None:
+            return None if info.type == hard and name.count(b"/") <= hdf5.DEEPEST else name
+
+        def add(name: bytes, info: Any) -> None:
+            group, _, inside = name.decode(errors="backslashreplace").partition("/")
+            match = _EPISODE.fullmatch(group)
+            if match and not inside:
+                self._paths[int(match[1])]
+            elif match and info.type == dataset:
+                path = inside if inside.startswith("infos") else re.sub(r"(?<=/)_index_(?=\d)", "", inside)
+                self._paths[int(match[1])][path] = name
+
+        found = self._file.id.links.visit(look, info=True)
+        if found is not None:
+            where = f"{self._name}: {found.decode(errors='replace')}"
+            message = f"{where} is a link to somewhere else, which is not followed"
+            raise CorruptSourceError(message, hint="put the data together with Minari itself (minari combine)")
+        self._h5py.h5o.visit(self._file.id, add, info=True)
+
+    def _array(self, episode: int, path: str) -> Any:
+        if episode != self._open[0]:
+            self._open = (episode, {})
+        arrays = self._open[1]
+        if path not in arrays:
+            arrays[path] = self._h5py.h5d.open(self._file.id, self._paths[episode][path])
+        return arrays[path]
+
+    def _field(self, episode: int, path: str) -> Field:
+        array = self._array(episode, path)
+        hdf5.check_storage(array, f"{self._name}: episode_{episode}/{path}", least=1 << 16, size=self._size)
+        if not array.shape:
+            return Field(0, None, why=f"its shape is {array.shape}, not one row a step")
+        dtype, (rows, *shape) = array.dtype.newbyteorder("="), array.shape
+        if dtype.kind in "biuf":
+            return Field(rows, dtype, tuple(shape))
+        is_bytes = self._h5py.check_string_dtype(dtype) is not None or self._h5py.check_vlen_dtype(dtype) == np.uint8
+        return Field(rows, None, tuple(shape), why="" if is_bytes and not shape else f"its dtype is {array.dtype}")
+
+    def _sound(self) -> AbstractContextManager[None]:
+        return hdf5.damage_reported(self._name)
+
+
+class ArrowFiles:
+    """`MinariFiles` of a folder of episodes; the episode asked for last is kept open."""
+
+    def __init__(self, data: DataFiles) -> None:
+        arrow.require_pyarrow(f"{data.name} is in {data.format} format, and pyarrow is not installed")
+        self._name, self._opener = data.name, arrow.ParquetRows if data.format == "parquet" else arrow.ArrowFile
+        self._parts: dict[int, list[tuple[int, Path]]] = {}
+        self._about: dict[int, Path] = {}
+        for name, path in data.files.items():
+            if match := _PART.fullmatch(name):
+                self._parts.setdefault(int(match[1]), []).append((int(match[2]), path))
+            elif match := _ABOUT.fullmatch(name):
+                self._about[int(match[1])] = path
+        self.episodes = sorted(self._parts)
+        self._current: tuple[int, list[Any], dict[str, tuple[tuple[str, ...], Any]]] | None = None
+
+    def close(self) -> None:
+        self._current = None
+
+    def fields(self, episode: int) -> dict[str, Field]:
+        with self._sound(episode):
+            parts, columns = self._open(episode)
+            sizes = sum(path.stat().st_size for _, path in self._parts[episode])
+            rows = check_rows(sum(part.rows for part in parts), sizes, f"{self._name}: episode {episode}")
+            steps = self._stated_steps(episode, rows)
+            whole = ("observations", "infos")
+            return {
+                path: self._field(rows if path.partition("/")[0] in whole else min(rows, steps), field)
+                for path, (_, field) in columns.items()
+            }
+
+    def read(self, episode: int, path: str, low: int, high: int) -> Any:
+        with self._sound(episode):
+            parts, columns = self._open(episode)
+            names, field = columns[path]
+            kind, where = field.type, f"{self._name}: episode {episode}, {path}"
+            if kind_of := _number_type(kind):
+                shape = (kind.list_size,) if kind_of is not kind else ()
+                arrays = _rows(parts, names, low, high, max(1, _NUMBERS_AT_ONCE // max(1, *shape, 1)))
+                rows = arrow.number_rows(arrays, kind_of, shape, where)
+                return rows.reshape(len(rows), *(_stated_shape(field) or shape))
+            values = (one for some in _rows(parts, names, low, high, _VALUES_AT_ONCE) for one in some.to_pylist())
+            return [value.encode() if isinstance(value, str) else value or b"" for value in values]
+
+    def _open(self, episode: int) -> tuple[list[Any], dict[str, tuple[tuple[str, ...], Any]]]:
+        """The files of an episode, and the names and the field of each of its columns."""
+        if self._current is None or self._current[0] != episode:
+            self._current = None
+            name = f"{self._name}: episode {episode}"
+            parts = [self._opener(path, name) for _, path in sorted(self._parts[episode])]
+            if any(not part.schema.equals(parts[0].schema) for part in parts):
+                raise CorruptSourceError(f"{name}: its files have different columns")
+            columns = {"/".join(names): (names, field) for names, field in _leaves(parts[0].schema, ())}
+            self._current = (episode, parts, columns)
+        return self._current[1:]
+
+    def _field(self, rows: int, field: Any) -> Field:
+        import pyarrow.types as types
+
+        kind = field.type
+        if number := _number_type(kind):
+            flat = (kind.list_size,) if number is not kind else ()
+            return Field(rows, arrow.number_dtype(number), _stated_shape(field) or flat, is_flat=bool(flat))
+        known = (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
+        return Field(rows, None, why="" if any(one(kind) for one in known) else f"its type is {kind}")
+
+    def _stated_steps(self, episode: int, rows: int) -> int:
+        """How many steps an episode of so many rows has."""
+        path = self._about.get(episode)
+        if path is None:
+            return max(0, rows - 1)
+        where = f"{self._name}: {episode}/{METADATA}"
+        if path.stat().st_size > _LARGEST_ABOUT:
+            raise CorruptSourceError(f"{where} is larger than {_LARGEST_ABOUT} bytes")
+        try:
+            stated = parse_json(path.read_bytes()).get("total_steps", max(0, rows - 1))
+        except (ValueError, AttributeError) as error:
+            raise CorruptSourceError(f"{where} is not a JSON object") from error
+        if rows not in (stated, stated + 1):
+            message = f"{self._name}: episode {episode} has {rows} rows, its metadata say {stated} steps"
+            raise CorruptSourceError(message, hint=REFETCH)
+        return int(stated)
+
+    def _sound(self, episode: int) -> AbstractContextManager[None]:
+        return arrow.damage_reported(f"{self._name}: the file of episode {episode}")
+
+
+def _leaves(fields: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The fields that hold values, with their names from the top: all but structs, whose fields they are."""
+    for field in fields:
+        names, kind = (*above, str(field.name)), field.type
+        if hasattr(kind, "get_field_index"):
+            yield from _leaves([kind.field(index) for index in range(kind.num_fields)], names)
+        else:
+            yield names, field
+
+
+def _number_type(kind: Any) -> Any:
+    """The type of the numbers of a column, of lists of one size that of their values; None for anything else."""
+    import pyarrow.types as types
+
+    inner = kind.value_type if types.is_fixed_size_list(kind) else kind
+    return inner if arrow.is_number(types, inner) else None
+
+
+def _stated_shape(field: Any) -> tuple[int, ...]:
+    """The shape of a row of infos, which Minari keeps beside the flat list; of one number, and of a flat list, nothing."""
+    stated = (field.metadata or {}).get(b"shape", b"")
+    if re.fullmatch(rb"(\d{1,9},?){0,32}", stated) is None:
+        return ()
+    return tuple(int(size) for size in stated.split(b",") if size)
+
+
+def _rows(parts: Sequence[Any], names: tuple[str, ...], low: int, high: int, at_once: int) -> Iterator[Any]:
+    """Rows of a column as arrays, one after the other."""
+    first = 0
+    for part in parts:
+        begin, end = max(low - first, 0), min(high - first, part.rows)
+        if begin < end:
+            yield from part.read(names, begin, end, at_once)
+        first += part.rows

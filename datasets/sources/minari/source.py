@@ -198,7 +198,7 @@ class MinariSource(Source):
 
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
-        from .hdf5 import FILE
+        from .files import FILE
 
         for folder in (path, path / "data"):
             if (folder / FILE).is_file():
@@ -214,7 +214,7 @@ class MinariSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder that holds a dataset's ``data``, or what is in that, or an HDF5 file of any name."""
-        from .hdf5 import FILE
+        from .files import FILE
         from .reader import MinariReader
 
         if "data" in location.folders():
@@ -230,9 +230,8 @@ def _root_url() -> str:
 
 
 def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Reader:
-    from .arrow import is_part
-    from .files import parse_metadata
-    from .hdf5 import FILE
+    from .files import FILE, is_part
+    from .metadata import parse_metadata
     from .reader import MinariReader
 
     try:
@@ -306,7 +305,7 @@ def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int 
 def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
     if item is None or (item.size or 0) > _LARGEST_PARSED:
         return RemoteDataset(name, bytes=size)
-    from .files import parse_metadata  # here, since it needs numpy: a stored listing is read without it
+    from .metadata import parse_metadata  # here, since it needs numpy: a stored listing is read without it
 
     try:
         metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_PARSED), item.url)

@@ -21,7 +21,7 @@ from rbdata.datasets.ingest.spaces import (
     text_width,
 )
 from rbdata.datasets.ingest.trajectories import Column, schema_of
-from rbdata.datasets.sources.minari.files import metadata_from
+from rbdata.datasets.sources.minari.metadata import metadata_from
 from rbdata.errors import CorruptSourceError, SchemaError, UsageError
 from rbdata.storage.leaf import check_key
 from space_strategies import ANY_SPACE

@@ -32,7 +32,7 @@ from rbdata.datasets.sources.gen_dgrl.source import GenDgrlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
 from rbdata.datasets.sources.lerobot import job as lerobot_job
 from rbdata.datasets.sources.lerobot.source import LerobotSource
-from rbdata.datasets.sources.minari.episodes import part_bounds
+from rbdata.datasets.sources.minari.reader import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
 from rbdata.datasets.sources.ogbench.source import OgbenchSource
 from rbdata.datasets.sources.openml.source import OpenmlSource
