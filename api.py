@@ -127,7 +127,7 @@ def convert(
     refuse_empty(path=path)
     extra = given_options(source_options)
     from .datasets.acquire import convert as run
-    from .datasets.own_data import warn_of_order
+    from .datasets.sources.arrays.notes import warn_of_order
     from .datasets.workers import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -26,11 +25,12 @@ from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
 from .ingest.pipeline import run
 from .ingest.progress import progress_listener
-from .ingest.records import ConvertOptions, count_notes
-from .ingest.request import Listener, Outcome, Request, extend, find_existing
+from .ingest.records import ConvertOptions
+from .ingest.request import Listener, Request, extend, find_existing
 
 if TYPE_CHECKING:
     from ..storage.manifest import Manifest
+    from .sources.arrays.reader import ArraysReader
     from .sources.arrays.tables import Table
 
 #: Short episodes are joined before their rows are inspected, up to this many bytes, episodes and seconds.
@@ -68,14 +68,15 @@ def from_arrays(
     missing, ambiguous or contradictory; CorruptSourceError for values that cannot be stored, with their row; DatasetExistsError
     unless ``force``.
     """
+    from .sources.arrays.reader import TablesReader
     from .sources.arrays.tables import memory_table
 
     refuse_empty(root=root, environment=environment)
     table = memory_table(arrays)
-    made_from = {"made_from": "arrays", "script": _script()}
+    about = {"made_from": {"made_from": "arrays", "script": _script()}, "content": None, "environment": environment}
     options = ConvertOptions(codec, layout, unknown_next)
     request = Request(dataset_id, None if root is None else Path(root), options=options, force=force, wait=wait)
-    return _make([table], map or {}, request, environment, made_from, progress, listener)
+    return _make(partial(TablesReader, tables=[table], given=map or {}, **about), request, progress, listener)
 
 
 def from_episodes(
@@ -119,6 +120,8 @@ def from_episodes(
     or the dataset, DatasetExistsError for an ``identity`` that is in it, DamagedDatasetError if it is damaged,
     UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless ``force``.
     """
+    from .sources.arrays.reader import StreamReader
+
     refuse_empty(root=root, environment=environment, identity=identity)
     made_from = {"made_from": "episodes", "script": _script(), **({"identity": identity} if identity else {})}
     options = ConvertOptions(codec, layout, unknown_next)
@@ -129,16 +132,18 @@ def from_episodes(
     if not first:
         raise UsageError("there are no episodes")
     arrays = _arrays_of(first[0], 0)
-    named, tables = {key: key for key in arrays}, _tables(chain(first, remaining))
-    about = tables, named, request, environment, made_from, progress, listener
-    if identity is None:
-        return _make(*about)
 
     def begin(number: int) -> Iterator[Table]:
         rest = _begun(episodes, number) if callable(episodes) else islice(remaining, number - 1, None)
         return _tables(rest, number)
 
-    return _make(*about, [identity, _digest(arrays)], begin)
+    about: dict[str, Any] = {"made_from": made_from, "content": None, "environment": environment}
+    if identity is not None:
+        about |= {"content": [identity, _digest(arrays)], "begin": begin}
+    tables = _tables(chain(first, remaining))
+    return _make(
+        partial(StreamReader, tables=tables, given={key: key for key in arrays}, **about), request, progress, listener
+    )
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -168,17 +173,10 @@ def _begun(episodes: Any, first: int) -> Iterable[Mapping[str, Any]]:
 
 
 def _make(
-    tables: Iterable[Table],
-    given: Mapping[str, Any],
-    request: Request,
-    environment: str | None,
-    made_from: Mapping[str, Any],
-    progress: bool | None,
-    listener: Listener | None,
-    content: Any = None,
-    begin: Callable[[int], Iterator[Table]] | None = None,
+    reader_of: Callable[..., ArraysReader], request: Request, progress: bool | None, listener: Listener | None
 ) -> Path:
-    from .sources.arrays.reader import ArraysReader
+    """Make the dataset of ``reader_of(name=, options=)``."""
+    from .sources.arrays.notes import warn_of_order
 
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
@@ -191,10 +189,10 @@ def _make(
 
     refuse(find_existing(place, request))
     request = extend(place, request, ()) if request.append else request
-    about = {"made_from": made_from, "content": content, "environment": environment, "begin": begin}
-    job = ArraysReader(place.id, tables, given, request.options, **about)
+    reader = reader_of(name=place.id, options=request.options)
+    script = reader.describe()["script"]
     with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
-        action = partial(run, job, place, request, events, str(made_from["script"]), refuse)
+        action = partial(run, reader, place, request, events, script, refuse)
         try:
             outcome = when_free(action, request.wait, events.on_note, events.on_stage)
         except UnfinishedDatasetError as error:
@@ -203,15 +201,6 @@ def _make(
             raise UnfinishedDatasetError(message, hint=hint) from error
     warn_of_order(outcome)
     return outcome.path
-
-
-def warn_of_order(outcome: Outcome) -> None:
-    """Warn of a dataset of own arrays whose rows seem to be in another order; its notes say so too."""
-    counts = outcome.manifest.counts if outcome.manifest else {}
-    if counts.get("other_order"):
-        from .sources.arrays.reader import COUNTED
-
-        warnings.warn(f"{outcome.id}: {count_notes({'other_order': COUNTED['other_order']}, counts)[0]}", stacklevel=4)
 
 
 def _script() -> str:

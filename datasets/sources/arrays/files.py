@@ -7,15 +7,32 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ....errors import CorruptSourceError, UsageError
+from ....errors import CorruptSourceError, DiskError, UsageError
+from ....storage.durable import is_full
 from ....storage.untrusted_json import parse_json
-from .roles import SUFFIXES, suffix_of
 
+#: The files that are read (`tables`).
+SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+#: Some of them: of HDF5, of text, of columns.
+HDF5, TEXT = (".h5", ".hdf5"), (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+COLUMNS = (".parquet", ".arrow", ".feather", *TEXT)
+#: A name with a number at its end.
+NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
+#: Files of a Zarr store, which is refused.
+ZARR = (".zgroup", "zarr.json")
+#: Those that are refused: reading them runs code.
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 #: Words in the names of folders and files, or of the groups of an HDF5 file, that name a split; Hugging Face goes by them too.
 SPLITS = frozenset(["train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"])
 #: What Hugging Face's `Dataset.map` and `filter` leave beside the data.
 _CACHE = re.compile(r"cache-[0-9a-f]{8,}.*\.arrow")
 _STATE, _DICT = "state.json", "dataset_dict.json"
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that says what a file is, in lower case: ``.csv.gz`` is one."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return "".join(suffixes[-2:]) if suffixes[-1:] == [".gz"] else "".join(suffixes[-1:])
 
 
 def natural(name: str) -> list[Any]:
@@ -96,3 +113,10 @@ def _read(path: Path) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def refuse_full(error: BaseException, path: Path, scratch: Path) -> None:
+    """Raise DiskError where the disk is full."""
+    if isinstance(error, OSError) and is_full(error):
+        message = f"the disk is full: {path.name} does not fit into {scratch} when it is unpacked"
+        raise DiskError(message, hint="make room, or choose another root") from error

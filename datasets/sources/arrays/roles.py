@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import SchemaError, UsageError
@@ -31,15 +30,6 @@ from ...ingest.spaces import stored_dtype
 
 if TYPE_CHECKING:
     import numpy as np
-
-#: The files that are read (`tables`).
-SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".parquet", ".arrow", ".feather", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-
-#: Files of a Zarr store, which is refused.
-ZARR = (".zgroup", "zarr.json")
-
-#: Those that are refused: reading them runs code.
-PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 #: What an entry of a map may be: the name of an array or of a group of arrays, several names, a pattern with ``*``, or a
 #: number (of rewards, or of the episode that a file is). `tables.join_columns` makes a name of several.
@@ -155,12 +145,6 @@ def _inside(name: str) -> str:
     return name.partition("/")[2] if name.startswith(_OUTER) else name
 
 
-def suffix_of(path: Path) -> str:
-    """The suffix that says what a file is, in lower case: ``.csv.gz`` is one."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return "".join(suffixes[-2:]) if suffixes[-1:] == [".gz"] else "".join(suffixes[-1:])
-
-
 def exported_names(*boundaries: str) -> dict[str, list[str]]:
     """The names of roles in a file that this program exported; of ``boundaries`` it has an array besides TED's."""
     return _TED_NAMES | {role: [role] for role in boundaries}
@@ -181,37 +165,31 @@ def find_roles(
     are one episode, whose flags may be one value.
     Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
-    twice = [key for key in given if key in _TED and _TED[key] in given]
-    if twice:
-        message = f"{where}: the map gives the {_TED[twice[0]]} twice, as {_TED[twice[0]]} and as {twice[0]}"
-        raise UsageError(message, hint="leave one of them out")
+    for key, role in _TED.items():
+        if key in given and role in given:
+            message = f"{where}: the map gives the {role} twice, as {role} and as {key}"
+            raise UsageError(message, hint="leave one of them out")
     given = {_TED.get(key, key): value for key, value in given.items()}
-    found, extra = _given_roles(arrays, given, where, unreadable)
-    ambiguous = {
-        role: f"{', '.join(tops)} may each be the {role}"
-        for role, tops in _find_named(arrays, given, found, names, extra)
-    }
-    taken = {name for leaves in found.values() for name in leaves.values()} | set(extra.values())
-    known = {*found, *given, *ambiguous}
-    problems = list(ambiguous.values())
-    problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
-    if "reward" not in known:
-        problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
-    problems += _unread(known, unreadable, names)
-    hint = ""
-    if not problems and not {"terminated", "done"} & {*found, *given}:
-        single = [name for name in arrays if name not in taken and arrays[name].shape[1:] in ((), (1,))]
-        problems, hint = other_flags(single)
-    if problems:
-        also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
-        raise UsageError(
-            f"{where}: {'; '.join(problems)}",
-            hint=f"{hint or _hint(arrays, known)}; the arrays are {listed(arrays)}{also}",
-        )
-    rows = arrays[next(iter(found["action"].values()))].shape[0]
+    found, extra = _stated(arrays, given, where, unreadable)
+    named = _named([name for name in arrays if name not in _taken(found, extra)], names)
+    several = _take(found, named, given)
+    _check_known(arrays, given, found, extra, several, where, unreadable, names)
+    rows, taken = arrays[next(iter(found["action"].values()))].shape[0], _taken(found, extra)
     more, left_out = _others(arrays, taken, rows, extra)
-    ends = {} if set(_BOUNDARIES) & set(given) else _more_ends(arrays, found, taken, rows, names)
-    roles = _roles(found, given, ends, {**extra, **more}, left_out)
+    trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
+    single: dict[str, Any] = dict.fromkeys(role for role in NAMES if role not in _TREES)
+    single |= {role: next(iter(leaves.values())) for role, leaves in found.items() if role not in _TREES}
+    single |= {role: value for role, value in given.items() if isinstance(value, (int, float))}
+    assumed: tuple[str, ...] = ()
+    done = single["done"]
+    if done is not None and single["terminated"] is None and single["truncated"] is None:
+        assumed = (
+            f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
+            f"(truncated=NAME); if it has nothing else, map truncated={done}.",
+        )
+        single |= {"terminated": done, "done": None}
+    ends = _more_ends(arrays, given, found, named, rows)
+    roles = Roles(**trees, **single, more_ends=ends, extra={**extra, **more}, left_out=left_out, assumed=assumed)
     _check(roles, arrays, where, is_episode)
     return roles
 
@@ -225,9 +203,7 @@ def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
         arrays = {name: value for name, value in arrays.items() if name not in _FLAGS or "next/" + name not in arrays}
     given = {role for role in NAMES if role in _BOUNDARIES or any(name.partition("/")[0] == role for name in arrays)}
     found: dict[str, dict[str, str]] = {}
-    several = _find_named(arrays, given, found, NAMES)
-    if several:
-        role, tops = several[0]
+    for role, tops in _take(found, _named(arrays, NAMES), given).items():
         raise UsageError(f"{where}: {', '.join(tops)} may each be the {role}", hint=f"name one of them {role}")
     keys: dict[str, str] = {}
     for role, leaves in found.items():
@@ -235,62 +211,15 @@ def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {keys.get(name, name): value for name, value in arrays.items()}
 
 
-def _find_named(
-    arrays: Iterable[str],
-    given: Collection[str],
-    found: dict[str, dict[str, str]],
-    names: Mapping[str, Sequence[str]],
-    extra: Mapping[str, str] = {},
-) -> list[tuple[str, list[str]]]:
-    """Add the roles that names tell to those ``found``; returns the roles that several arrays may have, with their names.
-
-    Roles that are ``given``, and arrays that are taken or ``extra``, are left alone.
-    """
-    taken = {name for leaves in found.values() for name in leaves.values()} | set(extra.values())
-    several = []
-    for role in names:
-        if role in found or role in given or _is_superseded(role, {*found, *given}):
-            continue
-        candidates = _named(role, arrays, names, taken)
-        if len(candidates) > 1:
-            several.append((role, list(candidates)))
-        elif candidates:
-            found[role] = next(iter(candidates.values()))
-            taken |= set(found[role].values())
-    return several
-
-
-_BY_EPISODE = (
-    "flatten the first two dimensions of all arrays. If they are [episodes, steps, ...]: reshape, and give episode_lengths as "
-    "one more array. If they are [steps, environments, ...], as in buffers of Stable-Baselines3: swapaxes(0, 1) first, so that "
-    "the steps of an environment follow each other, and give truncated, true in the last step of each environment"
-)
-_HINT = "state it in the map, ours to theirs, such as --map observation=obs"
-
-
-def _hint(arrays: Iterable[str], known: Collection[str]) -> str:
-    """How to state a role; with a pattern, if single numbers of observations or actions are arrays: ``obs_0, obs_1``."""
-    if {"observation", "action"} <= set(known) and "reward" not in known:
-        return "state it in the map, --map reward=0 or --map reward=NAME"
-    for role in ("observation", "action"):
-        for name in arrays:
-            stem = name.rstrip("0123456789")
-            if stem != name and stem.rstrip("._").lower() in NAMES[role]:
-                return f"state it in the map, ours to theirs, such as --map {role}={stem}*"
-    return _HINT
-
-
-def listed(arrays: Mapping[str, ArrayInfo]) -> str:
-    """The arrays with shape and dtype, for messages."""
-    some = [f"{name} {array}" for name, array in list(arrays.items())[:_MOST_LISTED]]
-    more = len(arrays) - len(some)
-    return ", ".join(some) + (f" and {more} more" if more > 0 else "") or "none"
+def _taken(found: Mapping[str, Mapping[str, str]], extra: Mapping[str, str]) -> set[str]:
+    """The arrays that have a role or a key."""
+    return {*(name for leaves in found.values() for name in leaves.values()), *extra.values()}
 
 
 # -- what the map states -------------------------------------------------------------------------------------------------
 
 
-def _given_roles(
+def _stated(
     arrays: Mapping[str, ArrayInfo], given: Mapping[str, str | float], where: str, unreadable: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """The roles that a map states, each with its arrays by key; and its other keys."""
@@ -356,63 +285,81 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
 # -- what names tell -----------------------------------------------------------------------------------------------------
 
 
-def _is_superseded(role: str, found: Collection[str]) -> bool:
-    """Whether the roles found so far make a role unnecessary."""
-    return role in _BOUNDARIES and any(other in found for other in _BOUNDARIES)
+def _named(arrays: Iterable[str], names: Mapping[str, Sequence[str]]) -> dict[str, dict[str, dict[str, str]]]:
+    """The arrays or groups that have one of the names of a role: by role, then by that name as it is written (``obs``, ``Obs``
+    and ``data/obs`` are three), their arrays by key."""
+    role_of = {name: role for role, some in names.items() for name in some}
+    found: dict[str, dict[str, dict[str, str]]] = {role: {} for role in names}
+    for array in arrays:
+        plain = _inside(array.lower()) if names is NAMES else array
+        ends = [at for at, one in enumerate(plain) if one in (_SEPARATORS if names is NAMES else "/")]
+        for end in (*ends, len(plain)):
+            role = role_of.get(plain[:end])
+            if role is not None and (end == len(plain) or role in _TREES):
+                top = array[: len(array) - len(plain) + end]
+                rest = array[len(top) :]
+                key = role.removeprefix("next_") + rest.replace(rest[:1] or "/", "/")
+                found[role].setdefault(top, {})[key] = array
+                break
+    return {role: _preferred(tops) for role, tops in found.items() if tops}
 
 
-def _more_ends(
+def _preferred(tops: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """TED has the flags of the previous state at the root, too; robomimic has the simulator's states beside observations."""
+    plain = {top: _inside(top.lower()) for top in tops}
+    ted = {top: leaves for top, leaves in tops.items() if plain[top].startswith("next/")}
+    return ted or {top: leaves for top, leaves in tops.items() if plain[top] not in _SIMULATOR} or tops
+
+
+def _take(
+    found: dict[str, dict[str, str]], named: Mapping[str, Mapping[str, dict[str, str]]], given: Collection[str]
+) -> dict[str, list[str]]:
+    """Add the roles that names tell to those ``found``; returns those that several arrays may have, with their names. Roles
+    that are ``given`` are left alone."""
+    several = {}
+    for role, tops in named.items():
+        if role in given or _is_known(role, {*found, *given}):
+            continue
+        if len(tops) > 1:
+            several[role] = list(tops)
+        else:
+            found[role] = next(iter(tops.values()))
+    return several
+
+
+def _is_known(role: str, known: Collection[str]) -> bool:
+    """Whether a role is known, or another one that states the ends of episodes as well."""
+    return role in known or (role in _BOUNDARIES and any(other in known for other in _BOUNDARIES))
+
+
+def _check_known(
     arrays: Mapping[str, ArrayInfo],
-    found: Mapping[str, Any],
-    taken: set[str],
-    rows: int,
+    given: Mapping[str, Any],
+    found: Mapping[str, Mapping[str, str]],
+    extra: Mapping[str, str],
+    several: Mapping[str, Sequence[str]],
+    where: str,
+    unreadable: Mapping[str, str],
     names: Mapping[str, Sequence[str]],
-) -> dict[str, str]:
-    """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
-    more: dict[str, str] = {}
-    for role in ("episode_lengths", "episode_ends"):
-        if role in found or role not in names or not set(_BOUNDARIES) & set(found):
-            continue
-        named = [name for leaves in _named(role, arrays, names, taken).values() for name in leaves.values()]
-        counts = [name for name in named if arrays[name].shape and arrays[name].shape[0] != rows]
-        if counts and arrays[counts[0]].dtype.kind in "iu":
-            more[role] = counts[0]
-    return more
-
-
-def _named(
-    role: str, arrays: Iterable[str], names: Mapping[str, Sequence[str]], taken: Collection[str] = ()
-) -> dict[str, dict[str, str]]:
-    """The arrays or groups that have one of the names of a role: by that name, as written, their arrays by key."""
-    candidates: dict[str, dict[str, str]] = {}
-    for name in arrays:
-        if name in taken:
-            continue
-        plain = _inside(name.lower()) if names is NAMES else name
-        separators = (_SEPARATORS if names is NAMES else "/") if role in _TREES else ""
-        tops = (
-            one for one in names[role] if plain == one or plain.startswith(tuple(one + each for each in separators))
-        )
-        if (top := next(tops, None)) is not None:
-            end = len(name) - len(plain) + len(top)
-            # As it is written: ``obs``, ``Obs`` and ``data/obs`` are three candidates.
-            key = role.removeprefix("next_") + name[end:].replace(name[end : end + 1] or "/", "/")
-            candidates.setdefault(name[:end], {})[key] = name
-    # TED also has the flags of the previous state at the root, and robomimic has the simulator's states beside observations.
-    plain_tops = {top: _inside(top.lower()) for top in candidates}
-    ted = {top: leaves for top, leaves in candidates.items() if plain_tops[top].startswith("next/")}
-    own = {top: leaves for top, leaves in candidates.items() if plain_tops[top] not in _SIMULATOR}
-    return ted or own or candidates
-
-
-def _unread(known: Collection[str], unreadable: Mapping[str, str], names: Mapping[str, Sequence[str]]) -> list[str]:
-    """What unreadable arrays have the names of flags, ends or successors: without them the steps would mean something else."""
-    problems = []
-    for role in names:
-        if role not in known and role not in ("observation", "action", "reward") and not _is_superseded(role, known):
-            arrays = [name for leaves in _named(role, unreadable, names).values() for name in leaves.values()]
-            problems += [f"{name} may be the {role}, and is not read" for name in arrays]
-    return problems
+) -> None:
+    """Raise UsageError where roles are missing or ambiguous, or an array that is not read may have one."""
+    known, hint = {*found, *given, *several}, ""
+    problems = [f"{', '.join(tops)} may each be the {role}" for role, tops in several.items()]
+    problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
+    if "reward" not in known:
+        problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
+    # Without flags, ends and successors the steps would mean something else.
+    for role, tops in _named(unreadable, names).items():
+        if not _is_known(role, {*known, "observation", "action", "reward"}):
+            problems += [f"{name} may be the {role}, and is not read" for one in tops.values() for name in one.values()]
+    if not problems and not {"terminated", "done"} & known:
+        taken = _taken(found, extra)
+        single = [name for name, array in arrays.items() if name not in taken and array.shape[1:] in ((), (1,))]
+        problems, hint = other_flags(single)
+    if problems:
+        also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
+        hint = f"{hint or _hint(arrays, known)}; the arrays are {listed(arrays)}{also}"
+        raise UsageError(f"{where}: {'; '.join(problems)}", hint=hint)
 
 
 def other_flags(names: Iterable[str]) -> tuple[list[str], str]:
@@ -425,40 +372,62 @@ def other_flags(names: Iterable[str]) -> tuple[list[str], str]:
     return [message], f"{flags[0]}: {why}; where it is no flag, give it a key: --map info/{flags[0]}={flags[0]}"
 
 
+def _more_ends(
+    arrays: Mapping[str, ArrayInfo],
+    given: Mapping[str, Any],
+    found: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Mapping[str, str]]],
+    rows: int,
+) -> dict[str, str]:
+    """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
+    more: dict[str, str] = {}
+    if any(role in given for role in _BOUNDARIES) or not any(role in found for role in _BOUNDARIES):
+        return more
+    for role in ("episode_lengths", "episode_ends"):
+        there = [name for one in named.get(role, {}).values() for name in one.values() if role not in found]
+        counts = [name for name in there if arrays[name].shape[:1] not in ((), (rows,))]
+        if counts and arrays[counts[0]].dtype.kind in "iu":
+            more[role] = counts[0]
+    return more
+
+
+# -- other arrays, and what does not fit ---------------------------------------------------------------------------------------
+
+
 def _others(
     arrays: Mapping[str, ArrayInfo], taken: Collection[str], rows: int, extra: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The key of each of the other arrays, and why arrays are left out."""
     is_ted = any(name.startswith("next/") for name in taken)
-    keys: dict[str, str] = {}
+    used = {*taken, *(column for name in taken for column in arrays[name].joined), *(_FLAGS if is_ted else ())}
+    wanted: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    used = {*taken, *(column for name in taken for column in arrays[name].joined)}
-    cleaned: list[tuple[str, str, bool]] = []
+    cleaned: dict[str, str] = {}
     for name, array in arrays.items():
-        if name in used or (is_ted and name in _FLAGS):
-            continue
-        why = _why_not(array, rows)
-        if why is not None:
-            left_out[name] = why
+        if name in used:
             continue
         plain = name if is_ted else _inside(name)
         inner = plain.partition("/")[2] if plain.startswith(("info/", "infos/")) else plain
-        wanted = plain if is_ted else "info/" + inner
+        key = plain if is_ted else "info/" + inner
         try:
-            key = clean_keys([wanted])[wanted]
+            why, cleaned[name] = _why_not(array, rows), clean_keys([key])[key]
         except SchemaError as error:
-            left_out[name] = error.message
-            continue
-        cleaned.append((name, key, key != wanted))
+            why = _why_not(array, rows) or error.message
+        if why is None:
+            wanted[name] = key
+        else:
+            left_out[name] = why
+    keys: dict[str, str] = {}
     there = set(extra)
-    own = {key.lower() for _, key, is_renamed in cleaned if not is_renamed}
-    for name, key, is_renamed in cleaned:
+    own = {key.lower() for name, key in wanted.items() if cleaned[name] == key}
+    for name, key in wanted.items():
         # "a_b" goes to a_b, also where "a b" comes before it.
-        if key.lower() in there or (is_renamed and key.lower() in own):
-            left_out[name] = f"its key {key} is taken"
-            continue
-        there.add(key.lower())
-        keys[key] = name
+        mine = cleaned[name]
+        if mine.lower() in there or (mine != key and mine.lower() in own):
+            left_out[name] = f"its key {mine} is taken"
+        else:
+            there.add(mine.lower())
+            keys[mine] = name
     return keys, left_out
 
 
@@ -475,71 +444,78 @@ def _why_not(array: ArrayInfo, rows: int) -> str | None:
     return None
 
 
-def _roles(
-    found: Mapping[str, Mapping[str, str]],
-    given: Mapping[str, str | float],
-    more_ends: Mapping[str, str],
-    extra: Mapping[str, str],
-    left_out: Mapping[str, str],
-) -> Roles:
-    trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
-    single: dict[str, Any] = {
-        role: next(iter(found[role].values())) if role in found else None for role in NAMES if role not in _TREES
-    }
-    single |= {role: value for role in ("reward", "episode") if isinstance(value := given.get(role), (int, float))}
-    assumed: tuple[str, ...] = ()
-    done = single["done"]
-    if done is not None and single["terminated"] is None and single["truncated"] is None:
-        assumed = (
-            f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
-            f"(truncated=NAME); if it has nothing else, map truncated={done}.",
-        )
-        single |= {"terminated": done, "done": None}
-    return Roles(**trees, **single, more_ends=more_ends, extra=extra, left_out=left_out, assumed=assumed)
-
-
 def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str, is_episode: bool) -> None:
     """Raise UsageError for arrays that do not fit their roles."""
-    per_step = {**roles.action, **roles.extra, **{name: name for name in _singles(roles)}}
-    if is_episode:  # a flag of one value is the last step's
-        flags = (roles.terminated, roles.truncated, roles.done)
-        per_step = {key: name for key, name in per_step.items() if name not in flags or not is_one_value(arrays[name])}
-    single = [name for name in per_step.values() if not arrays[name].shape]
-    if single:
-        hint = "give a row per step; of an episode's flags only the last one is set"
-        raise UsageError(f"{where}: {single[0]} has one value, not one per step", hint=hint)
-    rows = {name: arrays[name].shape[0] for name in per_step.values()}
-    if len(set(rows.values())) > 1:
-        lengths = ", ".join(f"{name} {count}" for name, count in rows.items())
-        raise UsageError(f"{where}: arrays of one row per step differ in length: {lengths}")
-    if len({arrays[name].shape[:1] for name in roles.observation.values()}) > 1:
-        lengths = ", ".join(f"{name} {arrays[name].shape[0]}" for name in roles.observation.values())
-        raise UsageError(f"{where}: the observations differ in length: {lengths}")
+
+    def refuse(problem: str, hint: str | None = None) -> None:
+        raise UsageError(f"{where}: {problem}", hint=hint)
+
+    flags = {name for name in (roles.terminated, roles.truncated, roles.done) if name is not None}
+    numbers = [name for name in (roles.reward, *flags, roles.episode) if isinstance(name, str)]
+    lengths = {}
+    for name in (*roles.action.values(), *roles.extra.values(), *numbers):
+        if is_episode and name in flags and is_one_value(arrays[name]):  # that of the last step
+            continue
+        if not arrays[name].shape:
+            hint = "give a row per step; of an episode's flags only the last one is set"
+            refuse(f"{name} has one value, not one per step", hint)
+        lengths[name] = arrays[name].shape[0]
+    _same_length(lengths, "arrays of one row per step", where)
+    _same_length(
+        {name: (*arrays[name].shape, "no")[0] for name in roles.observation.values()}, "the observations", where
+    )
     if roles.next_observation and set(roles.next_observation) != set(roles.observation):
         keys = [", ".join(leaves) for leaves in (roles.next_observation, roles.observation)]
-        message = f"{where}: next_observation has {keys[0]}, observation {keys[1]}"
-        raise UsageError(message, hint=_HINT)
+        refuse(f"next_observation has {keys[0]}, observation {keys[1]}", _HINT)
     for key, name in roles.next_observation.items():
         here = arrays[roles.observation[key]]
         if (arrays[name].shape, arrays[name].dtype.newbyteorder("=")) != (here.shape, here.dtype.newbyteorder("=")):
-            raise UsageError(f"{where}: {name} is {arrays[name]}, {roles.observation[key]} {here}")
+            refuse(f"{name} is {arrays[name]}, {roles.observation[key]} {here}")
     for name in (*roles.observation.values(), *roles.action.values(), *roles.extra.values()):
-        why = _why_not(arrays[name], arrays[name].shape[0] if arrays[name].shape else -1)
+        why = _why_not(arrays[name], (*arrays[name].shape, -1)[0])
         if why is not None:
-            raise UsageError(f"{where}: {name} cannot be stored: {why}")
-    for name in _singles(roles):
+            refuse(f"{name} cannot be stored: {why}")
+    steps = arrays[next(iter(roles.action.values()))].shape[:2]
+    for name in numbers:
         if arrays[name].shape[1:] not in ((), (1,)) or arrays[name].dtype.kind not in "biuf":
-            steps = arrays[next(iter(roles.action.values()))].shape[:2]
             by_episode = len(steps) == 2 and arrays[name].shape == steps
-            message = f"{where}: {name} is {arrays[name]}, not one number per step"
-            raise UsageError(message, hint=_BY_EPISODE if by_episode else None)
+            refuse(f"{name} is {arrays[name]}, not one number per step", _BY_EPISODE if by_episode else None)
+
+
+def _same_length(lengths: Mapping[str, Any], what: str, where: str) -> None:
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"{where}: {what} differ in length: {shown}")
 
 
 def is_one_value(array: ArrayInfo) -> bool:
     return array.shape in ((), (1,))
 
 
-def _singles(roles: Roles) -> list[str]:
-    """The arrays of one number per step."""
-    names = (roles.reward, roles.terminated, roles.truncated, roles.done, roles.episode)
-    return [name for name in names if isinstance(name, str)]
+# -- messages ------------------------------------------------------------------------------------------------------------
+
+_BY_EPISODE = (
+    "flatten the first two dimensions of all arrays. If they are [episodes, steps, ...]: reshape, and give episode_lengths as "
+    "one more array. If they are [steps, environments, ...], as in buffers of Stable-Baselines3: swapaxes(0, 1) first, so that "
+    "the steps of an environment follow each other, and give truncated, true in the last step of each environment"
+)
+_HINT = "state it in the map, ours to theirs, such as --map observation=obs"
+
+
+def _hint(arrays: Iterable[str], known: Collection[str]) -> str:
+    """How to state a role; with a pattern, if single numbers of observations or actions are arrays: ``obs_0, obs_1``."""
+    if {"observation", "action"} <= set(known) and "reward" not in known:
+        return "state it in the map, --map reward=0 or --map reward=NAME"
+    for role in ("observation", "action"):
+        for name in arrays:
+            stem = name.rstrip("0123456789")
+            if stem != name and stem.rstrip("._").lower() in NAMES[role]:
+                return f"state it in the map, ours to theirs, such as --map {role}={stem}*"
+    return _HINT
+
+
+def listed(arrays: Mapping[str, ArrayInfo]) -> str:
+    """The arrays with shape and dtype, for messages."""
+    some = [f"{name} {array}" for name, array in list(arrays.items())[:_MOST_LISTED]]
+    more = len(arrays) - len(some)
+    return ", ".join(some) + (f" and {more} more" if more > 0 else "") or "none"

@@ -7,7 +7,6 @@ row of the state where observations have a row more per episode, and else the ob
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -254,36 +253,6 @@ def blocks(
             block.append(np.ascontiguousarray(values, column.dtype).reshape(-1, *column.shape))
         yield block, _rewards(table, roles, transitions, low, high), transitions.bits(low, high)[kept]
         first_state += states
-
-
-def count_first_rows(
-    counts: Counter[str], rewards: np.ndarray, bits: np.ndarray, actions: Sequence[np.ndarray], *, begins: bool
-) -> None:
-    """Count the rewards of 0 at the beginning of episodes and elsewhere, for `take_other_order`.
-
-    ``actions`` are the rows of the action columns; ``begins``: the block's first row is the first one of an episode.
-    """
-    first = np.concatenate([[begins], bits[:-1] != 0])
-    zero = rewards == 0
-    still = zero & np.logical_and.reduce([(rows == 0).reshape(len(rows), -1).all(1) for rows in actions])
-    for name, rows in (("begun", first), ("begun_zero", first & zero), ("begun_still", first & still)):
-        counts[name] += int(rows.sum())
-    for name, rows in (("other", ~first), ("other_zero", ~first & zero), ("other_still", ~first & still)):
-        counts[name] += int(rows.sum())
-
-
-def take_other_order(counts: Counter[str]) -> None:
-    """Replace what `count_first_rows` counted by ``other_order``, the number of episodes, if their rows seem to be so.
-
-    Episodes of dm_env begin with a row without an action and a reward. In a vector environment that resets in the next step,
-    all episodes but its first begin with a row whose reward is 0. That tells only where few other rows are so.
-    """
-    begun, zero, still = (counts.pop(name, 0) for name in ("begun", "begun_zero", "begun_still"))
-    other, other_zero, other_still = (counts.pop(name, 0) for name in ("other", "other_zero", "other_still"))
-    are_resets = zero >= begun - 1 and other_zero <= other / 100
-    are_empty = still == begun and other_still <= other / 100
-    if other >= begun >= 3 and (are_resets or are_empty):
-        counts["other_order"] = begun
 
 
 def _states(table: Table, roles: Roles, transitions: TransitionRows, key: str, low: int, high: int) -> np.ndarray:

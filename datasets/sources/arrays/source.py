@@ -21,8 +21,7 @@ class ArraysSource(Source):
     reads_any = True
 
     def recognises(self, path: Path) -> bool:
-        from .files import visible
-        from .roles import PICKLES, SUFFIXES, ZARR, suffix_of
+        from .files import PICKLES, SUFFIXES, ZARR, suffix_of, visible
 
         if path.is_file():
             return suffix_of(path) in (*SUFFIXES, *PICKLES)  # which of them are refused, the job says

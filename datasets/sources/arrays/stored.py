@@ -6,13 +6,14 @@ archive when it is first read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ....errors import CorruptSourceError
+from ....errors import CorruptSourceError, UsageError
 from ...formats.hdf5 import damage_reported, plain_bools
 
 
@@ -134,4 +135,66 @@ class Hdf5Rows:
         self._files, self._path, self._name = files, path, name
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        return plain_bools(self._files.open(self._path)[self._name][rows])
+        with damage_reported(self._path.name):
+            return plain_bools(self._files.open(self._path)[self._name][rows])
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Columns of one number per row, side by side."""
+
+    names: tuple[str, ...]
+    columns: Sequence[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(column.dtype for column in self.columns))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (min(column.shape[0] for column in self.columns), len(self.columns))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return side_by_side([np.asarray(column[rows]).reshape(-1) for column in self.columns]).astype(self.dtype)
+
+
+def side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns ``[n]`` as one array ``[n, columns]`` of their common dtype.
+
+    Raises UsageError for integers that this dtype, a float, would round: those beyond 2^53 beside columns of fractions.
+    """
+    joined = np.stack(columns, -1)
+    for column in columns:
+        if joined.dtype.kind == "f" and column.dtype.kind in "iu" and column.dtype.itemsize == 8:
+            beyond = (column > 1 << 53) | (column < -(1 << 53)) if column.dtype.kind == "i" else column > 1 << 53
+            if beyond.any():
+                message = (
+                    f"columns of {joined.dtype} would round the integer {column[beyond][0]} of a column beside them"
+                )
+                raise UsageError(message, hint="map the column of integers to its own key")
+    return joined
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ``rows`` of an array that a ring has from row ``first`` on: those from its row ``begin`` on, then those before it."""
+
+    array: Any
+    rows: int
+    begin: int
+    first: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.array.shape[1:])
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        low, high, _ = rows.indices(self.rows)
+        low, high, stop = low + self.begin, high + self.begin, self.rows
+        ranges = (low, min(high, stop)), (max(0, low - stop), max(0, high - stop))
+        parts = [self.array[self.first + a : self.first + b] for a, b in ranges if a < b]
+        return np.concatenate(parts) if parts else self.array[:0]

@@ -85,7 +85,7 @@ def test_a_process_without_free_descriptors_is_not_called_a_damaged_file(tmp_pat
     code = """
 import os, h5py, numpy, pyarrow.parquet, rbdata.datasets.formats.hdf5, rbdata.datasets.formats.packed
 from pathlib import Path
-from rbdata.datasets.sources.arrays.tables import open_tables
+from rbdata.datasets.sources.arrays.opening import open_tables
 held = []
 for name in ("a.npz", "a.h5", "a.parquet"):
     try:

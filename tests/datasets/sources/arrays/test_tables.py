@@ -14,8 +14,9 @@ import pytest
 import rbdata
 import torch
 from pyarrow import feather, ipc, parquet
+from rbdata.datasets.sources.arrays.opening import open_tables
 from rbdata.datasets.sources.arrays.roles import find_roles
-from rbdata.datasets.sources.arrays.tables import join_columns, memory_table, open_tables
+from rbdata.datasets.sources.arrays.tables import join_columns, memory_table
 from rbdata.errors import CorruptSourceError, UsageError
 from tensordict import TensorDict
 
