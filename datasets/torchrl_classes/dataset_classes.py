@@ -9,7 +9,7 @@ same meaning as there. Signatures show the arguments that classes pass on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 
 from ... import settings
 from ...errors import DatasetNotFoundError, UsageError
 from ...storage.codecs.codec import Rows
 from ...storage.computed_rows import ComputedRows
 from ...storage.dataset import Dataset
-from ...storage.derived_leaves import Derivation, DerivedDataset, ShiftedRows, add_episode, rename
+from ...storage.derived_leaves import DerivedDataset, ShiftedRows, add_episode, rename
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.leaf import Leaf
 from ...storage.replay.around import Around
@@ -33,7 +32,6 @@ from ...storage.replay.samplers.choice import choose_sampler
 from ...storage.replay.samplers.sampler import SamplerWithoutReplacement
 from ...storage.replay.storages.dataset_storage import DatasetStorage
 from ...storage.replay.storages.episode_storage import EpisodeStorage
-from ...storage.replay.storages.tensor_storage import TensorStorage
 from ...storage.replay.tensordict_buffer import TensorDictReplayBuffer
 from ...storage.tensor_specs import Composite
 from .. import acquire, catalogue, local
@@ -51,8 +49,6 @@ SAMPLING = [
 AROUND = frozenset(signature(Around).parameters)
 #: Options of a class that `rbdata.download` takes beside those that the source declares.
 DOWNLOAD = frozenset({"mirror", "procs", "shards", "codec", "layout", "unknown_next"})
-#: Records in a chunk of `BaseDatasetExperienceReplay.preprocess`, unless the caller states it.
-_CHUNK = 1024
 PathLike = str | os.PathLike[str]
 Value = TypeVar("Value")
 
@@ -71,193 +67,47 @@ class ClassProperty(Generic[Value]):
 class BaseDatasetExperienceReplay(TensorDictReplayBuffer):
     """Base of the buffers over a dataset on disk. Arguments are those of `TensorDictReplayBuffer`.
 
-    A derived class of your own defines ``data_path``. The classes of a source download the dataset if it is missing. Beside the
-    arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``, ``alpha``,
-    ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and the options that the
-    source declares. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are read-only.
-
-    - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
-    - ``download``: True downloads a missing dataset, False never downloads, "force" replaces an existing dataset.
-
-    They raise DatasetNotFoundError if the dataset is missing and may not be downloaded; otherwise as `rbdata.download` and
-    `rbdata.load`.
+    A derived class of your own defines ``data_path``. Those of a source are `SourceExperienceReplay`.
     """
-
-    #: The name of the source; None for classes that define ``data_path``.
-    source: ClassVar[str | None] = None
-    #: The folder of all datasets.
-    root: Path | None = None
-    dataset_id: str
-    split_trajs: bool
-    #: Makes the leaves of its batches from the stored leaves; None: they are the same.
-    _derive: ClassVar[Any] = None
-
-    def __init_subclass__(cls) -> None:
-        """The signature of a class of a source shows the arguments that it passes on."""
-        super().__init_subclass__()
-        if cls.source is not None:
-            cls.__signature__ = _signature(cls, cls.source)  # type: ignore[attr-defined]
 
     @property
     def data_path(self) -> Path:
         """The folder of the dataset."""
-        if self.source is None:
-            raise NotImplementedError
-        return self.dataset.path
+        raise NotImplementedError
 
     @property
     def data_path_root(self) -> Path:
         """The folder of the dataset as well: variants of it (split trajectories) are not stored."""
         return self.data_path
 
-    def preprocess(
-        self,
-        fn: Callable[[TensorDictBase], TensorDictBase | None],
-        dim: int = 0,
-        num_workers: int | None = None,
-        *,
-        dest: str | os.PathLike[str],
-        num_frames: int | None = None,
-        **options: Any,
-    ) -> TensorStorage:
-        """The first ``num_frames`` records (all by default) passed through ``fn`` by `TensorDict.map`, in files under ``dest``.
-
-        ``fn`` gets chunks of records as they are stored, not as transforms leave them, and returns as many, or changes those
-        that it gets. ``num_workers`` 0: in this process. ``options`` are others of `TensorDict.map`. ``rbdata preprocess``
-        can be interrupted, filters and regroups. Raises UsageError for another ``dim``.
-        """
-        if dim:
-            raise UsageError(f"records are mapped along dimension 0, not {dim}")
-        number = len(self) if num_frames is None else min(num_frames, len(self))
-        rows = TensorDict({"row": torch.arange(number, device="cpu")}, [number])
-        apply = _Apply(fn, self._storage)
-        out: Any = apply(rows[:1])[0].expand(number).memmap_like(os.fspath(dest))
-        if num_workers == 0:
-            for low in range(0, number, _CHUNK):
-                out[low : low + _CHUNK].update_(apply(rows[low : low + _CHUNK]))
-        else:
-            size = {} if options.keys() & {"chunksize", "num_chunks"} else {"chunksize": _CHUNK}
-            rows.map(apply, 0, num_workers, out=out, **{"mp_start_method": "spawn", **size, **options})
-        return TensorStorage(out)
-
     def delete(self) -> None:
-        """Delete the dataset from the disk. For a source's dataset, raises DatasetBusyError while another process writes it."""
-        if self.source is None:
-            remove_tree(self.data_path)
-        else:
-            local.delete(self._place)
-
-    # -- of the classes of a source ---------------------------------------------------------------------------------------
-
-    def _open(
-        self,
-        dataset_id: str,
-        batch_size: int | None = None,
-        *,
-        root: str | os.PathLike[str] | None = None,
-        download: bool | str = True,
-        split_trajs: bool = False,
-        sampler: Any = None,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        strict_length: bool = True,
-        replacement: bool = True,
-        derive: Derivation | None = None,
-        **options: Any,
-    ) -> None:
-        """Get the dataset, and initialise the buffer over it."""
-        assert self.source is not None
-        self.dataset_id, self.root, self.split_trajs = dataset_id, Path(settings.root(root)), split_trajs
-        declared = {option.name for option in catalogue.load_source(self.source).options}
-        wanted = {name: options.pop(name) for name in list(options) if name in DOWNLOAD | declared}
-        of_buffer = {name: value for name, value in options.items() if name not in {*SAMPLING, *AROUND}}
-        signature(TensorDictReplayBuffer).bind(**of_buffer)  # raises TypeError for a misspelt one before any download
-        path = self._obtain(download, {name: value for name, value in wanted.items() if value is not None})
-        derive = derive or self._derive
-        dataset = Dataset(path) if derive is None else DerivedDataset(Dataset(path), derive)
-        chosen = {name: options.pop(name) for name in list(options) if name in SAMPLING}
-        if sampler is None:
-            if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
-                chosen |= {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
-            sampler = choose_sampler(dataset, replacement=replacement, **chosen)
-        around = Around(**{name: options.pop(name) for name in list(options) if name in AROUND})
-        storage = EpisodeStorage(dataset) if split_trajs else DatasetStorage(dataset)
-        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, around=around, **options)
-
-    @ClassProperty
-    def available_datasets(cls) -> list[str]:
-        """The names that are known without asking the network."""
-        return [] if cls.source is None else list(catalogue.load_source(cls.source).names())
-
-    @property
-    def _place(self) -> DatasetPlace:
-        assert self.root is not None and self.source is not None
-        return DatasetPlace(self.root, f"{self.source}/{self.dataset_id.removeprefix(self.source + '/')}")
-
-    def _obtain(self, download: bool | str, wanted: dict[str, Any]) -> Path:
-        """The folder of the dataset; ``wanted`` are options of the download, which an existing dataset must have as well."""
-        if not isinstance(download, bool) and download != "force":
-            raise UsageError(f"download is True, False or 'force', not {download!r}")
-        place = self._place
-        if not download or (download is True and place.exists() and not wanted):
-            return local.find(place.id, self.root)
-        stated = {name: wanted[name] for name in wanted if name in DOWNLOAD}
-        extra = {name: wanted[name] for name in wanted if name not in DOWNLOAD}
-        request = make_request(place.id, self.root, extra, force=download == "force", wait=True, **stated)
-        return acquire.download(request).path
-
-    @cached_property
-    def episodes(self) -> torch.Tensor:
-        """The number of the episode of each step, int64 ``[steps]``; ``SliceSampler(trajectories=...)`` takes it."""
-        return self.dataset.episode_of(torch.arange(len(self.dataset), device="cpu"))
+        """Delete the dataset from the disk."""
+        remove_tree(self.data_path)
 
 
-class _Apply:
-    """A function of records, as one of the rows of a dataset."""
+class SourceExperienceReplay(BaseDatasetExperienceReplay):
+    """Base of the classes of a source, which download the dataset if it is missing.
 
-    def __init__(self, fn: Callable[[TensorDictBase], TensorDictBase | None], storage: Any) -> None:
-        self._fn, self._storage = fn, storage
+    Beside the arguments of each class, they take those of `rbdata.load` (``frame_stack``, ``n_step``, ``seed``, ``device``,
+    ``alpha``, ...), those of `rbdata.download` (``mirror``, ``shards``, ``codec``, ``layout``, ``unknown_next``) and options of
+    the source. ``sampler`` overrides the arguments that choose one. Whatever the ``writer``, datasets are read-only.
 
-    def __call__(self, rows: TensorDictBase) -> TensorDictBase:
-        """The function's result. Raises UsageError if it does not have one record for each given record."""
-        data = self._storage.get(rows["row"])
-        result = self._fn(data)
-        result = data if result is None else result
-        if not isinstance(result, TensorDictBase) or result.batch_size[:1] != rows.batch_size[:1]:
-            hint = (
-                "it must return a TensorDict with a record for each one, or change the one it gets and return nothing"
-            )
-            raise UsageError(f"the function did not return {list(rows.batch_size)} records", hint=hint)
-        return result
+    - ``root``: the folder of all datasets; the dataset is in ``<root>/<source>/<dataset_id>``, as for `rbdata.download`.
+    - ``download``: True downloads a missing dataset, False never downloads, "force" replaces an existing dataset.
+    - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
 
+    They raise DatasetNotFoundError if the dataset is missing and may not be downloaded; otherwise as `rbdata.download` and
+    `rbdata.load`.
+    """
 
-def _signature(cls: Any, source: str) -> Signature:
-    """The arguments of a class, `_open`, the buffer, `Around`, the samplers, and of a download with the source's options."""
-    own = [one for one in signature(cls.__init__).parameters.values() if one.kind is not Parameter.VAR_KEYWORD][1:]
-    taken = {*(one.name for one in own), "self", "storage", "derive", "around"}
-    taken |= {"procs"} if "num_procs" in taken else set()
-    parts: list[Any] = [cls._open, ReplayBuffer.__init__, TensorDictReplayBuffer.__init__]
-    passed = [one for part in parts for one in signature(part).parameters.values()]
-    passed += signature(Around).parameters.values()
-    passed += [signature(choose_sampler).parameters[name] for name in SAMPLING]
-    convert = signature(ConvertOptions).parameters
-    declared = [one.name for one in catalogue.load_source(source).options_of("download")]
-    passed += [
-        convert.get(name, Parameter(name, Parameter.KEYWORD_ONLY, default=None))
-        for name in [*sorted(DOWNLOAD), *declared]
-    ]
-    shown: dict[str, Parameter] = {}
-    for one in passed:
-        if one.name not in taken | {"dataset_id"} and one.kind in (
-            Parameter.POSITIONAL_OR_KEYWORD,
-            Parameter.KEYWORD_ONLY,
-        ):
-            shown.setdefault(one.name, one.replace(kind=Parameter.KEYWORD_ONLY))
-    return Signature([*own, *shown.values()])
+    source: ClassVar[str]
+    #: Makes the leaves of its batches from the stored leaves; None: they are the same.
+    _derive: Any = None
 
-
-class _SourceExperienceReplay(BaseDatasetExperienceReplay):
-    """A class whose arguments are those of `BaseDatasetExperienceReplay._open`."""
+    def __init_subclass__(cls) -> None:
+        """The signature shows the arguments that a class passes on."""
+        super().__init_subclass__()
+        cls.__signature__ = _signature(cls, cls.source)  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -267,12 +117,88 @@ class _SourceExperienceReplay(BaseDatasetExperienceReplay):
         root: PathLike | None = None,
         download: bool | str = True,
         split_trajs: bool = False,
+        sampler: Any = None,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        replacement: bool = True,
         **options: Any,
     ) -> None:
-        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
+        self.dataset_id, self.root, self.split_trajs = dataset_id, Path(settings.root(root)), split_trajs
+
+        def taken(names: Container[str]) -> dict[str, Any]:
+            return {name: options.pop(name) for name in list(options) if name in names}
+
+        of_source = taken({option.name for option in catalogue.load_source(self.source).options})
+        of_download, chosen, around = taken(DOWNLOAD), taken(SAMPLING), taken(AROUND)
+        signature(TensorDictReplayBuffer).bind(**options)  # raises TypeError for a misspelt one before any download
+        dataset = Dataset(self._obtain(download, of_source, of_download))
+        dataset = dataset if self._derive is None else DerivedDataset(dataset, self._derive)
+        if sampler is None:
+            if num_slices is not None or slice_len is not None:  # without slices there is nothing to be strict about
+                chosen |= {"num_slices": num_slices, "slice_len": slice_len, "strict_length": strict_length}
+            sampler = choose_sampler(dataset, replacement=replacement, **chosen)
+        storage = EpisodeStorage(dataset) if split_trajs else DatasetStorage(dataset)
+        super().__init__(storage=storage, batch_size=batch_size, sampler=sampler, around=Around(**around), **options)
+
+    @property
+    def data_path(self) -> Path:
+        return self.dataset.path
+
+    def delete(self) -> None:
+        """Delete the dataset from the disk. Raises DatasetBusyError while another process writes it."""
+        local.delete(self._place)
+
+    @ClassProperty
+    def available_datasets(cls) -> list[str]:
+        """The names that are known without asking the network."""
+        return list(catalogue.load_source(cls.source).names())
+
+    @property
+    def _place(self) -> DatasetPlace:
+        return DatasetPlace(self.root, f"{self.source}/{self.dataset_id.removeprefix(self.source + '/')}")
+
+    def _obtain(self, download: bool | str, extra: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
+        """The folder of the dataset; an existing one must have been made with the same options."""
+        if not isinstance(download, bool) and download != "force":
+            raise UsageError(f"download is True, False or 'force', not {download!r}")
+        extra, options = ({key: value for key, value in some.items() if value is not None} for some in (extra, options))
+        place = self._place
+        if not download or (download is True and place.exists() and not (extra or options)):
+            return local.find(place.id, self.root)
+        request = make_request(place.id, self.root, extra, force=download == "force", wait=True, **options)
+        return acquire.download(request).path
+
+    @cached_property
+    def episodes(self) -> torch.Tensor:
+        """The number of the episode of each step, int64 ``[steps]``; ``SliceSampler(trajectories=...)`` takes it."""
+        return self.dataset.episode_of(torch.arange(len(self.dataset), device="cpu"))
 
 
-class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
+def _signature(cls: Any, source: str) -> Signature:
+    """The arguments of a class, of its bases, `Around`, the samplers, and of a download with the source's options."""
+    convert, declared = signature(ConvertOptions).parameters, catalogue.load_source(source).options_of("download")
+    shown: dict[str, Parameter] = {}
+    for part in (
+        cls.__init__,
+        SourceExperienceReplay.__init__,
+        ReplayBuffer.__init__,
+        TensorDictReplayBuffer.__init__,
+        Around,
+    ):
+        shown = {**dict(signature(part).parameters), **shown}
+    shown |= {name: signature(choose_sampler).parameters[name] for name in SAMPLING if name not in shown}
+    for name in [*sorted(DOWNLOAD), *(option.name for option in declared)]:
+        shown.setdefault(name, convert.get(name, Parameter(name, Parameter.KEYWORD_ONLY, default=None)))
+    own = [one for one in signature(cls.__init__).parameters.values() if one.kind is Parameter.POSITIONAL_OR_KEYWORD][
+        1:
+    ]
+    hidden = {"self", "storage", "around", "dataset_id", *(one.name for one in own), "options"}
+    rest = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in shown.values() if one.name not in hidden]
+    return Signature([*own, *(one for one in rest if one.name != "procs" or "num_procs" not in shown)])
+
+
+class AtariDQNExperienceReplay(SourceExperienceReplay):
     """The DQN Replay dataset of a game and run, such as ``"Pong/5"``; see docs/sources/atari.md.
 
     A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[84, 84]``), ``action``, reward and flags under
@@ -283,7 +209,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     - ``num_procs``: processes that download and convert; 0 leaves it to the settings. ``mp_start_method`` has no effect: rbdata
       starts them in its own way.
 
-    See `BaseDatasetExperienceReplay` for all else.
+    See `SourceExperienceReplay` for all else.
     """
 
     source = "atari"
@@ -296,8 +222,6 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: str,
         batch_size: int | None = None,
         *,
-        root: PathLike | None = None,
-        download: bool | str = True,
         num_procs: int = 0,
         strict_len: bool = True,
         strict_length: bool = True,
@@ -306,15 +230,8 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
     ) -> None:
         if self._max_runs is not None:
             options.setdefault("shards", range(self._max_runs))
-        self._open(
-            dataset_id,
-            batch_size,
-            root=root,
-            download=download,
-            procs=num_procs or None,
-            strict_length=strict_len and strict_length,
-            **options,
-        )
+        strict_length = strict_len and strict_length
+        super().__init__(dataset_id, batch_size, procs=num_procs or None, strict_length=strict_length, **options)
 
     @property
     def dataset_path(self) -> Any:
@@ -333,7 +250,7 @@ class AtariDQNExperienceReplay(BaseDatasetExperienceReplay):
         return data if set_non_tensor is None else set_non_tensor("metadata", {"dataset_id": self.dataset_id})
 
 
-class D4RLExperienceReplay(BaseDatasetExperienceReplay):
+class D4RLExperienceReplay(SourceExperienceReplay):
     """A D4RL dataset, such as ``"hopper-medium-v2"``; see docs/sources/d4rl.md. The package d4rl is not needed.
 
     Beside TED, a batch has ``info``, ``("next", "info")`` and ``reward`` (of the step before), within the episode; where an
@@ -347,7 +264,7 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
     - ``from_env`` and ``direct_download`` have no effect: the file is always read directly, with all its keys.
 
     Next observations are those of the file, also at time-outs, where TorchRL gives zeros. See
-    `BaseDatasetExperienceReplay` for all else.
+    `SourceExperienceReplay` for all else.
     """
 
     source = "d4rl"
@@ -356,39 +273,18 @@ class D4RLExperienceReplay(BaseDatasetExperienceReplay):
         self,
         dataset_id: str,
         batch_size: int | None = None,
-        sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        split_trajs: bool = False,
+        *,
         from_env: bool = False,
         use_truncated_as_done: bool = True,
         direct_download: bool | None = None,
         terminate_on_end: bool | None = None,
-        download: bool | str = True,
-        root: PathLike | None = None,
         **options: Any,
     ) -> None:
         self.use_truncated_as_done, self.from_env = use_truncated_as_done, from_env
         if terminate_on_end is not None:
             options["unknown_next"] = "zero" if terminate_on_end else "truncate"
-        self._open(
-            dataset_id,
-            batch_size,
-            root=root,
-            download=download,
-            split_trajs=split_trajs,
-            sampler=sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            derive=partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done),
-            **options,
-        )
+        self._derive = partial(_d4rl_leaves, truncated_is_done=use_truncated_as_done)
+        super().__init__(dataset_id, batch_size, **options)
 
     @property
     def specs(self) -> Composite:
@@ -412,7 +308,7 @@ def _d4rl_leaves(dataset: Dataset, truncated_is_done: bool) -> dict[str, Rows]:
     return rows
 
 
-class MinariExperienceReplay(BaseDatasetExperienceReplay):
+class MinariExperienceReplay(SourceExperienceReplay):
     """A Minari dataset, such as ``"D4RL/door/human-v2"``; see docs/sources/minari.md. The package minari is not needed.
 
     Beside TED, a batch has ``episode`` (int64, the number of the episode) and the infos.
@@ -421,7 +317,7 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
     - ``load_from_local_minari``: read Minari's own folder on this machine (``MINARI_DATASETS_PATH``, else
       ``~/.minari/datasets``) each time, and nothing else. Raises ObjectNotFoundError, which is a FileNotFoundError.
 
-    ``available_datasets`` are the names known without asking the network. See `BaseDatasetExperienceReplay` for all else.
+    ``available_datasets`` are the names known without asking the network. See `SourceExperienceReplay` for all else.
     """
 
     source = "minari"
@@ -432,16 +328,14 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: str,
         batch_size: int | None = None,
         *,
-        root: PathLike | None = None,
         download: bool | str = True,
-        split_trajs: bool = False,
         load_from_local_minari: bool = False,
         **options: Any,
     ) -> None:
         self.download, self.load_from_local_minari = download, load_from_local_minari
         if load_from_local_minari:
             download, options["mirror"] = "force", str(local_root())
-        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
+        super().__init__(dataset_id, batch_size, download=download, **options)
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -465,12 +359,12 @@ class MinariExperienceReplay(BaseDatasetExperienceReplay):
         }
 
 
-class GenDGRLExperienceReplay(_SourceExperienceReplay):
+class GenDGRLExperienceReplay(SourceExperienceReplay):
     """A Gen-DGRL dataset of a game and a set, such as ``"bigfish-1M_E"``; see docs/sources/gen_dgrl.md.
 
     A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[3, 64, 64]``), ``action`` (int64), reward and flags
     under ``next``, and ``("info", "level_seed")``. The next observation of a terminated step is zeros: where TorchRL has one,
-    it is the first frame of another episode. See `BaseDatasetExperienceReplay` for all else.
+    it is the first frame of another episode. See `SourceExperienceReplay` for all else.
     """
 
     source = "gen_dgrl"
@@ -485,12 +379,12 @@ def _table(dataset: Dataset) -> dict[str, Rows]:
     return {"X": rename(dataset.rows["observation"], "X"), "y": rename(dataset.rows["action"], "y")}
 
 
-class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
+class OpenMLExperienceReplay(SourceExperienceReplay):
     """An OpenML table: ``adult_num``, ``adult_onehot``, ``mushroom_num``, ``mushroom_onehot``, ``covertype``, ``shuttle`` and
     ``magic``, or any other by name or number; see docs/sources/openml.md. Neither scikit-learn nor pandas is needed.
 
     A batch has ``X`` (float32 ``[width]``), ``y`` (the label's code, int64; a numeric target float32) and ``index``. Without a
-    ``sampler`` every row is drawn once per pass. See `BaseDatasetExperienceReplay` for all else.
+    ``sampler`` every row is drawn once per pass. See `SourceExperienceReplay` for all else.
     """
 
     source = "openml"
@@ -501,28 +395,13 @@ class OpenMLExperienceReplay(BaseDatasetExperienceReplay):
         name: str,
         batch_size: int | None = None,
         root: PathLike | None = None,
+        *,
         sampler: Any = None,
-        writer: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
         **options: Any,
     ) -> None:
         if "split_trajs" in options:
             raise UsageError("every row of a table is an episode: there is nothing to split")
-        self._open(
-            name,
-            batch_size,
-            root=root,
-            sampler=SamplerWithoutReplacement() if sampler is None else sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            **options,
-        )
+        super().__init__(name, batch_size, root=root, sampler=sampler or SamplerWithoutReplacement(), **options)
 
     @property
     def max_outcome_val(self) -> Any:
@@ -542,7 +421,7 @@ def _openx_leaves(dataset: Dataset) -> dict[str, Rows]:
     return _renamed(rows, named)
 
 
-class OpenXExperienceReplay(BaseDatasetExperienceReplay):
+class OpenXExperienceReplay(SourceExperienceReplay):
     """A dataset of Open X-Embodiment, such as ``"cmu_stretch"``; see docs/sources/openx.md. TensorFlow is not needed.
 
     A batch has what the data have of each step (``language_instruction``, ``discount``) beside the keys of TED, and
@@ -551,7 +430,7 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
     - ``streaming`` has no effect: the dataset is downloaded.
     - ``pad``: True for ``pad_output``, slices that are padded with zeros.
 
-    Without a batch size, iteration gives whole episodes, in the order of the data. See `BaseDatasetExperienceReplay` for all
+    Without a batch size, iteration gives whole episodes, in the order of the data. See `SourceExperienceReplay` for all
     else.
     """
 
@@ -563,18 +442,17 @@ class OpenXExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: str,
         batch_size: int | None = None,
         *,
-        root: PathLike | None = None,
         download: bool | str | None = None,
         streaming: bool | None = None,
         pad: bool | None = None,
-        split_trajs: bool = False,
         **options: Any,
     ) -> None:
         self.download, self.streaming = download, streaming
         if pad:
             options["pad_output"] = True
-        download = True if streaming or download is None else download
-        self._open(dataset_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
+        super().__init__(
+            dataset_id, batch_size, download=True if streaming or download is None else download, **options
+        )
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch_size is not None:
@@ -592,7 +470,7 @@ def _lerobot_leaves(dataset: Dataset) -> dict[str, Rows]:
     return _renamed(add_episode(dataset), named)
 
 
-class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
+class LeRobotExperienceReplay(SourceExperienceReplay):
     """A LeRobotDataset, such as ``"lerobot/pusht"``; see docs/sources/lerobot.md. The package lerobot is not needed.
 
     A batch has TorchRL's keys beside those of TED: ``("observation", "image", camera)``, ``episode`` and
@@ -601,7 +479,7 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
     - ``repo_id``: the repository at the Hub.
     - ``decode_video``, ``rehydrate`` have no effect: frames were decoded at the download, and successors are stored.
 
-    See `BaseDatasetExperienceReplay` for all else.
+    See `SourceExperienceReplay` for all else.
     """
 
     source = "lerobot"
@@ -612,15 +490,12 @@ class LeRobotExperienceReplay(BaseDatasetExperienceReplay):
         repo_id: str,
         batch_size: int | None = None,
         *,
-        root: PathLike | None = None,
-        download: bool | str = True,
         decode_video: bool = True,
         rehydrate: bool = True,
-        split_trajs: bool = False,
         **options: Any,
     ) -> None:
         self.repo_id = repo_id
-        self._open(repo_id, batch_size, root=root, download=download, split_trajs=split_trajs, **options)
+        super().__init__(repo_id, batch_size, **options)
 
 
 class _InitRows(ComputedRows):
@@ -646,7 +521,7 @@ def _vd4rl_name(key: str) -> str:
     return "discount" if key == "info/discount" else key.replace("observation/", "state/").replace("info/", "state/")
 
 
-class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
+class VD4RLExperienceReplay(SourceExperienceReplay):
     """A V-D4RL dataset, such as ``"main/walker_walk/random/64px"`` (or ``"walker_walk-random"``); see docs/sources/vd4rl.md.
 
     A batch has ``pixels`` and ``("next", "pixels")``, ``action``, ``discount``, ``is_init`` (bool ``[]``: the first step of an
@@ -659,7 +534,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
     - ``num_workers`` has no effect: ``procs`` are the processes that download.
     - ``dataset_id`` becomes rbdata's name.
 
-    See `BaseDatasetExperienceReplay` for all else.
+    See `SourceExperienceReplay` for all else.
     """
 
     source = "vd4rl"
@@ -670,9 +545,6 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         dataset_id: str,
         batch_size: int | None = None,
         *,
-        root: PathLike | None = None,
-        download: bool | str = True,
-        split_trajs: bool = False,
         totensor: bool = True,
         image_size: int | Sequence[int] | None = None,
         num_workers: int = 0,
@@ -681,7 +553,7 @@ class VD4RLExperienceReplay(BaseDatasetExperienceReplay):
         size = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
         if size is not None and (len(size) != 2 or not all(isinstance(one, int) and one > 0 for one in size)):
             raise UsageError(f"image_size is a number of pixels, or height and width, not {image_size!r}")
-        self._open(short_name(dataset_id), batch_size, root=root, download=download, split_trajs=split_trajs, **options)
+        super().__init__(short_name(dataset_id), batch_size, **options)
         if totensor or size is not None:
             self.append_transform(FrameTransform(totensor, size))
 
@@ -717,7 +589,7 @@ class FrameTransform:
         return found.movedim(-3, -1) if is_last and not self._to_tensor else found
 
 
-class RobosetExperienceReplay(_SourceExperienceReplay):
+class RobosetExperienceReplay(SourceExperienceReplay):
     """A RoboSet dataset, such as ``"FK1-v4(expert)/FK1_MicroOpenRandom_v2d-v4"``; see docs/sources/roboset.md.
 
     A batch has ``observation``, ``action``, ``time``, ``info`` and ``("next", "info")``, reward and flags, and ``seed`` and
@@ -725,7 +597,7 @@ class RobosetExperienceReplay(_SourceExperienceReplay):
 
     - ``split_trajs``: records are whole episodes, see `EpisodeStorage`.
 
-    See `BaseDatasetExperienceReplay` for all else.
+    See `SourceExperienceReplay` for all else.
     """
 
     source = "roboset"

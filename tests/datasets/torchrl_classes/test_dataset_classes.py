@@ -16,7 +16,7 @@ from minari_tools import with_root
 from minari_tools import write as write_minari
 from openml_server import openml_server
 from paths import DATA
-from rbdata import ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement, SliceSampler
+from rbdata import ReplayBufferEnsemble, SamplerWithoutReplacement, SliceSampler
 from rbdata.datasets import (
     AtariDQNExperienceReplay,
     BaseDatasetExperienceReplay,
@@ -29,7 +29,6 @@ from rbdata.datasets import (
 )
 from rbdata.errors import DatasetExistsError, DatasetNotFoundError, ReadOnlyError, UsageError
 from servers import http_server
-from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
 GAMES, HOPPER, DOOR = ("Pong/5", "Asterix/5"), "hopper-medium-replay-v2", "door/test-v0"
@@ -315,38 +314,6 @@ def test_openml(tmp_path):
     expected = torch.stack([torch.arange(50.0), torch.arange(50.0) ** 2], 1)
     expected = (expected - expected.mean(0)) / expected.std(0, correction=0)
     torch.testing.assert_close(column, expected)
-
-
-def test_preprocess_makes_a_buffer(tmp_path):
-    """The example of the page: rename, resize, and sample from what comes out."""
-
-    def shrink(data):
-        data.rename_key_("action", "other_action")
-        return data.set("observation", data["observation"][..., ::4, ::4].unsqueeze(-3))
-
-    data = AtariDQNExperienceReplay("Pong/5", batch_size=8, num_slices=2)
-    storage = data.preprocess(shrink, num_workers=2, num_chunks=3, mp_start_method="fork", dest=tmp_path, num_frames=20)
-    buffer = ReplayBuffer(storage=storage, batch_size=8)
-    assert len(buffer) == 20
-    assert buffer.sample()["observation"].shape == (8, 1, 21, 21)
-    assert torch.equal(buffer[:]["other_action"], data["action"][:20])
-    assert torch.equal(TensorDict.load_memmap(tmp_path)["observation"], data["observation"][:20, None, ::4, ::4])
-
-
-def test_preprocess_changes_in_place_here(tmp_path):
-    data = AtariDQNExperienceReplay("Pong/5")
-
-    def zero(batch):
-        batch["next", "reward"].zero_()
-
-    storage = data.preprocess(zero, num_workers=0, dest=tmp_path / "a")
-    assert len(storage) == len(data)
-    assert not storage.get(slice(None))["next", "reward"].any()
-    assert torch.equal(storage.get(slice(None))["action"], data["action"])
-    with pytest.raises(UsageError, match=r"did not return \[1\] records"):
-        data.preprocess(lambda batch: batch[:0], num_workers=0, dest=tmp_path / "b")
-    with pytest.raises(UsageError, match="dimension 0"):
-        data.preprocess(lambda batch: batch, 1, dest=tmp_path / "b")
 
 
 # -- Open X-Embodiment -----------------------------------------------------------------------------------------------------
