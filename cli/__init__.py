@@ -7,6 +7,7 @@ One module per command, each with a function ``run``: its signature defines the 
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -55,12 +56,16 @@ def main() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open /dev/null for each closed standard stream (``2>&-``), or the next file opened would receive its output."""
+    """Open /dev/null for each closed standard stream (``2>&-``), or the next file opened would receive its output. A character
+    that the terminal's encoding lacks is printed as a question mark."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _take_ctrl_c_once() -> None:

@@ -74,19 +74,15 @@ def run(
 
 
 def _show(report: AuditReport) -> None:
-    if out.json:
-        out.document(report.to_json())
-    elif out.quiet:
-        for one in report.datasets:
-            if any(finding.severity != "note" for finding in _of(one, report.findings)):
-                out.line(one.id)
-    else:
-        for finding in report.findings:
-            _show_finding(finding, several=len(report.datasets) > 1)
-        for one in report.datasets:
-            out.paragraph(_headline(one, report.findings), style=_style(one, report.findings))
-            for line in _scope(one):
-                out.paragraph(line, "  ")
+    found = [one.id for one in report.datasets if _style(one, report.findings) != "good"]
+    if out.programs(report.to_json, found):
+        return
+    for finding in report.findings:
+        _show_finding(finding, several=len(report.datasets) > 1)
+    for one in report.datasets:
+        out.paragraph(_headline(one, report.findings), style=_style(one, report.findings))
+        for line in _scope(one):
+            out.paragraph(line, "  ")
 
 
 def _of(one: Audited, findings: tuple[Finding, ...]) -> list[Finding]:

@@ -48,12 +48,8 @@ def run(ctx: Context, root: Root = None) -> None:
     from .. import settings
 
     found = settings.effective(root)
-    if out.json:
-        out.document({one.name: {"value": one.value, "from": one.origin} for one in found})
-    elif out.quiet:
-        for one in found:
-            out.line(f"{one.name}={'' if one.value is None else one.value}")
-    else:
+    lines = (f"{one.name}={'' if one.value is None else one.value}" for one in found)
+    if not out.programs(lambda: {one.name: {"value": one.value, "from": one.origin} for one in found}, lines):
         out.table(_COLUMNS, [(one.name, None if one.value is None else str(one.value), one.origin) for one in found])
         if found[0].value is None and settings.path() is not None:
             out.note(f"no configuration file; its path would be {settings.path()}")
@@ -74,11 +70,7 @@ def _store(key: str, value: str | None) -> None:
 
     file = settings.store(key, value)
     now = next((one for one in settings.effective() if one.name == key), None)  # None for the mirror of every source
-    if out.json:
-        out.document({"file": str(file), "setting": key, "value": value})
-    elif out.quiet:
-        out.line(str(file))
-    else:
+    if not out.programs(lambda: {"file": str(file), "setting": key, "value": value}, [str(file)]):
         stored = now.value if now and now.origin == str(file) else value
         out.line(f"{file}: {key} {'removed' if value is None else f'set to {stored}'}")
     if now and now.origin not in (str(file), "default"):

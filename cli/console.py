@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from ..errors import RbdataError, UsageError, without_logins
 from ..errors import printable as escaped
@@ -268,14 +268,6 @@ AMOUNTS = (
 )
 
 
-class Fact(NamedTuple):
-    """A named value, in a style."""
-
-    name: str
-    text: str
-    style: str = ""
-
-
 class Console:
     """Prints results and messages. Looks up the streams at each use, so that tests and progress bars can replace them."""
 
@@ -312,6 +304,15 @@ class Console:
         return self.width if self.on_terminal else None
 
     # -- the result: stdout ------------------------------------------------------------------------------------------
+
+    def programs(self, document: Callable[[], object], lines: Iterable[str] = ()) -> bool:
+        """Print the result for a program: with --json the document, with --quiet the lines. False if people read it."""
+        if self.json:
+            self.document(document())
+        elif self.quiet:
+            for line in lines:
+                self.line(line)
+        return self.json or self.quiet
 
     def document(self, content: object) -> None:
         """Print the result as JSON."""
@@ -361,13 +362,11 @@ class Console:
         if left := [title for index, title in enumerate(titles) if index not in shown]:
             self.note(f"the terminal is too narrow for {', '.join(left)}: widen it, or use --json")
 
-    def facts(self, facts: Sequence[Fact | tuple[str, str]]) -> None:
+    def facts(self, facts: Sequence[tuple[str, str]]) -> None:
         """Print named values, one per line."""
-        margin = max((len(fact[0]) for fact in facts), default=0) + 2
-        for name, text, style in (Fact(*fact) for fact in facts):
-            prefix = name.ljust(margin)
-            shown = wrapped(printable(text, one_line=True), self._result_width, prefix)
-            self._print(prefix + self._painted(shown.removeprefix(prefix), style))
+        margin = max((len(name) for name, _ in facts), default=0) + 2
+        for name, text in facts:
+            self._print(wrapped(printable(text, one_line=True), self._result_width, name.ljust(margin)))
 
     def heading(self, title: str) -> None:
         """Start a section of a long result."""

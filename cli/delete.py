@@ -58,16 +58,11 @@ def run(
     if not dry_run:
         for place in places:
             delete(place)
-    if out.json:
-        sizes = {one: size for one, size, _ in rows}
-        records = [
-            {"id": place.id, "bytes": sizes[place.id], "raw_bytes": raw[place.id], "path": str(place.path)}
-            for place in places
-        ]
-        out.document({"deleted": not dry_run, "datasets": records})
-    elif out.quiet:
-        for place in places:
-            out.line(place.id)
-    else:
+    sizes = {one: size for one, size, _ in rows}
+    records = [
+        {"id": place.id, "bytes": sizes[place.id], "raw_bytes": raw[place.id], "path": str(place.path)}
+        for place in places
+    ]
+    if not out.programs(lambda: {"deleted": not dry_run, "datasets": records}, (place.id for place in places)):
         out.note(f"would delete {total}" if dry_run else f"deleted {total}")
     return 0

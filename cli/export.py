@@ -53,11 +53,7 @@ def run(
     with byte_progress(f"exporting {dataset}", then="finishing") as report:
         given = open_dataset(dataset, root=root)
         done = write_export(given, expanded(dest), to, force=force, frames=frames, fps=fps, report=report)
-    if out.json:
-        out.document({**vars(done), "path": str(done.path)})
-    elif out.quiet:
-        out.line(str(done.path))
-    else:
+    if not out.programs(lambda: {**vars(done), "path": str(done.path)}, [str(done.path)]):
         counts = f"{amounts.plural(done.steps, 'step')}, {amounts.plural(done.episodes, 'episode')}"
         written = f"{counts}, {amounts.size(done.bytes)}"
         facts = [("id", done.id), ("format", done.format), ("written", written), ("path", str(done.path))]

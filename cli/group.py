@@ -31,7 +31,7 @@ COMMANDS = {
     "convert": "Convert raw files that are already on this machine.",
     "preprocess": "Make a new dataset with a Python function.",
     "inspect": "Show what a dataset holds: tensors, episodes, returns, origin.",
-    "sample": "Draw a batch: show it, save it, or measure the speed.",
+    "sample": "Draw a batch: show it, or measure the speed.",
     "export": "Write a dataset as files of another library.",
     "verify": "Check datasets against their checksums.",
     "audit": "Say what is wrong with the data before training.",
@@ -96,10 +96,9 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from .console import out
 
-        if out.json:
-            out.document({"version": __version__})
-        else:
-            out.line(f"rbdata {__version__}")
+        version = f"rbdata {__version__}"
+        if not out.programs(lambda: {"version": __version__}, [version]):
+            out.line(version)
         raise typer.Exit()
 
 

@@ -48,12 +48,8 @@ def run(
     entry, local = describe(dataset, root)
     listed = entry.source in catalogue.source_names()
     mirror = settings.mirror(entry.source) if listed else None
-    if out.json:
-        here = {"state": local.state if local else "absent", "path": local and str(local.path)}
-        out.document({**entry.to_json(), **here, "mirror": mirror})
-        return
-    if out.quiet:
-        out.line(entry.id)
+    here = {"state": local.state if local else "absent", "path": local and str(local.path)}
+    if out.programs(lambda: {**entry.to_json(), **here, "mirror": mirror}, [entry.id]):
         return
     recorded = not listed or catalogue.load_source(entry.source).makes
     out.line(entry.id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from math import isfinite
@@ -136,18 +134,19 @@ def run(
         from ..datasets.card.files import write_cards
 
         write_cards(targets, episode or [], path, manifest, table, found, force=force)
-    if out.json and found:
-        record = _record(path, manifest) | found.to_json() | _cache_record(dataset, remote)
-        if episodes:
-            names = [column.title for column in _EPISODES]
-            record["episode_table"] = [dict(zip(names, row)) for row in _episode_rows(table)]
-        out.document(record)
-    elif out.quiet:
-        out.line(str(path) if remote is None else dataset)
+    cached = {} if remote is None else _cache_record(dataset, remote)
+
+    def document() -> dict[str, Any]:
+        record = _record(path, manifest) | (found.to_json() if found else {}) | cached
+        names = [column.title for column in _EPISODES]
+        return record | ({"episode_table": [dict(zip(names, row)) for row in _episode_rows(table)]} if episodes else {})
+
+    if out.programs(document, [str(path) if remote is None else dataset]):
+        pass
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
     elif found:
-        _show(path, manifest, found, _cache_record(dataset, remote))
+        _show(path, manifest, found, cached)
     for target in targets.values():
         out.note(f"wrote {target}")
 
@@ -171,10 +170,8 @@ def _show(path: Path, manifest: Manifest, found: Overview, cached: dict[str, Any
         out.facts(state_lineage(manifest.lineage))
 
 
-def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
-    """For a remote dataset: its URL, and the bytes in the cache."""
-    if dataset is None:
-        return {}
+def _cache_record(url: str, dataset: Dataset) -> dict[str, Any]:
+    """The URL of a remote dataset, and the bytes of it in the cache."""
     from ..datasets.fetch.location import without_login
     from ..storage.remote.remote_dataset import RemoteDataset
 
@@ -184,20 +181,19 @@ def _cache_record(url: str, dataset: Dataset | None) -> dict[str, Any]:
 
 def _show_distributions(found: Overview) -> None:
     """Histograms of returns, lengths, rewards and actions; actions of several elements as a table, one line each."""
-    blocks = shows_blocks()
     of_steps, of_episodes = found.sampled_steps < found.steps, found.sampled_episodes < found.episodes
     parts = [amounts.plural(found.sampled_episodes, "episode")] * of_episodes
     parts += [amounts.plural(found.sampled_steps, "step")] * of_steps
     out.heading("distributions" + (f" (of a sample of {' and '.join(parts)})" if parts else ""))
     charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
     charts += [(one.key, one.elements[0]) for one in found.actions if one.size == 1]
-    for line in side_by_side([chart(name, histogram, blocks=blocks) for name, histogram in charts], out.width):
+    for line in side_by_side([chart(name, histogram) for name, histogram in charts], out.width):
         out.line(line)
     for action in found.actions:
         if action.size > 1:
             out.line()
             rows = zip(action.names, action.elements)
-            out.table(_ELEMENTS, [(name, sparkline(h, blocks=blocks), h.mean, h.low, h.high) for name, h in rows])
+            out.table(_ELEMENTS, [(name, sparkline(h), h.mean, h.low, h.high) for name, h in rows])
             if action.size > len(action.elements):
                 out.line(f"and {amounts.plural(action.size - len(action.elements), 'more element')}")
 
@@ -280,7 +276,7 @@ def _record(path: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-# -- histograms of block characters, or of ASCII where a terminal lacks those --------------------------------------
+# -- histograms of block characters ---------------------------------------------------------------------------------------
 
 #: Width of a chart with its axis, and the gap between two charts: 80 columns hold two charts, 120 hold three.
 WIDTH, GAP = 38, 3
@@ -289,23 +285,9 @@ HEIGHT = 4
 
 _RISING = " ▁▂▃▄▅▆▇█"
 _GROWING = " ▏▎▍▌▋▊▉█"
-_PLAIN = " .:#"
-#: Terminals whose fonts lack block characters.
-_WITHOUT_BLOCKS = ("", "dumb", "linux", "vt100", "vt102", "vt220")
 
 
-def shows_blocks() -> bool:
-    """Whether stdout and the terminal can show block characters."""
-    if os.environ.get("TERM", "") in _WITHOUT_BLOCKS:
-        return False
-    try:
-        (_RISING + _GROWING).encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
-
-
-def chart(title: str, histogram: Histogram, *, blocks: bool = True) -> list[str]:
+def chart(title: str, histogram: Histogram) -> list[str]:
     """A title and the histogram below it, WIDTH columns wide at most: a bar for each value, or columns for bins."""
     lines = [title]
     if histogram.not_finite:
@@ -314,48 +296,43 @@ def chart(title: str, histogram: Histogram, *, blocks: bool = True) -> list[str]
         return lines
     if len(histogram.values) == 1:
         return [*lines, f"  always {amounts.real(histogram.values[0])}"]
-    return lines + (_bars(histogram, blocks) if histogram.values else _bins(histogram, blocks))
+    return lines + (_bars(histogram) if histogram.values else _bins(histogram))
 
 
-def _bars(histogram: Histogram, blocks: bool) -> list[str]:
+def _bars(histogram: Histogram) -> list[str]:
     """Each value with its share and a bar to the right."""
     names, shares = [_brief(value) for value in histogram.values], [exact_percent(one) for one in histogram.shares]
-    margins = max(map(len, names)), max(map(len, shares))
-    bar_width, peak = max(4, WIDTH - sum(margins) - 5), max(max(histogram.counts), 1)
-    lines = []
-    for name, share, count in zip(names, shares, histogram.counts):
-        bar = _bar(count / peak, bar_width, _GROWING if blocks else " #")
-        lines.append(f"  {name.rjust(margins[0])}  {share.rjust(margins[1])} {bar}".rstrip())
-    return lines
+    left, right = max(map(len, names)), max(map(len, shares))
+    bar_width, peak = max(4, WIDTH - left - right - 5), max(histogram.counts)
+    bars = [_bar(count / peak, bar_width) for count in histogram.counts]
+    return [f"  {a.rjust(left)}  {b.rjust(right)} {bar}".rstrip() for a, b, bar in zip(names, shares, bars)]
 
 
-def _bins(histogram: Histogram, blocks: bool) -> list[str]:
+def _bins(histogram: Histogram) -> list[str]:
     """Columns that rise from an axis with the smallest and the largest value."""
-    counts, levels = histogram.counts, _RISING if blocks else _PLAIN
-    peak = max(counts)
+    counts, peak = histogram.counts, max(histogram.counts)
     top = f"{peak / 1000:.3g}k" if peak > 999 else str(peak)
     margin = max(2, len(top))
     # A bin takes up to three characters, so that charts of few bins are not tiny.
     bin_width = max(1, min(3, (WIDTH - margin - 4) // len(counts)))
+    span = bin_width * len(counts)
     lines = []
     for row in reversed(range(HEIGHT)):
-        scale = top if row == HEIGHT - 1 else ""
-        cells = [_cell(count / peak * HEIGHT - row, count > 0 and row == 0, levels) * bin_width for count in counts]
-        lines.append(f"  {scale.rjust(margin)} {'│' if blocks else '|'}{''.join(cells).rstrip()}")
-    span = bin_width * len(counts)
+        cells = [_cell(count / peak * HEIGHT - row, count > 0 and row == 0) * bin_width for count in counts]
+        lines.append(f"  {(top if row == HEIGHT - 1 else '').rjust(margin)} │{''.join(cells).rstrip()}")
     low, high = _brief(histogram.low or 0), _brief(histogram.high or 0)
-    lines.append(f"  {'0'.rjust(margin)} {'└' if blocks else '+'}{('─' if blocks else '-') * span}")
+    lines.append(f"  {'0'.rjust(margin)} └{'─' * span}")
     lines.append(f"  {' ' * margin}  {low}{high.rjust(max(span - len(low), len(high) + 1))}")
     return lines
 
 
-def sparkline(histogram: Histogram, *, blocks: bool = True) -> str:
+def sparkline(histogram: Histogram) -> str:
     """The histogram on one line: a character per value, or per two bins."""
     counts: Sequence[int] = histogram.counts
     if histogram.edges:
         counts = [sum(counts[first : first + 2]) for first in range(0, len(counts), 2)]
     peak = max(counts, default=1) or 1
-    return "".join(_cell(count / peak, count > 0, _RISING if blocks else _PLAIN) for count in counts)
+    return "".join(_cell(count / peak, count > 0) for count in counts)
 
 
 def side_by_side(charts: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -363,8 +340,7 @@ def side_by_side(charts: Sequence[Sequence[str]], width: int) -> list[str]:
     across = max(1, (width + GAP) // (WIDTH + GAP))
     lines: list[str] = []
     for first in range(0, len(charts), across):
-        if first:
-            lines.append("")
+        lines += [""] * bool(first)
         for parts in zip_longest(*charts[first : first + across], fillvalue=""):
             lines.append((" " * GAP).join(part.ljust(WIDTH) for part in parts).rstrip())
     return lines
@@ -374,15 +350,12 @@ def _brief(number: float) -> str:
     return amounts.real(number) if abs(number) < 1e7 else f"{number:.4g}"
 
 
-def _cell(height: float, visible: bool, levels: str) -> str:
+def _cell(height: float, visible: bool) -> str:
     """The character for a cell filled up to ``height`` (1 is full); a ``visible`` one is never empty."""
-    level = round(min(max(height, 0.0), 1.0) * (len(levels) - 1))
-    return levels[max(level, 1) if visible else level]
+    return _RISING[max(round(min(max(height, 0.0), 1.0) * 8), int(visible))]
 
 
-def _bar(share: float, width: int, levels: str) -> str:
-    """A bar of ``share`` of the width, in steps of the last character's ``levels``."""
-    steps = len(levels) - 1
-    filled = max(round(share * width * steps), 1) if share > 0 else 0
-    full, rest = divmod(filled, steps)
-    return levels[-1] * full + (levels[rest] if rest else "")
+def _bar(share: float, width: int) -> str:
+    """A bar of ``share`` of the width, in eighths of a character."""
+    full, rest = divmod(max(round(share * width * 8), 1) if share > 0 else 0, 8)
+    return _GROWING[-1] * full + (_GROWING[rest] if rest else "")

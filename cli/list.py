@@ -75,14 +75,12 @@ def run(
     listings = {} if source == catalogue.MINE else catalogue.remote_listings(source, root)
     remotes = {name: {"remote": one.remote, "date": one.date} for name, one in listings.items()}
 
-    if out.json:
+    def document() -> dict[str, Any]:
         rows = [_record(one, known) for one in here.values()] + [catalogue_table.record(entry) for entry in absent]
         sources = [vars(one) for one in summarise(known.values())]
-        out.document({"root": str(folder), "datasets": rows, "sources": sources, "remotes": remotes})
-    elif out.quiet:
-        for dataset_id in (*here, *(entry.id for entry in absent)):
-            out.line(dataset_id)
-    else:
+        return {"root": str(folder), "datasets": rows, "sources": sources, "remotes": remotes}
+
+    if not out.programs(document, (*here, *(entry.id for entry in absent))):
         _show(here, absent, known, narrowed=bool(source or match))
 
     if root is not None and not folder.is_dir():  # perhaps misspelt; the first download creates the default root

@@ -96,16 +96,13 @@ def push(
     fetch = FetchOptions(user_project=user_project)
     with byte_progress(f"pushing {dataset}", then="committing") as report:
         pushed = send(dataset, url, root=root, force=force, fetch=fetch, on_progress=lambda _, *share: report(*share))
-    if out.json:
-        out.document(vars(pushed))
-    elif out.quiet:
-        out.line(pushed.url)
-    else:
+    if not out.programs(lambda: vars(pushed), [pushed.url]):
         sent = f"{amounts.plural(pushed.sent, 'file')}, {amounts.size(pushed.sent_bytes)}"
         stored = f"{amounts.plural(pushed.files, 'file')}, {amounts.size(pushed.bytes)}, verified"
         what = f"{pushed.id} ({'raw files' if pushed.kind == 'raw' else 'dataset'})"
-        told = sent if pushed.sent else "nothing new"
-        out.facts([("id", what), ("url", pushed.url), ("stored", stored), ("sent", told)])
+        out.facts(
+            [("id", what), ("url", pushed.url), ("stored", stored), ("sent", sent if pushed.sent else "nothing new")]
+        )
         words = [pushed.url] if to_hub else [pushed.id, "--mirror", url]
         out.hint(settings.command("download", *words))
     return 0
@@ -120,12 +117,8 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
     from ..datasets.mirrors import ls
 
     entries = ls(url, fetch=FetchOptions(user_project=user_project))
-    if out.json:
-        out.document({"mirror": url, "entries": [vars(entry) for entry in entries]})
-    elif out.quiet:
-        for entry in entries:
-            out.line(entry.name)
-    else:
+    names = (entry.name for entry in entries)
+    if not out.programs(lambda: {"mirror": url, "entries": [vars(entry) for entry in entries]}, names):
         rows = [(entry.kind, entry.name, entry.files, entry.bytes, entry.steps, entry.episodes) for entry in entries]
         out.table(_COLUMNS, rows)
     if not entries:
@@ -160,12 +153,8 @@ def rm(
     if not dry_run:
         with count_progress(f"deleting {held.name}") as on_progress:
             remove(held, url, fetch=fetch, on_progress=on_progress)
-    if out.json:
-        record = {"name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
-        out.document({"deleted": not dry_run, **record})
-    elif out.quiet:
-        out.line(held.name)
-    else:
+    record = {"name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
+    if not out.programs(lambda: {"deleted": not dry_run, **record}, [held.name]):
         out.note(f"would delete {what}" if dry_run else f"deleted {what}")
     return 0
 

@@ -182,10 +182,7 @@ def _parse_top(text: str) -> float | int:
 def _show_dry_run(outcome: Preprocessed) -> None:
     found, estimate = outcome.dry_run, outcome.estimate
     assert found is not None and estimate is not None
-    if out.json:
-        out.document({"dry_run": _record(outcome, found, estimate)})
-        return
-    if out.quiet:
+    if out.programs(lambda: {"dry_run": _record(outcome, found, estimate)}):
         return
     out.table(_TREE, _rows(found))
     out.line()

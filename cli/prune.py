@@ -47,14 +47,9 @@ def run(
     if found and not out.confirm_deletion(total, _COLUMNS, rows, yes=yes, dry_run=dry_run):
         return 1
     kept = [] if dry_run else remove_leftovers(found, root)
-    if out.json:
-        records = [{**vars(one), "path": str(one.path), "deleted": not dry_run and one not in kept} for one in found]
-        out.document({"deleted": not dry_run, "leftovers": records})
-    elif out.quiet:
-        for one in found:
-            if one not in kept:
-                out.line(str(one.path))
-    else:
+    records = [{**vars(one), "path": str(one.path), "deleted": not dry_run and one not in kept} for one in found]
+    gone = (str(one.path) for one in found if one not in kept)
+    if not out.programs(lambda: {"deleted": not dry_run, "leftovers": records}, gone):
         out.note("nothing to delete" if not found else f"would delete {total}" if dry_run else f"deleted {total}")
     for one in kept:
         out.note(f"kept {one.path}: a process is using it")

@@ -128,12 +128,9 @@ def _size(estimate: Estimate) -> str:
 
 def finish(results: list[Result], root: Path | None, verb: str) -> int:
     """Print the results; returns the exit code. ``verb`` says what was done with a new dataset: "Downloaded"."""
-    if out.json:
-        out.document({"datasets": [_record(result) for result in results]})
-    elif out.quiet:
-        for result in results:
-            if result.outcome:
-                out.line(str(result.outcome.path))
+    paths = (str(result.outcome.path) for result in results if result.outcome)
+    if out.programs(lambda: {"datasets": [_record(result) for result in results]}, paths):
+        pass
     elif len(results) == 1:
         (result,) = results
         assert result.outcome is not None  # a single failure is raised, not reported

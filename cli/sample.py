@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import os
-import re
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..errors import DatasetExistsError, UsageError
+from ..errors import UsageError
 from ..storage import amounts
 from .console import Column, out
 from .options import CacheDir, CacheLimit, LocalId, Root
@@ -28,7 +24,7 @@ EXAMPLES = """
   rbdata sample Pong/5
   rbdata sample Pong/5 -n 256 --frame-stack 4 --bench
   rbdata sample s3://lab/rbdata/atari/Pong/5 --cache-dir /fast/cache --cache-limit 20GB
-  rbdata sample Pong/5 -n 64 --slice-len 16 --seed 1 --out batch.npz
+  rbdata sample Pong/5 -n 64 --slice-len 16 --seed 1
 """
 
 #: Rounds of a benchmark, and seconds per round.
@@ -57,10 +53,6 @@ def run(
     slice_len: Annotated[int | None, Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")] = None,
     frame_stack: Annotated[int | None, Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
     seed: Annotated[int | None, Option(metavar="S", help="Same seed, same batch.")] = None,
-    save: Annotated[
-        Path | None,
-        Option("--out", metavar="PATH", help="Write the batch: NAME.npz, or a folder for TensorDict.load_memmap."),
-    ] = None,
     bench: Annotated[bool, Option("--bench", help="Measure the batches per second.")] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
@@ -71,8 +63,6 @@ def run(
     --bench compares the speed with the copy floor: gathering the same number of bytes from memory with
     torch.index_select.
     """
-    if save is not None:
-        _check_target(save)
     from ..datasets.opening import open_dataset
     from ..loading import load
     from .progress import phase
@@ -81,37 +71,29 @@ def run(
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
         longest = int(opened.episodes.length.max(initial=0))
         if slice_len is not None and slice_len > longest:
-            message = f"no episode of {opened.id} has {slice_len:,} steps"
+            message = f"no episode of {opened.id} has {amounts.plural(slice_len, 'step')}"
             raise UsageError(message, hint=f"the longest has {longest:,}: --slice-len {longest} or less")
         n = n or (slice_len * max(1, 32 // slice_len) if slice_len else _usual_batch(opened))
         buffer = load(opened, batch_size=n, slice_len=slice_len, frame_stack=frame_stack, seed=seed)
         batch = buffer.sample()
-    if save is not None:
-        _write(batch, save)
     if bench:
         out.note(f"measuring for about {2 * (ROUNDS + 1) * ROUND_SECONDS:.0f} s")
     speed = _measure(buffer.sample, batch) if bench else None
+    index = batch["index"].reshape(-1).tolist()
 
-    index = batch["index"].reshape(-1)
-    if out.json:
-        document: dict[str, Any] = {
-            "batch_size": list(batch.batch_size),
-            "index": index.tolist(),
-            "tensors": [dict(zip(("key", "shape", "dtype", "min", "mean", "max"), row)) for row in _rows(batch)],
-            "out": None if save is None else str(save.absolute()),
-        }
-        out.document(document | ({"bench": speed} if speed else {}))
-    elif out.quiet:
-        if save is not None:
-            out.line(str(save))
-    elif speed:
+    def document() -> dict[str, Any]:
+        tensors = [dict(zip(("key", "shape", "dtype", "min", "mean", "max"), row)) for row in _rows(batch)]
+        shown = {"batch_size": list(batch.batch_size), "index": index, "tensors": tensors}
+        return shown | ({"bench": speed} if speed else {})
+
+    if out.programs(document):
+        return
+    if speed:
         out.facts(_speed_facts(speed))
-    else:
-        out.table(_COLUMNS, _rows(batch))
-        shown = ", ".join(map(str, index[:8].tolist())) + (", ..." if len(index) > 8 else "")
-        out.facts([("first index" if len(index) > 8 else "index", shown)])
-    if save is not None:
-        out.note(f"wrote {save}")
+        return
+    out.table(_COLUMNS, _rows(batch))
+    shown = ", ".join(map(str, index[:8])) + ", ..." * (len(index) > 8)
+    out.facts([("first index" if len(index) > 8 else "index", shown)])
 
 
 def _usual_batch(dataset: Dataset) -> int:
@@ -143,54 +125,6 @@ def _range(value: torch.Tensor) -> tuple[float, float, float]:
     ]
     lows, sums, highs = zip(*found)
     return min(lows), sum(sums) / value.numel(), max(highs)
-
-
-def _check_target(target: Path) -> None:
-    """Raise UsageError for a file other than .npz, DatasetExistsError if the path is taken."""
-    is_archive = target.suffix == ".npz"
-    if not target.parent.is_dir() and (is_archive or os.path.lexists(target.parent)):
-        raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path for --out")
-    # A suffix begins with a letter: a folder may be called seed0.5.
-    if re.fullmatch(r"\.[A-Za-z]\w*", target.suffix) and not is_archive and not target.is_dir():
-        hint = f"choose {target.with_suffix('.npz')}, or a folder: {target.with_suffix('')}"
-        raise UsageError(f"a batch cannot be written as a {target.suffix} file", hint=hint)
-    try:
-        str(target).encode()
-    except UnicodeEncodeError as error:
-        message = f"{target} is not valid UTF-8, and torch cannot write to such a path"
-        raise UsageError(message, hint="choose another path for --out") from error
-    if target.exists() and (is_archive or not target.is_dir() or any(target.iterdir())):
-        raise DatasetExistsError(f"{target} already exists", hint="remove it, or choose another path for --out")
-
-
-def _write(batch: TensorDict, target: Path) -> None:
-    """Write a batch as ``.npz`` (keys as paths, readable with allow_pickle=False) or as a memory-mapped TensorDict.
-
-    Written under a temporary name first: an interrupted command leaves nothing at the path.
-    """
-    import numpy as np
-
-    from ..preprocess.result import leaves_of
-    from ..storage.durable import write_atomically
-    from ..storage.folder import check_space, remove_tree
-
-    target, leaves = target.absolute(), leaves_of(batch)
-    if target.suffix == ".npz":
-        content = io.BytesIO()
-        arrays: dict[str, Any] = {name: value.numpy() for name, value in leaves.items()}
-        np.savez(content, **arrays)
-        write_atomically(target, content.getvalue())
-        return
-    made = target.with_name(f".{target.name}.writing")
-    remove_tree(made)
-    try:
-        # Writing to a map on a full disk kills the process.
-        check_space(target.parent, sum(value.nbytes for value in leaves.values()), "the batch")
-        batch.memmap(str(made))
-        made.rename(target)
-    except BaseException:
-        remove_tree(made)
-        raise
 
 
 def _measure(sample: Callable[[], TensorDict], batch: TensorDict) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -51,13 +51,12 @@ def run(
     )
     entries = list(found.entries)[:limit]
     here = {one.id: one for one in list_local(root)}
-    if out.json:
+
+    def document() -> dict[str, Any]:
         records = [catalogue_table.record(entry, here.get(entry.id)) for entry in entries]
-        out.document({"matches": len(found.entries), "of_unknown_size": found.of_unknown_size, "datasets": records})
-    elif out.quiet:
-        for entry in entries:
-            out.line(entry.id)
-    elif entries:
+        return {"matches": len(found.entries), "of_unknown_size": found.of_unknown_size, "datasets": records}
+
+    if not out.programs(document, (entry.id for entry in entries)) and entries:
         rows = catalogue_table.combine(entries, here)
         shown = len(entries)
         if limit is None and len(rows) > MOST_ROWS:

@@ -93,13 +93,8 @@ def run(
 
 
 def _show(records: list[dict[str, Any]], root: Path | None) -> None:
-    if out.json:
-        out.document({"datasets": records})
-    elif out.quiet:
-        for record in records:
-            if record["result"] in ("damaged", "not checked"):
-                out.line(record["id"])
-    else:
+    bad = (record["id"] for record in records if record["result"] in ("damaged", "not checked"))
+    if not out.programs(lambda: {"datasets": records}, bad):
         out.table(_COLUMNS, (row for record in records for row in _rows(record)))
     for record in records:
         if done := record.get("repair"):

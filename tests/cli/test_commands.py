@@ -166,7 +166,6 @@ class TestEveryCommand:
             (["convert", ".", "--environment", ""], "--environment"),
             (["inspect", "Pong/5", "--cache-dir", ""], "--cache-dir"),
             (["inspect", "Pong/5", "--html", ""], "--html"),
-            (["sample", "Pong/5", "--out", ""], "--out"),
             (["preprocess", "Pong/5", "--dest", "my/x", "--fn", ""], "--fn"),
             (["list", "--match", ""], "--match"),
             (["mirror", "push", "Pong/5", "m", "--license", ""], "--license"),
@@ -608,28 +607,9 @@ class TestSample:
         assert shapes["observation"] == shapes["next/observation"] == [8, 3, 84, 84]
         assert len(first["index"]) == 8
 
-    def test_slices_into_an_npz(self, call, made, tmp_path):
-        target = tmp_path / "batch.npz"
-        words = ("sample", "Pong/5", "-n", 12, "--slice-len", 4, "--out", target, "--root", made)
-        assert call(*words)[0] == 0
-        with np.load(target, allow_pickle=False) as batch:
-            assert batch["next/reward"].shape == (12, 1)
-            assert (np.diff(batch["index"].reshape(3, 4)) == 1).all()
-        code, _, notes = call(*words)
-        assert code == 1
-        assert "already exists" in notes
-
-    def test_a_folder(self, call, made, tmp_path):
-        from tensordict import TensorDict
-
-        assert call("sample", "Pong/5", "--out", tmp_path / "batch", "--root", made, "-q")[1].strip()
-        assert TensorDict.load_memmap(tmp_path / "batch")["observation"].shape == (32, 84, 84)
-
-    def test_a_file_that_is_no_npz(self, call, made, tmp_path):
-        code, _, notes = call("sample", "Pong/5", "--out", tmp_path / "batch.txt", "--root", made)
-        assert code == 2
-        assert str(tmp_path / "batch.npz") in notes.replace("\n      ", "")
-        assert not list(tmp_path.iterdir())
+    def test_slices(self, ask, made):
+        code, shown = ask("sample", "Pong/5", "-n", 12, "--slice-len", 4, "--root", made)
+        assert code == 0 and (np.diff(np.array(shown["index"]).reshape(3, 4)) == 1).all()
 
     def test_bench(self, ask, made, monkeypatch):
         monkeypatch.setattr("rbdata.cli.sample.ROUND_SECONDS", 0.02)
@@ -676,16 +656,6 @@ TOO_LARGE = (
 def test_numbers_beyond_all_bounds_are_refused(call, made, words):
     code, answer, notes = call(*words, "--root", made)
     assert (code, answer) == (2, "") and HUGE in notes and "bug" not in notes
-
-
-@pytest.mark.parametrize("name", ["nowhere/batch.npz", "file/batch.npz", "file/batch"])
-def test_a_batch_is_not_drawn_where_it_cannot_be_written(call, made, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    code, answer, notes = call("sample", "Pong/5", "--out", name, "--root", made)
-    why = f"error: no such folder: {name.partition('/')[0]}"
-    assert (code, answer, notes.splitlines()[0]) == (2, "", why) and "hint: " in notes
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_root_that_is_a_file_is_called_so(call, tmp_path):
@@ -957,7 +927,6 @@ class TestNames:
             ("verify", odd),
             ("preprocess", "Pong/5", "--fn", "rbdata:clip_rewards", "--dest", f"my/{odd}"),
             ("download", "gymnasium/CartPole-v1", "--name", odd, "--steps", 5),
-            ("sample", "Pong/5", "--out", tmp_path / odd),
         ):
             code, document = ask(*words, "--root", own)
             assert code == 2 and "udcff" in json.dumps(document), words

@@ -160,6 +160,10 @@ class TestPipes:
         code, seen = in_terminal("list", "--local", columns=40, RBDATA_ROOT=str(made), NO_COLOR="1")
         assert code == 0 and "too narrow for episodes" in " ".join(seen.split())
 
+    def test_an_encoding_without_blocks_gets_question_marks(self, made):
+        done = run("inspect", "Pong/5", "--root", made, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+        assert done.returncode == 0 and "distributions" in done.stdout and "?" in done.stdout
+
     @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["--help"], ["list", "--help"]])
     def test_a_reader_that_has_enough_is_no_failure(self, words):
         reader, writer = os.pipe()

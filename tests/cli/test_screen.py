@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 from rbdata.cli import console, progress
-from rbdata.cli.console import Column, Console, Fact
+from rbdata.cli.console import Column, Console
 from rbdata.datasets.fetch import retries
 from rbdata.datasets.ingest.request import Estimate, Listener
 from rbdata.datasets.workers.task import TaskProgress
@@ -85,8 +85,8 @@ class TestColour:
 
     def test_is_no_way_in_for_the_codes_of_others(self, terminal):
         with terminal:
-            Console().facts([Fact("note", "a\x1b[31mb", style="good")])
-        assert terminal.getvalue() == "note  \x1b[32ma\\x1b[31mb\x1b[0m\n"
+            Console().line("a\x1b[31mb", "good")
+        assert terminal.getvalue() == "\x1b[32ma\\x1b[31mb\x1b[0m\n"
 
 
 def drawn(terminal: Terminal) -> list[str]:
