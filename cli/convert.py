@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..errors import UsageError
-from .options import Address, Codec, DryRun, Engine, Force, Layout, NoWait, Procs, Root, Shards, SourceName, UnknownNext
+from .options import Conversion, Root, SourceName
 
 EXAMPLES = """
   rbdata convert ~/raw/Pong/5/replay_logs --source atari --name my/pong
@@ -25,16 +25,8 @@ def run(
     name: Annotated[
         str | None, Option(metavar="ID", help="The id of the new dataset (default: my/ and the name of PATH).")
     ] = None,
-    procs: Procs = None,
-    shards: Shards = None,
-    codec: Codec = "auto",
-    layout: Layout = "auto",
-    unknown_next: UnknownNext = "truncate",
-    force: Force = False,
-    no_wait: NoWait = False,
-    engine: Engine = "local",
-    address: Address = None,
-    dry_run: DryRun = False,
+    *,
+    conversion: Conversion,
     root: Root = None,
     **source_options: Any,
 ) -> int:
@@ -45,10 +37,8 @@ def run(
     conversion continues when the same command is run again.
     """
     from ..datasets.acquire import convert
-    from ..datasets.ingest.request import make_request
-    from ..datasets.workers import open_cluster
     from ..settings import expanded
-    from .report import Result, finish, this_command, work
+    from .report import Result, finish, work
 
     if re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(path)) and not path.exists():
         message = f"{path} is a URL: only files on this machine are converted"
@@ -56,21 +46,6 @@ def run(
     path = expanded(path)
     stem = path.resolve().name.removesuffix(path.suffix)
     name = name or f"my/{re.sub('[.](tar|csv|tsv)$', '', stem)}"
-    with open_cluster(engine, procs=procs, address=address) as cluster:
-        request = make_request(
-            name,
-            root,
-            source_options,
-            codec=codec,
-            layout=layout,
-            unknown_next=unknown_next,
-            shards=shards,
-            procs=procs,
-            force=force,
-            wait=not no_wait,
-            dry_run=dry_run,
-            command=this_command(),
-            engine=cluster,
-        )
+    with conversion.requests([name], root, source_options) as (request,):
         outcome = work(name, lambda listener: convert(path, source, request, listener))
     return finish([Result(outcome.id, outcome)], root, "Converted")

@@ -6,21 +6,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from .options import (
-    Address,
-    AnyIds,
-    Codec,
-    DryRun,
-    Engine,
-    Force,
-    Layout,
-    NoWait,
-    Procs,
-    Root,
-    Shards,
-    UnknownNext,
-    UserProject,
-)
+from .options import AnyIds, Conversion, Root, UserProject
 
 EXAMPLES = """
   rbdata download Pong/5 --procs 8
@@ -36,17 +22,9 @@ def run(
         str | None,
         Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
     ] = None,
-    shards: Shards = None,
-    procs: Procs = None,
-    codec: Codec = "auto",
-    layout: Layout = "auto",
-    unknown_next: UnknownNext = "truncate",
+    *,
+    conversion: Conversion,
     keep_raw: Annotated[bool, Option("--keep-raw", help="Keep the raw files as well, under ROOT/.raw.")] = False,
-    force: Force = False,
-    no_wait: NoWait = False,
-    engine: Engine = "local",
-    address: Address = None,
-    dry_run: DryRun = False,
     root: Root = None,
     user_project: UserProject = None,
     **source_options: Any,
@@ -58,39 +36,17 @@ def run(
     """
     from ..datasets.acquire import download
     from ..datasets.catalogue import is_made
-    from ..datasets.ingest.request import make_request
-    from ..datasets.workers import open_cluster
-    from .report import Result, attempt, finish, this_command, work
+    from .report import Result, attempt, finish, work
 
-    with open_cluster(engine, procs=procs, address=address) as cluster:
-        requests = [
-            make_request(
-                dataset_id,
-                root,
-                source_options,
-                codec=codec,
-                layout=layout,
-                unknown_next=unknown_next,
-                shards=shards,
-                user_project=user_project,
-                mirror=mirror,
-                procs=procs,
-                keep_raw=keep_raw,
-                force=force,
-                wait=not no_wait,
-                dry_run=dry_run,
-                command=this_command(),
-                engine=cluster,
-            )
-            for dataset_id in dict.fromkeys(ids)
-        ]
-        if len(requests) == 1:
-            outcome = work(ids[0], lambda listener: download(requests[0], listener))
-            was_copied = outcome.manifest is not None and "copied" in outcome.manifest.provenance
-            verb = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
-            return finish([Result(outcome.id, outcome)], root, verb)
-        results = [
-            attempt(request.id, root, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
-            for request in requests
-        ]
-    return finish(results, root, "Downloaded")
+    more = {"mirror": mirror, "keep_raw": keep_raw, "user_project": user_project}
+    with conversion.requests(list(dict.fromkeys(ids)), root, source_options, **more) as requests:
+        if len(requests) > 1:
+            results = [
+                attempt(request.id, root, lambda listener, request=request: download(request, listener))  # type: ignore[misc]
+                for request in requests
+            ]
+            return finish(results, root, "Downloaded")
+        outcome = work(ids[0], lambda listener: download(requests[0], listener))
+    was_copied = outcome.manifest is not None and "copied" in outcome.manifest.provenance
+    verb = "Recorded" if is_made(outcome.id) and not was_copied else "Downloaded"
+    return finish([Result(outcome.id, outcome)], root, verb)

@@ -1,13 +1,15 @@
 """The commands and their help. A command's module is imported when the command runs, not when the help lists it.
 
-A module has a function ``run`` (or several in ``VERBS``) whose signature declares the arguments, and EXAMPLES for the help. The
-options of all commands are added here, and those that sources declare where ``run`` takes ``**source_options``.
+A module has a function ``run`` (or several in ``VERBS``) whose signature declares the arguments, and EXAMPLES for the help. A
+parameter that is a dataclass stands for its fields. The options of all commands are added here, and those that sources declare
+where ``run`` takes ``**source_options``.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -176,16 +178,23 @@ def _common(
 def _complete(run: Callable[..., Any], common: Sequence[str], name: str = "") -> Callable[..., Any]:
     """A command's function with the options of all commands, and those of sources where it takes ``**source_options``."""
     own = parameters_of(run)
-    shown = {one: parameter for one, parameter in own.items() if parameter.kind is not Parameter.VAR_KEYWORD}
+    bundles = {one: parameters_of(kind.annotation) for one, kind in own.items() if is_dataclass(kind.annotation)}
+    shown: dict[str, Parameter] = {}
+    for one, parameter in own.items():
+        if parameter.kind is not Parameter.VAR_KEYWORD:
+            shown |= bundles.get(one, {one: parameter})
     every = parameters_of(_common)
     last = {one: every[one] for one in common if one not in shown}
-    flags = SourceFlags(name, {*shown, *last, "help"}) if len(shown) < len(own) else None
+    takes_more = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own.values())
+    flags = SourceFlags(name, {*shown, *last, "help"}) if takes_more else None
     parameters = {**shown, **(flags.parameters if flags else {}), **last}
 
     @wraps(run)
     def command(**values: Any) -> Any:
         more = flags.options(values) if flags else {}
-        return run(**{one: values[one] for one in shown if one in values}, **more)
+        for one, fields in bundles.items():
+            values[one] = own[one].annotation(**{field: values[field] for field in fields if field in values})
+        return run(**{one: values[one] for one in own if one in values}, **more)
 
     keywords = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters.values()]
     command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
@@ -15,6 +16,9 @@ from ..datasets.sources.options import SourceOption
 from ..datasets.workers import NAMES
 from ..errors import UsageError
 from ..storage.codecs import choices
+
+if TYPE_CHECKING:
+    from ..datasets.ingest.request import Request
 
 _ROOT = "rbdata.root"
 
@@ -111,21 +115,12 @@ Procs = Annotated[
     Option(min=0, metavar="N", help="Worker processes (default: one per CPU core, at most 8; 0: the command's own)."),
 ]
 Address = Annotated[str | None, Option(metavar="A", help="Address of the Ray cluster, such as auto.")]
-Shards = Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")]
 if TYPE_CHECKING:
     Codec = str
     Engine = str
 else:
     Engine = Annotated[Literal[NAMES], Option(help="Processes on this machine, or a Ray cluster.")]
     Codec = Annotated[Literal[choices()], Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
-Layout = Annotated[
-    Literal["auto", "ted"],
-    Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
-]
-UnknownNext = Annotated[
-    Literal["truncate", "zero"],
-    Option(help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."),
-]
 Force = Annotated[bool, Option("--force", help="Start over and replace an existing dataset.")]
 NoWait = Annotated[
     bool, Option("--no-wait", help="Fail where another process writes the same dataset, instead of waiting for it.")
@@ -133,6 +128,43 @@ NoWait = Annotated[
 Yes = Annotated[bool, Option("--yes", "-y", help="Delete without asking.")]
 DryRun = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 UserProject = Annotated[str | None, Option(metavar="P", help="Google Cloud project billed for requester-pays buckets.")]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The options that `download` and `convert` have in common."""
+
+    shards: Annotated[str | None, Option(metavar="LIST", help="Only these shards of the run, such as 0-4,7.")] = None
+    procs: Procs = None
+    codec: Codec = "auto"
+    layout: Annotated[
+        Literal["auto", "ted"],
+        Option(help="ted: plain TED for any tensordict program; stores each frame twice, raw."),
+    ] = "auto"
+    unknown_next: Annotated[
+        Literal["truncate", "zero"],
+        Option(
+            help="Steps whose next state is unknown. truncate: drop them; zero: keep them with a next state of zeros."
+        ),
+    ] = "truncate"
+    force: Force = False
+    no_wait: NoWait = False
+    engine: Engine = "local"
+    address: Address = None
+    dry_run: DryRun = False
+
+    @contextmanager
+    def requests(self, ids: Sequence[str], *arguments: Any, **more: Any) -> Iterator[list[Request]]:
+        """The requests for these datasets, as of `make_request`, and the workers that carry them out."""
+        from ..datasets.ingest.request import make_request
+        from ..datasets.workers import open_cluster
+        from .report import this_command
+
+        names = ("shards", "procs", "codec", "layout", "unknown_next", "force", "dry_run")
+        fields = {name: getattr(self, name) for name in names}
+        fields |= {"wait": not self.no_wait, "command": this_command(), **more}
+        with open_cluster(self.engine, procs=self.procs, address=self.address) as cluster:
+            yield [make_request(one, *arguments, engine=cluster, **fields) for one in ids]
 
 
 # -- options that sources declare ----------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
@@ -31,6 +31,78 @@ EXAMPLES = """
 _TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=True), Column("stored", optional=True))
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which episodes are read, and in which order."""
+
+    episodes: Annotated[
+        str | None, Option(metavar="LIST", help="Only these episodes, each once, such as 0-99,150; the first one is 0.")
+    ] = None
+    min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None
+    top: Annotated[
+        str | None,
+        Option(
+            metavar="SHARE", help="Only the episodes with the largest returns: 10% of them, or a number such as 50."
+        ),
+    ] = None
+    shuffle_episodes: Annotated[
+        int | None, Option(metavar="SEED", help="Put the episodes into an order by this seed.")
+    ] = None
+
+    def view(self, dataset: Dataset) -> Dataset:
+        """The selected episodes of a dataset. Raises UsageError if there are none."""
+        import numpy as np
+
+        from ..datasets.ingest.request import parse_numbers
+
+        listed = parse_numbers(self.episodes, "--episodes", len(dataset.episodes))
+        view = dataset if listed is None else dataset.select(episodes=listed)
+        top = None if self.top is None else _parse_top(self.top)
+        numbers = np.flatnonzero(view.episodes.where(min_return=self.min_return, top=top))
+        if not len(numbers):
+            raise UsageError(f"no episode of {dataset.id} is selected", hint="rbdata inspect shows its returns")
+        if self.shuffle_episodes is not None:
+            numbers = np.random.default_rng(self.shuffle_episodes).permutation(numbers)
+        return view.select(episodes=numbers)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How steps are read, as a sampler reads them."""
+
+    frame_stack: Annotated[
+        int | None, Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
+    ] = None
+    n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None
+    gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99
+    slice_len: Annotated[
+        int | None, Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the functions are called, and what is written: fields of `preprocess.request.Request`."""
+
+    num_frames: Annotated[int | None, Option(metavar="N", help="Only the first N steps.")] = None
+    batch_size: Annotated[int | None, Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None
+    procs: Procs = None
+    codec: Annotated[
+        Literal[choices()],  # type: ignore[valid-type]
+        Option(help="How frames are stored. auto: zstd if it saves a third."),
+    ] = "auto"
+    layout: Annotated[
+        Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
+    ] = "auto"
+    seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0
+    engine: Engine = "local"
+    address: Address = None
+    force: Force = False
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")
+    ] = False
+
+
 def run(
     datasets: IdsOrFolders,
     dest: Annotated[str, Option(metavar="ID", help="The id of the new dataset, such as my/pong.")],
@@ -43,19 +115,8 @@ def run(
             "Repeatable: the functions are applied in order. Without one, the data are copied.",
         ),
     ] = None,
-    episodes: Annotated[
-        str | None, Option(metavar="LIST", help="Only these episodes, each once, such as 0-99,150; the first one is 0.")
-    ] = None,
-    min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None,
-    top: Annotated[
-        str | None,
-        Option(
-            metavar="SHARE", help="Only the episodes with the largest returns: 10% of them, or a number such as 50."
-        ),
-    ] = None,
-    shuffle_episodes: Annotated[
-        int | None, Option(metavar="SEED", help="Put the episodes into an order by this seed.")
-    ] = None,
+    *,
+    selection: Selection,
     keys: Annotated[
         Literal["all", "common"],
         Option(help="For several datasets. all: their leaves must be alike; common: leave out leaves that differ."),
@@ -76,32 +137,9 @@ def run(
             help="An argument of the function; NAME.KEY=VALUE for one of several functions.",
         ),
     ] = None,
-    frame_stack: Annotated[
-        int | None, Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
-    ] = None,
-    n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None,
-    gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99,
-    slice_len: Annotated[
-        int | None, Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
-    ] = None,
-    num_frames: Annotated[int | None, Option(metavar="N", help="Only the first N steps.")] = None,
-    batch_size: Annotated[int | None, Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None,
-    procs: Procs = None,
-    codec: Annotated[
-        Literal[choices()],  # type: ignore[valid-type]
-        Option(help="How frames are stored. auto: zstd if it saves a third."),
-    ] = "auto",
-    layout: Annotated[
-        Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
-    ] = "auto",
-    seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0,
-    engine: Engine = "local",
-    address: Address = None,
-    force: Force = False,
+    reading: Reading,
+    work: Work,
     no_wait: NoWait = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")
-    ] = False,
     root: Root = None,
 ) -> int:
     """Make a new dataset from one or several datasets on this machine, with Python functions.
@@ -113,68 +151,36 @@ def run(
     from ..preprocess.interface import make_request
     from ..preprocess.request import ReadOptions
     from ..preprocess.run import preprocess
-    from .report import Result, finish, this_command, work
+    from . import report
 
-    selected = any(one is not None for one in (episodes, min_return, top, shuffle_episodes))
     request = make_request(
         datasets,
         fn or [],
         dest,
         keys=keys,
-        select=partial(_select, episodes, min_return, top, shuffle_episodes) if selected else None,
-        per=per,
-        read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
-        num_frames=num_frames,
-        batch_size=batch_size,
-        procs=procs,
-        codec=codec,
-        layout=layout,
-        seed=seed,
-        args=parse_arguments(args or []),
-        engine=engine,
-        address=address,
+        select=None if selection == Selection() else selection.view,
         root=root,
-        force=force,
+        per=per,
+        args=parse_arguments(args or []),
+        read_options=ReadOptions(**vars(reading)),
         wait=not no_wait,
-        dry_run=dry_run,
-        command=this_command(),
+        command=report.this_command(),
+        **vars(work),
     )
-    outcome: Any = work(dest, lambda listener: preprocess(request, listener))
+    outcome: Any = report.work(dest, lambda listener: preprocess(request, listener))
     if outcome.dry_run is not None:
         _show_dry_run(outcome)
         return 0
     for warning in outcome.warnings:
         out.warn(warning)
-    return finish([Result(outcome.id, outcome)], root, "Wrote")
-
-
-def _select(
-    episodes: str | None, min_return: float | None, top: str | None, shuffle: int | None, dataset: Dataset
-) -> Dataset:
-    """The episodes that the options select. Raises UsageError if there are none."""
-    import numpy as np
-
-    from ..datasets.ingest.request import parse_numbers
-
-    listed = parse_numbers(episodes, "--episodes", len(dataset.episodes))
-    view = dataset if listed is None else dataset.select(episodes=listed)
-    numbers = np.flatnonzero(view.episodes.where(min_return=min_return, top=None if top is None else _parse_top(top)))
-    if not len(numbers):
-        raise UsageError(f"no episode of {dataset.id} is selected", hint="rbdata inspect shows its returns")
-    if shuffle is not None:
-        numbers = np.random.default_rng(shuffle).permutation(numbers)
-    return view.select(episodes=numbers)
+    return report.finish([report.Result(outcome.id, outcome)], root, "Wrote")
 
 
 def _parse_top(text: str) -> float | int:
     """``10%`` is 0.1, ``50`` is 50 episodes (``1.0``, all of them in Python, is neither). Raises UsageError."""
     if text.isdecimal() and int(text):
         return int(text)
-    try:
-        share = float(text.removesuffix("%"))
-    except ValueError:
-        share = math.nan
-    if text.endswith("%") and 0 < share <= 100:
+    if re.fullmatch(r"\d*[.]?\d+%", text) and 0 < (share := float(text[:-1])) <= 100:
         return share / 100
     raise UsageError(f"--top {text!r} is neither a share nor a number of episodes", hint="for example: 10%, or 50")
 
@@ -186,25 +192,22 @@ def _show_dry_run(outcome: Preprocessed) -> None:
         return
     out.table(_TREE, _rows(found))
     out.line()
-    facts = [
-        ("functions", ", ".join(found.functions)),
-        ("per", found.per),
-        ("tried", _tried(found)),
-        ("steps", f"about {amounts.count(estimate.steps)}"),
-        ("size", f"about {amounts.size(estimate.disk_bytes)}"),
-        ("time", f"about {amounts.duration(found.estimated_seconds)}"),
-    ]
-    out.facts(facts)
+    tried = f"{amounts.plural(found.steps_in, 'step')} in {amounts.duration(found.seconds)}"
+    tried += f", {amounts.count(found.steps_out)} returned" * (found.steps_out != found.steps_in)
+    tried += f", {amounts.plural(found.dropped, 'episode')} dropped" * bool(found.dropped)
+    out.facts(
+        [
+            ("functions", ", ".join(found.functions)),
+            ("per", found.per),
+            ("tried", tried),
+            ("steps", f"about {amounts.count(estimate.steps)}"),
+            ("size", f"about {amounts.size(estimate.disk_bytes)}"),
+            ("time", f"about {amounts.duration(found.estimated_seconds)}"),
+        ]
+    )
     for name, number in found.nans.items():
         out.warn(f"{amounts.count(number)} new NaN values in {name}")
     out.hint("run the command without --dry-run")
-
-
-def _tried(found: DryRun) -> str:
-    words = f"{amounts.plural(found.steps_in, 'step')} in {amounts.duration(found.seconds)}"
-    if found.steps_out != found.steps_in:
-        words += f", {amounts.count(found.steps_out)} returned"
-    return words + (f", {amounts.plural(found.dropped, 'episode')} dropped" if found.dropped else "")
 
 
 def _rows(found: DryRun) -> list[tuple[Any, ...]]:
