@@ -151,14 +151,14 @@ def convert(
 
 
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:
-    """The datasets on this machine: id, path, state, steps, episodes, bytes."""
+    """Return the datasets on this machine: id, path, state, steps, episodes, bytes."""
     from .datasets.local import list_local
 
     return list_local(root)
 
 
 def catalogue(source: str | None = None, *, root: PathLike | None = None) -> Catalogue:
-    """The datasets that can be downloaded or recorded, of all sources or of one, with all known facts about each.
+    """Return the datasets that can be downloaded or recorded, of all sources or of one, with all known facts about each.
 
     Works offline; counts from the last `rbdata list --refresh` are included. Raises DatasetNotFoundError for an unknown source.
     """
@@ -176,7 +176,7 @@ def search(
     max_size: str | int | None = None,
     root: PathLike | None = None,
 ) -> Catalogue:
-    """The datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
+    """Return the datasets that match all words (of ids, environments, kinds and tags), such as "hopper medium", the best first.
 
     ``max_size`` bounds the bytes to download, such as ``"2GB"``; datasets of unknown size are then left out. Raises UsageError
     for an unknown kind or a malformed size, DatasetNotFoundError for an unknown source.
@@ -188,7 +188,7 @@ def search(
 
 
 def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
-    """What is known about a dataset before it is downloaded, without the network.
+    """Return what is known about a dataset before it is downloaded, without the network.
 
     Raises DatasetNotFoundError, with the nearest ids, for an unknown dataset.
     """
@@ -250,7 +250,7 @@ def inspect(
     cache_dir: PathLike | None = None,
     cache_limit: int | str | None = None,
 ) -> Overview:
-    """How the episodes of a dataset ended, and its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
+    """Return how the episodes of a dataset ended, its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
 
     Beyond 65,536 steps, distributions are computed from a sample, so that it is quick for datasets of any size. URLs,
     ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. Also takes an open dataset or view.

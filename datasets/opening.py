@@ -79,7 +79,7 @@ def concat(
     keys: Literal["all", "common"] = "all",
     root: PathLike | None = None,
 ) -> DatasetView:
-    """A view of all episodes of several datasets, one after the other, given as for `open_dataset` or already open.
+    """Make a view of all episodes of several datasets, one after the other, given as for `open_dataset` or already open.
 
     It can be used like a dataset: `load`, `preprocess`, `export` and `Dataset.select` take it, ``save`` writes it. ``members``
     are the datasets. Raises UsageError, naming them, for leaves that differ; with ``keys`` "common" these are left out.

@@ -13,7 +13,7 @@ from . import catalogue, local
 
 
 def reference_scores(dataset: Any, *, root: str | os.PathLike[str] | None = None) -> ReferenceScores:
-    """The returns that count as 0 and as 100, for a dataset by id or path, or already open.
+    """Return the returns that count as 0 and as 100, for a dataset by id or path, or already open.
 
     D4RL's and Atari's are known without the dataset; Minari states them in the dataset. Raises DatasetNotFoundError for ids
     that no source has, and if the dataset must be downloaded first; UsageError if no scores are known.

@@ -113,7 +113,7 @@ class Dataset:
         return normalized_returns(self.manifest, self.episodes)
 
     def make_env(self, *, trust: bool = False, **arguments: Any) -> gymnasium.Env:
-        """The Gymnasium environment that the data come from; ``arguments`` (``render_mode``) override those recorded.
+        """Return the Gymnasium environment that the data come from; ``arguments`` (``render_mode``) override those recorded.
 
         For Atari datasets it returns frames as stored in the dataset. Nothing that the dataset's files name is imported: the
         environment is one of Gymnasium's registry. ``trust=True`` also imports modules and wrappers that the manifest names:
@@ -139,7 +139,7 @@ class Dataset:
         return self.make_spec()
 
     def make_spec(self, categorical_action_encoding: bool = True) -> Composite:
-        """The specs of one step: a Composite of shape ``[]`` with the TED keys; its ``to_torchrl()`` converts it to TorchRL's.
+        """Return the specs of one step: a Composite of shape ``[]`` with TED's keys; ``to_torchrl()`` converts it.
 
         ``spec.is_in(batch)`` checks batches of any shape; ``spec.expand(batch.shape)`` adds a batch shape. Bounds are those
         that the manifest states, otherwise the dtype's. For a Discrete space without a stated number of values (Atari's
@@ -232,13 +232,13 @@ class Dataset:
         """Steps ``start..stop-1`` of these ranges are read next, of the leaves ``keys``: a dataset at a URL fetches them."""
 
     def episode_of(self, steps: torch.Tensor) -> torch.Tensor:
-        """The episode each step belongs to, int64, same shape."""
+        """Return the episode each step belongs to, int64, same shape."""
         return runs_of(self._starts, steps)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
     def select(self, *, episodes: Any = None, steps: Any = None) -> DatasetView:
-        """A view of some ``episodes`` or ``steps``, in the order given: numbers, a range, a slice, or a mask over all of them.
+        """Make a view of some ``episodes`` or ``steps``, in the order given: numbers, a range, a slice, or a mask over all.
 
             dataset.select(episodes=range(100))
             dataset.select(episodes=dataset.episodes.where(min_return=3000, outcome="truncated"))
@@ -342,7 +342,7 @@ class Dataset:
         return self._range(start, start + int(self.episodes.length[number]), 1)
 
     def to_tensordict(self) -> TensorDict:
-        """The whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""
+        """Return the whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""
         return self._range(0, len(self), 1)
 
     def to_numpy(self, keys: Iterable[str | tuple[str, ...]] | None = None) -> dict[str, np.ndarray]:
@@ -356,8 +356,8 @@ class Dataset:
         return {name: self[name].numpy() for name in names}
 
     def qlearning(self) -> dict[str, np.ndarray]:
-        """The arrays that `d4rl.qlearning_dataset` returns: ``observations``, ``actions``, ``next_observations``, ``rewards``
-        and ``terminals``, the last two ``[steps]``.
+        """Return the arrays of `d4rl.qlearning_dataset`: ``observations``, ``actions``, ``next_observations``, ``rewards`` and
+        ``terminals``, the last two ``[steps]``.
 
         d4rl leaves out steps that a time limit ends, because its files lack their successors. Here every step has a successor.
         Raises UnknownKeyError for observations of several leaves.
@@ -372,7 +372,7 @@ class Dataset:
         return arrays | {name: self[key].numpy().reshape(-1) for name, key in flat.items()}
 
     def iter_episodes(self) -> Iterator[TensorDict]:
-        """The episodes in order, each as TED with batch ``[its length]``."""
+        """Return the episodes in order, each as TED with batch ``[its length]``."""
         return map(self.episode, range(len(self.episodes)))
 
     def _steps(self, index: torch.Tensor, keys: Iterable[str] | None = None) -> TensorDict:
@@ -386,7 +386,7 @@ class Dataset:
         return nest(dict(read_columns(self, start, stop, every, copy=True)), (stop - start,))
 
     def state_numbers(self, start: int, stop: int) -> torch.Tensor:
-        """The state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
+        """Return the state row in which each of steps ``start..stop-1`` starts, int64; its successor is the next row."""
         steps = torch.arange(start, stop, device="cpu")
         return steps + self.episode_of(steps)
 

@@ -100,7 +100,7 @@ class TensorSpec:
     # -- values ----------------------------------------------------------------------------------------------------------
 
     def rand(self, shape: Shape = ()) -> Any:
-        """A random value of ``[*shape, *spec.shape]``, by torch's global generator.
+        """Return a random value of ``[*shape, *spec.shape]``, by torch's global generator.
 
         Uniform between bounds; normal without, and exponential from the one bound where there is no other. Whole numbers
         without bounds are uniform over the dtype.
@@ -121,7 +121,7 @@ class TensorSpec:
     zeros, ones = zero, one
 
     def is_in(self, value: Any) -> bool:
-        """Whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
+        """Return whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
 
         A Composite takes TensorDicts and dicts, and ignores further keys. Raises UsageError for other types.
         """
@@ -146,7 +146,7 @@ class TensorSpec:
         raise NotImplementedError
 
     def encode(self, value: Any) -> Any:
-        """A number, list, array or tensor (a Composite: a dict of them) as a tensor that is in the spec.
+        """Return a number, list, array or tensor (a Composite: a dict of them) as a tensor that is in the spec.
 
         OneHot and MultiOneHot take the numbers of the choices. The shape is that of the spec, but for sizes of 1, or it ends
         with that. Tensors of the right dtype are returned as they are, arrays copied. Raises SpecError for values that the
@@ -155,7 +155,7 @@ class TensorSpec:
         raise NotImplementedError
 
     def to_numpy(self, value: Any, safe: bool = True) -> Any:
-        """The array from which `encode` makes such a value; a Composite returns a dict of arrays.
+        """Return the array from which `encode` makes such a value; a Composite returns a dict of arrays.
 
         Raises SpecError for values outside the spec, unless ``safe=False``.
         """
@@ -164,21 +164,21 @@ class TensorSpec:
     # -- shapes ----------------------------------------------------------------------------------------------------------
 
     def expand(self, *shape: Any) -> Self:
-        """The spec of values that are expanded, as `torch.Tensor.expand`."""
+        """Return the spec of values that are expanded, as `torch.Tensor.expand`."""
         return self._reshaped(lambda values: values.expand(*shape), torch.Tensor.expand)
 
     def reshape(self, *shape: Any) -> Self:
-        """The spec of values that are reshaped, as `torch.Tensor.reshape`."""
+        """Return the spec of values that are reshaped, as `torch.Tensor.reshape`."""
         return self._reshaped(lambda values: values.reshape(*shape))
 
     view = reshape
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """The spec of values without dimensions of size 1, as `torch.squeeze`."""
+        """Return the spec of values without dimensions of size 1, as `torch.squeeze`."""
         return self._reshaped(lambda values: values.squeeze() if dim is None else values.squeeze(dim))
 
     def unsqueeze(self, dim: int) -> Self:
-        """The spec of values with one more dimension of size 1, as `torch.unsqueeze`."""
+        """Return the spec of values with one more dimension of size 1, as `torch.unsqueeze`."""
         return self._reshaped(lambda values: values.unsqueeze(dim))
 
     def __getitem__(self, index: Any) -> Any:
@@ -215,15 +215,15 @@ class TensorSpec:
     # -- the spec itself -------------------------------------------------------------------------------------------------
 
     def to(self, dest: torch.dtype | Device) -> Self:
-        """The spec of another dtype or device. Raises UsageError for a dtype that cannot hold the values."""
+        """Return the spec of another dtype or device. Raises UsageError for a dtype that cannot hold the values."""
         raise NotImplementedError
 
     def cpu(self) -> Self:
-        """The spec of the CPU."""
+        """Return the spec of the CPU."""
         return self.to("cpu")
 
     def clone(self) -> Self:
-        """A copy that shares nothing with the spec."""
+        """Return a copy that shares nothing with the spec."""
         return copy.deepcopy(self)
 
     def _facts(self) -> tuple[Any, ...]:
@@ -236,7 +236,7 @@ class TensorSpec:
         return all(torch.equal(getattr(self, name), getattr(other, name)) for name in self._tensors)
 
     def to_torchrl(self) -> Any:
-        """The same as one of TorchRL's specs. Raises MissingExtraError without torchrl."""
+        """Return the same as one of TorchRL's specs. Raises MissingExtraError without torchrl."""
         raise NotImplementedError
 
 
@@ -685,15 +685,15 @@ class Composite(TensorSpec):
         return found
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[Any]:
-        """The keys of `items`: strings, and tuples of them for nested ones."""
+        """Return the keys of `items`: strings, and tuples of them for nested ones."""
         return [key for key, _ in self.items(include_nested, leaves_only)]
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[Any]:
-        """The specs of `items`."""
+        """Return the specs of `items`."""
         return [spec for _, spec in self.items(include_nested, leaves_only)]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The spec of a key; ``default`` if there is none."""
+        """Return the spec of a key; ``default`` if there is none."""
         try:
             return self[key]
         except UnknownKeyError:
@@ -731,7 +731,7 @@ class Composite(TensorSpec):
         return TensorDict(values, batch_size=[*_size(shape), *self._shape], device=self._device)
 
     def project(self, value: Any) -> Any:
-        """The value itself where it is in the spec, otherwise a shallow copy with other tensors for keys that are not."""
+        """Return the value itself if it is in the spec, otherwise a shallow copy with other tensors for keys that are not."""
         after = {key: one for key, spec in self._stated() if (one := spec.project(value[key])) is not value[key]}
         if not after:
             return value

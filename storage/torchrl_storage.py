@@ -18,7 +18,7 @@ from .dataset import Dataset
 
 
 def torchrl_storage(dataset: Dataset | str | os.PathLike[str]) -> Any:
-    """A read-only ``torchrl.data`` storage (a `TensorStorage`) of the steps of a dataset, an open one or the path of one.
+    """Make a read-only ``torchrl.data`` storage (a `TensorStorage`) of the steps of a dataset, an open one or the path of one.
 
     Rows are read, and frames decoded, when a batch is made; flags and ids are read as whole leaves, once with
     ``cache_values=True``. Writing raises ReadOnlyError. Raises MissingExtraError without torchrl.

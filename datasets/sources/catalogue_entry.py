@@ -119,13 +119,13 @@ class CatalogueEntry:
         return self.command_at(None)
 
     def command_at(self, root: str | os.PathLike[str] | None) -> str:
-        """The same with ``--root`` where it is not None."""
+        """Return the same with ``--root`` where it is not None."""
         best = next((place for place in self.places if place.access == "open"), None)
         mirror = ("--mirror", best.url) if best and best.mirror else ()
         return settings.command("download", self.id, *mirror, root=root)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON values, with ``available`` and ``command``."""
+        """Return all fields as JSON values, with ``available`` and ``command``."""
         record = {one.name: getattr(self, one.name) for one in fields(self)}
         record["places"] = [vars(place) for place in self.places]
         record["reference_scores"] = self.reference_scores and vars(self.reference_scores)

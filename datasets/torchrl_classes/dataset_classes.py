@@ -641,7 +641,7 @@ def register_dataset(prefix: str, dataset: Factory, *, replace: bool = False) ->
 
 
 def load_dataset(dataset_id: str, **options: Any) -> Any:
-    """The buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
+    """Return the buffer over a dataset that is named with a prefix, ``"d4rl:hopper-medium-v2"``.
 
     Built in are ``atari`` (and ``atari_dqn``), ``d4rl``, ``gen_dgrl``, ``lerobot``, ``minari``, ``openml``, ``openx``,
     ``roboset`` and ``vd4rl``; `register_dataset` adds others. ``options`` are those of the class. Raises DatasetNotFoundError
