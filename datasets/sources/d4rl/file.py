@@ -13,16 +13,16 @@ refused before anything is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.checksums import crc32c
 from ....storage.leaf import DTYPES
 from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
@@ -37,8 +37,8 @@ OPTIONAL = ("timeouts", "next_observations")
 #: One number a step.
 SCALARS = ("rewards", "terminals", "timeouts")
 
-#: Metadata up to this many values are kept as they are; of larger arrays shape, dtype and checksum.
-_FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 64 << 20
+#: Metadata of up to this many values, and bytes, are kept.
+_FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 1 << 20
 #: Chunks that two blocks share are unpacked once.
 _CHUNK_CACHE = 16 << 20
 #: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
@@ -89,41 +89,33 @@ def survey(file: h5py.File, name: str) -> FileContents:
 
     Raises CorruptSourceError for arrays that are missing, have the wrong length, dtype or shape, or point outside the file.
     """
-    found = dict(arrays_below(file, name))
+    found, size = dict(arrays_below(file, name)), file.id.get_filesize()
     missing = [key for key in REQUIRED if key not in found]
     if missing:
-        there = ", ".join(sorted(found)[:12]) or "nothing"
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
+        there = ", ".join(sorted(found)[:12]) or "nothing"
         raise CorruptSourceError(message, hint=f"it holds {there}; --source arrays reads any file of arrays")
-    size, stored = file.id.get_filesize(), 0
-    for path, dataset in found.items():
-        stored += check_storage(dataset.id, f"{name}: {path}", least=1 << 16, size=size)
+    stored = sum(check_storage(one.id, f"{name}: {path}", least=1 << 16, size=size) for path, one in found.items())
     if stored > size:
         raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
-    shape = found["observations"].shape
-    rows = check_rows(shape[0], size, name) if shape else 0
+    rows = check_rows(found["observations"].shape[0], size, name) if found["observations"].shape else 0
     if rows < 1:
         raise CorruptSourceError(f"{name} holds no rows")
-    contents = FileContents(rows, {}, [])
-    for key in (*REQUIRED, *OPTIONAL):
-        if key in found:
-            contents.arrays[key] = _main_array(found[key], key, rows, name)
+    main = [key for key in (*REQUIRED, *OPTIONAL) if key in found]
+    contents = FileContents(rows, {key: _main_array(found.pop(key), key, rows, name) for key in main}, [])
     here, after = contents.arrays["observations"], contents.arrays.get("next_observations")
     if after is not None and (here.shape, here.dtype) != (after.shape, after.dtype):
         message = f"{name}: next_observations are {after.dtype} {after.shape}, observations {here.dtype} {here.shape}"
         raise CorruptSourceError(message)
     for path, dataset in found.items():
-        if path in contents.arrays:
-            continue
-        if path == "metadata" or path.startswith("metadata/"):
-            contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset, name)
+        if f"{path}/".startswith("metadata/"):
+            contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset)
         elif why := _why_not(dataset, rows):
             contents.left_out[path] = why
         else:
             contents.infos.append(_array(dataset))
     check_row_bytes(sum(one.row_bytes for one in (*contents.arrays.values(), *contents.infos)), name)
-    for key, value in attributes(file).items():
-        contents.metadata[f"attributes/{key}"] = _plain(np.asarray(value))
+    contents.metadata |= {f"attributes/{key}": _plain(np.asarray(value)) for key, value in attributes(file).items()}
     return contents
 
 
@@ -133,16 +125,13 @@ def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
 
 
 def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
-    if not dataset.shape or dataset.shape[0] != rows:
-        message = f"{name}: {key} has shape {dataset.shape}, the file has {rows} rows of observations"
-        raise CorruptSourceError(message)
     if why := _why_not(dataset, rows):
         raise CorruptSourceError(f"{name}: {key} cannot be used: {why}")
     array = _array(dataset)
     if key in SCALARS and array.shape not in ((), (1,)):
         raise CorruptSourceError(f"{name}: {key} has shape {dataset.shape}, not one number a row")
     if key.endswith("observations") and not array.shape:
-        return Array(array.path, array.dtype, (1,))  # TED wants a dimension for a single number
+        return replace(array, shape=(1,))  # TED wants a dimension for a single number
     return array
 
 
@@ -164,36 +153,20 @@ def _array(dataset: h5py.Dataset) -> Array:
     return Array(dataset.name.lstrip("/"), dataset.dtype.newbyteorder("="), tuple(dataset.shape[1:]))
 
 
-def _metadata(dataset: h5py.Dataset, name: str) -> Any:
+def _metadata(dataset: h5py.Dataset) -> Any:
+    """Numbers and texts, as JSON; of large arrays, such as the weights of policies, shape and dtype."""
     if dataset.shape is None:
         return None
-    if dataset.nbytes > _LARGEST_METADATA or (dataset.size > _FEW and dataset.dtype.hasobject):
+    if dataset.size > _FEW or dataset.nbytes > _LARGEST_METADATA:
         return {"shape": list(dataset.shape), "dtype": str(dataset.dtype)}
-    if dataset.dtype.hasobject and dataset.shape:  # texts one by one: each may be as long as the file
-        texts = [_plain(np.asarray(dataset[place])) for place in np.ndindex(dataset.shape)]
-        return np.array(texts, object).reshape(dataset.shape).tolist()
-    if not dataset.shape or not dataset.size:
-        return _plain(np.asarray(dataset[()]))
-    return _plain(ChunkedRows(dataset, None, 0, name).read(0, len(dataset)))
+    return _plain(np.asarray(dataset[()]))
 
 
-def _plain(value: np.ndarray) -> Any:
-    """Metadata as JSON."""
-    if value.size > _FEW:
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "crc32c": crc32c(value.tobytes())}
-    return _json(value.tolist())
+def _plain(values: np.ndarray) -> Any:
+    def text(value: Any) -> str:
+        return (value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))[:_LONGEST_TEXT]
 
-
-def _json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_json(item) for item in value]
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
-    if isinstance(value, float) and not np.isfinite(value):
-        return repr(value)
-    if isinstance(value, (bool, int, float, type(None))):
-        return value
-    return str(value)[:_LONGEST_TEXT]
+    return json.loads(json.dumps(values.tolist(), default=text), parse_constant=str)  # no NaN in JSON
 
 
 def sample(path: Path, name: str, rows: int) -> np.ndarray:

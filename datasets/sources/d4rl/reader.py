@@ -258,9 +258,8 @@ def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
 
     Of arrays whose keys collide, only the first is kept.
     """
-    keys: dict[str, str] = {}
-    taken = TakenKeys(())
-    for array in list(contents.infos):
+    keys, taken = dict[str, str](), TakenKeys(())
+    for array in contents.infos:
         wanted = "info/" + array.path.removeprefix("infos/")
         try:
             key = clean_keys([wanted])[wanted]
@@ -289,6 +288,11 @@ class EndFlags:
     terminals_end: bool
     horizon: int | None
 
+    @property
+    def ends(self) -> np.ndarray:
+        """Which rows a terminal makes the last of their trajectory."""
+        return self.terminals if self.terminals_end else np.zeros_like(self.terminals)
+
 
 def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
     """What ends trajectories in a file: the requested flags, or for ``auto``, those that the file has.
@@ -297,7 +301,7 @@ def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
     in a file with trajectories beyond the horizon), the horizon, counted from the last boundary. Raises UsageError if the
     requested ends are not available.
     """
-    terminals, timeouts, horizon = flags.terminals, flags.timeouts, flags.horizon
+    timeouts, horizon = flags.timeouts, flags.horizon
     if asked in ("timeouts", "both") and timeouts is None:
         message = f"{name} flags no time-outs, so they cannot end its episodes"
         raise UsageError(message, hint="use --episodes-by terminals or horizon")
@@ -305,17 +309,14 @@ def choose_ends(asked: str, flags: EndFlags, name: str) -> By:
         raise UsageError(f"the horizon of {name} is not known", hint="give it: --horizon N")
     if asked != "auto":
         return asked  # type: ignore[return-value]
-    flagged: By = "both" if flags.terminals_end else "timeouts"
-    if timeouts is not None and timeouts.any():
-        return flagged
     if timeouts is not None:
-        ends = terminals.copy() if flags.terminals_end else np.zeros_like(terminals)
-        ends[-1] = True
-        if horizon is None or longest(ends) <= horizon + 1:
-            return flagged
+        trajectories = flags.ends.copy()
+        trajectories[-1] = True
+        if timeouts.any() or horizon is None or longest(trajectories) <= horizon + 1:
+            return "both" if flags.terminals_end else "timeouts"
     if horizon is not None:
         return "horizon"
-    if terminals.any() and flags.terminals_end:
+    if flags.ends.any():
         return "terminals"
     message = f"nothing in {name} says where its trajectories end: no time-outs, no terminals, no known horizon"
     raise UsageError(message, hint="give the horizon: --horizon N")
@@ -331,9 +332,7 @@ def _ends(by: By, flags: EndFlags) -> tuple[np.ndarray, np.ndarray]:
         return flags.terminals, never
     # Every horizon-th row, counted from 0 after each row that ends a trajectory.
     assert flags.horizon is not None
-    ends = flags.terminals if flags.terminals_end else never
-    rows = np.arange(len(ends))
-    begins = np.zeros(len(ends), np.int64)
-    begins[1:] = np.where(ends[:-1], rows[1:], 0)
+    rows, begins = np.arange(len(never)), np.zeros(len(never), np.int64)
+    begins[1:] = np.where(flags.ends[:-1], rows[1:], 0)
     position = rows - np.maximum.accumulate(begins)
-    return ends, position % flags.horizon == flags.horizon - 1
+    return flags.ends, position % flags.horizon == flags.horizon - 1

@@ -36,7 +36,7 @@ def test_a_missing_array(key, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "match"),
     [
-        ("actions", np.zeros((6, 2)), "actions has shape"),
+        ("actions", np.zeros((6, 2)), "actions cannot be used: its shape"),
         ("rewards", np.zeros((7, 2)), "not one number a row"),
         ("rewards", np.array([0, 0, np.nan, 0, 0, 0, 0]), "reward of row 2 is nan"),
         ("rewards", np.full(7, 1e300), "reward of row 0 is 1e"),
