@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,16 +101,13 @@ def _split(dataset: str, record: Mapping[str, Any]) -> Split:
     lengths = [int(length) for length in record.get("shardLengths") or []]
     if any(length < 0 for length in lengths):
         raise ValueError("shardLengths has a negative number")
-    name, count = str(record["name"]), len(lengths)
-    template = str(record.get("filepathTemplate") or _TEMPLATE)
+    name, count = str(record["name"]), f"{len(lengths):05d}"
+    stated = {"DATASET": dataset, "SPLIT": name, "FILEFORMAT": _FORMAT, "NUM_SHARDS": count}
     files = []
-    for number in range(count):
-        values = {"DATASET": dataset, "SPLIT": name, "FILEFORMAT": _FORMAT, "SHARD_INDEX": f"{number:05d}"}
-        values |= {"NUM_SHARDS": f"{count:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{count:05d}"}
-        file = template
-        for key, value in values.items():
-            file = file.replace("{" + key + "}", value)
-        files.append(file)
+    for number in range(len(lengths)):
+        values = {**stated, "SHARD_INDEX": f"{number:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{count}"}
+        template = str(record.get("filepathTemplate") or _TEMPLATE)
+        files.append(re.sub(r"{(\w+)}", lambda match, values=values: values.get(match[1], match[0]), template))
     return Split(name, files, lengths)
 
 
@@ -210,34 +208,33 @@ _BASIC: dict[str, tuple[Kind, dict[str, Any]]] = {
 
 
 def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> Feature | str:
-    in_steps, ragged = name.partition("/")[0] == STEPS, bool(items)
-    dtype, sizes = str(content["dtype"]), (content.get("shape") or {}).get("dimensions") or []
-    shape = tuple(None if size < 0 else size for size in map(int, sizes))
-    encoding = str(content.get("encoding") or "none").lower()
+    in_steps, dtype = name.partition("/")[0] == STEPS, str(content["dtype"])
+    sizes = map(int, (content.get("shape") or {}).get("dimensions") or [])
+    shape = tuple(None if size < 0 else size for size in sizes)
+    encoding, ragged = str(content.get("encoding") or "none").lower(), bool(items)
     if dtype in ("string", "object") and not shape:
         kind, dtype = "text", "uint8"
-    if dtype not in _DTYPES:
-        return f"its dtype is {dtype}"
     if kind == "picture":
         shape = shape or (None, None, 3)
-        if len(shape) != 3 or shape[2] is None:
-            return f"its pictures have shape {list(shape)}"
-        if not in_steps:
-            return "it is a picture of a whole episode"
     if kind == "numbers" and encoding != "none":
         kind = "encoded"
         if encoding not in ("bytes", "zlib"):
             raise ValueError(f"{name} has the encoding {encoding}, which is not known")
     if kind == "encoded" and shape[:1] == (None,) and not items:
         items, shape = [-1], shape[1:]  # each string has its own length
-    if len(items) > 1:
-        return "it is a sequence of sequences"
-    if items and (not in_steps or kind in ("text", "picture")):
-        return f"it is a sequence {f'of {kind}s' if in_steps else 'of a whole episode'}"
-    if kind != "picture" and None in shape:
-        return f"its shape {list(shape)} is not fixed"
-    if 0 in shape or items == [0]:
-        return f"its shape {list(shape)} is empty"
+    reasons = {
+        f"its dtype is {dtype}": dtype not in _DTYPES,
+        f"its pictures have shape {list(shape)}": kind == "picture" and (len(shape) != 3 or shape[2] is None),
+        "it is a picture of a whole episode": kind == "picture" and not in_steps,
+        "it is a sequence of sequences": len(items) > 1,
+        "it is a sequence of a whole episode": bool(items) and not in_steps,
+        f"it is a sequence of {kind}s": bool(items) and kind in ("text", "picture"),
+        f"its shape {list(shape)} is not fixed": kind != "picture" and None in shape,
+        f"its shape {list(shape)} is empty": 0 in shape or items == [0],
+    }
+    for why, holds in reasons.items():
+        if holds:
+            return why
     low, high = (_number(content.get(side)) for side in ("minimum", "maximum"))
     classes = int(content.get("numClasses") or 0)
     stated = (low, high, classes if 0 < classes < 1 << 31 and not items else None)
@@ -268,26 +265,28 @@ def _json(data: bytes, where: str) -> Any:
 class Values:
     """The values of a feature in one record: ``count`` of them.
 
-    ``numbers`` ``[count, *shape]`` are decoded, ``strings`` are not yet. For sequences, ``lengths`` ``[count]`` are the numbers
-    of elements, all of which are in ``numbers`` or ``strings``, one after the other.
+    ``content``: numbers ``[count, *shape]``, or strings that are not decoded yet. For sequences, ``lengths`` ``[count]`` are
+    the numbers of elements, all of which are in ``content``, one after the other.
     """
 
     feature: Feature
     where: str
-    numbers: np.ndarray | None
-    strings: Sequence[bytes]
+    content: np.ndarray | list[bytes]
     lengths: np.ndarray | None = None
 
     @property
+    def strings(self) -> list[bytes]:
+        """Those that are not decoded yet."""
+        return [] if isinstance(self.content, np.ndarray) else self.content
+
+    @property
     def count(self) -> int:
-        if self.lengths is not None:
-            return len(self.lengths)
-        return len(self.strings) if self.numbers is None else len(self.numbers)
+        return len(self.content if self.lengths is None else self.lengths)
 
     def elements(self) -> np.ndarray:
         """All values, or all elements of them, ``[n, *shape]``. Raises CorruptSourceError."""
-        if self.numbers is not None:
-            return self.numbers
+        if isinstance(self.content, np.ndarray):
+            return self.content
         return np.concatenate([np.empty((0, *self.shape), self.feature.dtype), *self.blocks()])
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -312,8 +311,8 @@ class Values:
 
     def last(self) -> np.ndarray:
         """The last value, ``[1, *shape]``, or all elements of it. Not for pictures. Raises CorruptSourceError."""
-        if self.numbers is None and self.lengths is None:
-            return np.concatenate([np.empty((0, *self.shape)), *replace(self, strings=self.strings[-1:]).blocks()])
+        if self.strings and self.lengths is None:
+            return replace(self, content=self.strings[-1:]).elements()
         elements = self.elements()
         return elements[len(elements) - (1 if self.lengths is None else int(self.lengths[-1])) :]
 
@@ -354,14 +353,14 @@ def read_values(lists: Lists, feature: Feature, where: str) -> Values:
     try:
         lengths = _lengths(lists, feature.name) if feature.ragged else None
         if feature.kind == "numbers":
-            values = Values(feature, where, _numbers(lists, key, feature), (), lengths)
+            values = Values(feature, where, _numbers(lists, key, feature), lengths)
         else:
-            values = Values(feature, where, None, lists.strings(key), lengths)
+            values = Values(feature, where, lists.strings(key), lengths)
     except KeyError as error:
         raise CorruptSourceError(f"{where} is missing", hint=REFETCH) from error
     except (WireError, ValueError) as error:
         raise CorruptSourceError(f"{where}: {error}", hint=REFETCH) from error
-    held = len(values.strings) if values.numbers is None else len(values.numbers)
+    held = len(values.content)
     if lengths is not None and lengths.sum() != held:
         raise CorruptSourceError(f"{where} states {lengths.sum()} elements, and has {held}", hint=REFETCH)
     if lengths is not None and feature.items != -1 and (lengths != feature.items).any():
@@ -512,20 +511,12 @@ class EpisodeFolder:
 
 
 def _tree(features: Sequence[WrittenFeature]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+    """``features.json`` of features with these paths."""
+    nested: dict[str, list[WrittenFeature]] = {}
     for feature in features:
-        inner = nested
-        *above, last = feature.name.split("/")
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = feature
-    return _nested_features(nested)
-
-
-def _nested_features(nested: Mapping[str, Any]) -> dict[str, Any]:
-    return _dictionary(
-        {name: _nested_features(one) if isinstance(one, dict) else one.to_json() for name, one in nested.items()}
-    )
+        top, _, rest = feature.name.partition("/")
+        nested.setdefault(top, []).append(replace(feature, name=rest))
+    return _dictionary({top: _tree(some) if some[0].name else some[0].to_json() for top, some in nested.items()})
 
 
 def _dictionary(features: Mapping[str, Any]) -> dict[str, Any]:
