@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Argument
+from typing import TYPE_CHECKING
 
 from ..storage import amounts
 from . import catalogue_table
 from .console import out
-from .options import Root, complete_any
+from .options import AnyId, Root
 
 if TYPE_CHECKING:
     from ..datasets.local import LocalDataset
@@ -26,15 +24,7 @@ _UNKNOWN = "-"
 
 
 def run(
-    dataset: Annotated[
-        str,
-        Argument(
-            metavar="ID",
-            help="A dataset id: source/name, or the name alone where only one source has it.",
-            autocompletion=complete_any,
-            show_default=False,
-        ),
-    ],
+    dataset: AnyId,
     root: Root = None,
 ) -> None:
     """Show what is known about a dataset before it is downloaded, and the command to download it. Works offline.

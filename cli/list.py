@@ -110,19 +110,14 @@ def _show(
     to a source or a pattern."""
     from ..datasets.search import summarise
 
-    rows = list(map(_row, here.values()))
-    if not absent:
-        if rows:
-            out.table(_COLUMNS, rows)
-        return
-    if narrowed:
-        rows = [_row(one) for one in here.values() if one.id not in known]
+    rows = [_row(one) for one in here.values() if not (absent and narrowed and one.id in known)]
     if rows:
         out.table(_COLUMNS, rows)
-        out.line()
-    if narrowed:
+        if absent:
+            out.line()
+    if absent and narrowed:
         catalogue_table.show([*(known[one] for one in here if one in known), *absent], here)
-    else:
+    elif absent:
         out.table(_SOURCES, map(_source_row, summarise(known.values())))
 
 

@@ -44,20 +44,13 @@ def _starting_with(incomplete: str, ids: list[str]) -> list[str]:
 def complete_any(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import catalogue, local
 
-    ids = {*local.local_ids(_root(ctx)), *catalogue.known_ids()}
-    return _starting_with(incomplete, sorted(ids))
+    return _starting_with(incomplete, sorted({*local.known_here(_root(ctx)), *catalogue.known_ids()}))
 
 
 def _complete_local(ctx: Context, incomplete: str) -> list[str]:
     from ..datasets import local
 
-    return _starting_with(incomplete, local.local_ids(_root(ctx)))
-
-
-def _complete_any_local(ctx: Context, incomplete: str) -> list[str]:
-    from ..datasets import local
-
-    return _starting_with(incomplete, [dataset.id for dataset in local.list_local(_root(ctx))])
+    return _starting_with(incomplete, local.known_here(_root(ctx)))
 
 
 def complete_source(incomplete: str) -> list[str]:
@@ -66,31 +59,19 @@ def complete_source(incomplete: str) -> list[str]:
     return [name for name in catalogue.source_names() if name.startswith(incomplete)]
 
 
-def _argument(what: str, complete: Callable[..., list[str]], metavar: str) -> Any:
+def _ids(what: str, complete: Callable[..., list[str]] = _complete_local, metavar: str = "ID") -> Any:
     return Argument(metavar=metavar, help=what, autocompletion=complete, show_default=False)
 
 
-AnyIds = Annotated[
-    list[str],
-    _argument("Dataset ids: source/name, or the name alone where only one source has it.", complete_any, "ID"),
-]
-LocalIds = Annotated[
-    list[str], _argument("Datasets: ids or folders on this machine, or URLs of converted ones.", _complete_local, "ID")
-]
-AnyLocalIds = Annotated[
-    list[str], _argument("Ids of datasets on this machine, complete or not.", _complete_any_local, "ID")
-]
-LocalId = Annotated[
-    str,
-    _argument("A dataset: its id or folder on this machine, or the URL of a converted one.", _complete_local, "ID"),
-]
-IdOrFolder = Annotated[str, _argument("A dataset on this machine: its id or folder.", _complete_local, "ID")]
-IdsOrFolders = Annotated[
-    list[str],
-    _argument(
-        "A dataset on this machine: its id or folder. Several are read one after the other.", _complete_local, "ID..."
-    ),
-]
+_ANY = "source/name, or the name alone where only one source has it."
+AnyId = Annotated[str, _ids(f"A dataset id: {_ANY}", complete_any)]
+AnyIds = Annotated[list[str], _ids(f"Dataset ids: {_ANY}", complete_any)]
+LocalIds = Annotated[list[str], _ids("Datasets: ids or folders on this machine, or URLs of converted ones.")]
+AnyLocalIds = Annotated[list[str], _ids("Ids of datasets on this machine, complete or not.")]
+LocalId = Annotated[str, _ids("A dataset: its id or folder on this machine, or the URL of a converted one.")]
+_HERE = "A dataset on this machine: its id or folder."
+IdOrFolder = Annotated[str, _ids(_HERE)]
+IdsOrFolders = Annotated[list[str], _ids(f"{_HERE} Several are read one after the other.", metavar="ID...")]
 CacheDir = Annotated[
     Path | None, Option(metavar="DIR", help="With a URL: keep what is read here (default: .remote under the root).")
 ]

@@ -113,31 +113,34 @@ def announcement(estimate: Estimate) -> list[str]:
     elif estimate.fetch_bytes:
         origin.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
     about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
+    size = f"{'' if estimate.at_most else 'about '}{amounts.size(estimate.disk_bytes)}"
     episodes, known = amounts.plural(estimate.episodes, "episode"), estimate.episodes or not estimate.estimated
-    what = f"{about}{amounts.plural(estimate.steps, 'step')}{f', {episodes}' if known else ''}, {_size(estimate)}"
+    what = f"{about}{amounts.plural(estimate.steps, 'step')}{f', {episodes}' if known else ''}, {size}"
     if estimate.estimated and not estimate.steps:  # episodes of unknown lengths
         what = episodes if estimate.episodes else "the episodes"
     return [*origin, f"write {what} to {target}"]
 
 
-def _size(estimate: Estimate) -> str:
-    """The disk space that the dataset will take."""
-    size = amounts.size(estimate.disk_bytes)
-    return size if estimate.at_most else f"about {size}"
-
-
 def finish(results: list[Result], root: Path | None, verb: str) -> int:
     """Print the results; returns the exit code. ``verb`` says what was done with a new dataset: "Downloaded"."""
-    paths = (str(result.outcome.path) for result in results if result.outcome)
-    if out.programs(lambda: {"datasets": [_record(result) for result in results]}, paths):
+    records = [_record(result) for result in results]
+    paths = (record["path"] for record in records if "path" in record)
+    if out.programs(lambda: {"datasets": records}, paths):
         pass
     elif len(results) == 1:
-        (result,) = results
-        assert result.outcome is not None  # a single failure is raised, not reported
-        out.line(_headline(result.outcome, verb), state_style(result.outcome.action))
-        out.facts(_facts(result.outcome))
+        outcome, record = results[0].outcome, records[0]
+        assert outcome is not None  # a single failure is raised, not reported
+        out.line(_headline(outcome, verb), state_style(outcome.action))
+        size = amounts.size(record["bytes"])
+        facts = [("path", record["path"])]
+        if record["steps"] is not None:
+            episodes = amounts.plural(record["episodes"], "episode")
+            facts.append(("steps", f"{amounts.count(record['steps'])} in {episodes}"))
+        facts.append(("size", size if record["steps"] is not None else f"{size} to fetch"))
+        out.facts([*facts, *(("note", note) for note in _notes(outcome))])
     else:
-        out.table(_COLUMNS, map(_row, results))
+        names = ("id", "action", "steps", "episodes", "bytes", "path")
+        out.table(_COLUMNS, [[record.get(name) for name in names] for record in records])
         for result in results:
             for note in _notes(result.outcome):
                 out.note(f"{result.id}: {note}")
@@ -165,12 +168,6 @@ def attempt(dataset_id: str, root: Path | None, action: Callable[[Listener], Out
 _COLUMNS = (Column("id"), Column("result", style=state_style), *AMOUNTS, Column("path", optional=True))
 
 
-def _row(result: Result) -> tuple[Any, ...]:
-    if result.outcome is None:
-        return result.id, "failed", None, None, None, None
-    return result.id, result.outcome.action, *_counts(result.outcome), str(result.outcome.path)
-
-
 def _headline(outcome: Outcome, verb: str) -> str:
     if outcome.action in ("written", "repaired"):
         verb = verb if outcome.action == "written" else "Repaired"
@@ -178,46 +175,27 @@ def _headline(outcome: Outcome, verb: str) -> str:
     return f"{outcome.id} is already complete" if outcome.action == "complete" else "dry run: nothing written"
 
 
-def _facts(outcome: Outcome) -> list[tuple[str, str]]:
-    steps, episodes, size = _counts(outcome)
-    facts = [("path", str(outcome.path))]
-    if steps is not None and episodes is not None:
-        facts.append(("steps", f"{amounts.count(steps)} in {amounts.plural(episodes, 'episode')}"))
-    facts.append(("size", amounts.size(size) if steps is not None else f"{amounts.size(size)} to fetch"))
-    return [*facts, *(("note", note) for note in _notes(outcome))]
-
-
 def _notes(outcome: Outcome | None) -> Sequence[str]:
     """What was assumed, dropped and left out, or in a dry run would be."""
-    told = outcome and (outcome.manifest or outcome.estimate)
-    return told.notes if told else ()
-
-
-def _counts(outcome: Outcome) -> tuple[int | None, int | None, int]:
-    if outcome.manifest is not None:
-        return outcome.manifest.steps, outcome.manifest.episodes, outcome.manifest.bytes
-    assert outcome.estimate is not None  # one of the two is there
-    if outcome.estimate.unread:
-        return None, None, outcome.estimate.fetch_bytes
-    return outcome.estimate.steps, outcome.estimate.episodes, outcome.estimate.disk_bytes
+    source = outcome and (outcome.manifest or outcome.estimate)
+    return source.notes if source else ()
 
 
 def _record(result: Result) -> dict[str, Any]:
-    if result.outcome is None:
-        return {"id": result.id, "action": "failed", "error": result.failure and result.failure.to_json()}
+    """A result as JSON. Steps and episodes are None, and bytes those to fetch, where they are known only after that."""
     outcome = result.outcome
-    steps, episodes, size = _counts(outcome)
-    record: dict[str, Any] = {
-        "id": outcome.id,
-        "action": outcome.action,
-        "path": str(outcome.path),
-        "steps": steps,
-        "episodes": episodes,
-        "bytes": size,
-        "seconds": round(outcome.seconds, 3),
-    }
-    if outcome.action == "planned" and outcome.estimate is not None:
+    if outcome is None:
+        return {"id": result.id, "action": "failed", "error": result.failure and result.failure.to_json()}
+    record: dict[str, Any] = {"id": outcome.id, "action": outcome.action, "path": str(outcome.path)}
+    manifest, plan = outcome.manifest, outcome.estimate
+    if manifest is not None:
+        record |= {"steps": manifest.steps, "episodes": manifest.episodes, "bytes": manifest.bytes}
+    elif plan is not None and plan.unread:
+        record |= {"steps": None, "episodes": None, "bytes": plan.fetch_bytes}
+    elif plan is not None:
+        record |= {"steps": plan.steps, "episodes": plan.episodes, "bytes": plan.disk_bytes}
+    record["seconds"] = round(outcome.seconds, 3)
+    if outcome.action == "planned" and plan is not None:
         names = ("location", "parts", "done_parts", "fetch_bytes", "disk_bytes", "free_bytes")
-        record["plan"] = {name: getattr(outcome.estimate, name) for name in names}
-        record["plan"]["notes"] = list(outcome.estimate.notes)
+        record["plan"] = {name: getattr(plan, name) for name in names} | {"notes": list(plan.notes)}
     return record
