@@ -152,7 +152,7 @@ def run(
 
 
 def _show(path: Path, manifest: Manifest, found: Overview, cached: dict[str, Any]) -> None:
-    from ..datasets.card.overview import state_facts, state_lineage
+    from ..datasets.card.overview import state_facts, state_lineage, state_origin
 
     facts = [("id", manifest.id), ("path", str(path)), *state_facts(manifest, found)]
     facts += [("note", note) for note in manifest.notes]
@@ -164,7 +164,7 @@ def _show(path: Path, manifest: Manifest, found: Overview, cached: dict[str, Any
     if manifest.steps:
         _show_distributions(found)
     out.heading("origin")
-    out.facts(_origin(manifest))
+    out.facts(state_origin(manifest, at_home=True))
     if manifest.lineage:
         out.heading("lineage")
         out.facts(state_lineage(manifest.lineage))
@@ -221,34 +221,6 @@ def _leaf_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
     files = (leaf.name + ".memmap", leaf.name + "/")
     return sum(manifest.size_of(path) for path in manifest.files if path.startswith(files))
-
-
-def _origin(manifest: Manifest) -> list[tuple[str, str]]:
-    from ..datasets.card.overview import describe_creation, describe_unverified
-
-    provenance, objects = manifest.provenance, manifest.source.get("objects", [])
-    raw = sum(entry.get("size") or 0 for entry in objects)
-    options = manifest.source.get("options", {}).items()
-    appended = manifest.source.get("appended")
-    facts = [
-        ("source", manifest.source.get("name")),
-        ("options", ", ".join(f"{key} {value}" for key, value in options if value not in (None, "", [], {}))),
-        ("location", provenance.get("location")),
-        ("reason", provenance.get("why")),
-        ("created", describe_creation(provenance)),
-        ("appended", appended and _appended(appended)),
-        ("raw files", raw and f"{amounts.count(len(objects))}, {amounts.size(raw)}"),
-        ("unverified transfer", describe_unverified(provenance)),
-        ("licence", manifest.licence),
-        ("citation", manifest.citation),
-    ]
-    return [(name, str(value)) for name, value in facts if value]
-
-
-def _appended(records: Sequence[dict[str, Any]]) -> str:
-    steps, episodes = (amounts.count(sum(one[name] for one in records)) for name in ("steps", "episodes"))
-    times = amounts.plural(len(records), "time")
-    return f"{times}, {steps} steps in {episodes} episodes; last {records[-1]['created']}, from {records[-1]['from']}"
 
 
 def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]:

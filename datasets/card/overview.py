@@ -329,22 +329,52 @@ def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
     return facts
 
 
-def state_origin(manifest: Manifest, licence: str = "") -> Facts:
-    """Where the data come from, and their licence: ``licence``, or what the source states. Folders of this machine, and
-    passwords, are left out."""
+def state_origin(manifest: Manifest, licence: str = "", *, at_home: bool = False) -> Facts:
+    """Where the data come from, and their licence: ``licence``, or what the source states.
+
+    ``at_home``, on the machine where the dataset is, with folders, how it was made, and the citation.
+    """
     source, provenance = manifest.source, manifest.provenance
     options = source.get("options")
-    listed = ", ".join(f"{name} {value}" for name, value in options.items()) if isinstance(options, Mapping) else ""
-    location = str(provenance.get("location") or "")
-    facts = [
-        ("source", source.get("name")),
-        ("dataset", source.get("dataset")),
-        ("options", listed),
-        ("location", location if "://" in location and "@" not in location else None),
-        ("created", describe_creation(provenance)),
-        ("licence", licence or manifest.licence or "not stated"),
-    ]
-    return [(name, str(value)) for name, value in facts if value]
+    given = (
+        {} if not isinstance(options, Mapping) else {name: one for name, one in options.items() if one not in _UNSET}
+    )
+    location, created = str(provenance.get("location") or ""), provenance.get("created")
+    is_public = "://" in location and "@" not in location
+    version = provenance.get("rbdata_version")
+    facts = {
+        "source": source.get("name"),
+        "dataset": source.get("dataset"),
+        "options": ", ".join(f"{name} {value}" for name, value in given.items()),
+        "location": location if at_home or is_public else None,
+        "reason": provenance.get("why") if at_home else None,
+        "created": f"{created} by rbdata {version}" if created and version else created,
+        **(_work_done(source, provenance) if at_home else {}),
+        "licence": licence or manifest.licence or "not stated",
+        "citation": manifest.citation if at_home else None,
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+_UNSET: tuple[Any, ...] = (None, "", [], {})
+
+
+def _work_done(source: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, str | None]:
+    """What was appended, the raw files that were read, and those of them that came without checksums."""
+    objects, added, unverified = source.get("objects", []), source.get("appended"), provenance.get("unverified")
+    raw = sum(entry.get("size") or 0 for entry in objects)
+    appended = bare = None
+    if added:
+        steps, episodes = (amounts.plural(sum(one[f"{name}s"] for one in added), name) for name in ("step", "episode"))
+        last = f"last {added[-1]['created']}, from {added[-1]['from']}"
+        appended = f"{amounts.plural(len(added), 'time')}, {steps} in {episodes}; {last}"
+    if unverified:
+        bare = f"{amounts.count(unverified['files'])} of the raw files came without checksums ({unverified['first']})"
+    return {
+        "appended": appended,
+        "raw files": f"{amounts.count(len(objects))}, {amounts.size(raw)}" if raw else None,
+        "unverified transfer": bare,
+    }
 
 
 def state_lineage(record: Mapping[str, Any]) -> Facts:
@@ -372,19 +402,6 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
     for name, text in state_lineage(before)[:-1] if before else ():
         lines.append((f"before: {name}" if name == "made from" else name, text))
     return lines
-
-
-def describe_unverified(provenance: Mapping[str, Any]) -> str | None:
-    """How many raw files came without checksums; None if all had one."""
-    found = provenance.get("unverified")
-    files, first = (found.get("files"), found.get("first")) if isinstance(found, Mapping) else (None, None)
-    return f"{files:,} of the raw files came without checksums ({first})" if isinstance(files, int) and files else None
-
-
-def describe_creation(provenance: Mapping[str, Any]) -> str | None:
-    """When the dataset was made, and by which version; None if that is not stated."""
-    created, version = provenance.get("created"), provenance.get("rbdata_version")
-    return f"{created} by rbdata {version}" if created and version else created
 
 
 def state_tensors(manifest: Manifest) -> list[tuple[str, str, str]]:

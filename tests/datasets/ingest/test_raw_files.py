@@ -13,8 +13,8 @@ from contents import content
 from d4rl_truth import make, write
 from faulty_proxy import Asked, Fault, Proxy, faulty_proxy
 from paths import DATA
-from rbdata.cli.inspect import _origin
 from rbdata.datasets.acquire import download
+from rbdata.datasets.card.overview import state_origin
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.ingest.raw_files import fetch_all
 from rbdata.datasets.ingest.records import RawObject
@@ -87,11 +87,11 @@ def test_bytes_that_nothing_verified_are_named(web: Proxy, tmp_path: Path, keep_
     manifest = read_manifest(made)
     path = "gym_mujoco_v2/hopper_medium-v2.hdf5"
     assert manifest.provenance["unverified"] == {"files": 1, "first": path}
-    shown = {fact[0]: fact[1] for fact in _origin(manifest)}
+    shown = dict(state_origin(manifest, at_home=True))
     assert shown["unverified transfer"] == f"1 of the raw files came without checksums ({path})"
     local = download(Request(NAME, tmp_path / "local", str(tmp_path / "files"), procs=1)).path
     assert "unverified" not in read_manifest(local).provenance
-    assert "unverified transfer" not in {fact[0] for fact in _origin(read_manifest(local))}
+    assert "unverified transfer" not in dict(state_origin(read_manifest(local), at_home=True))
 
 
 @pytest.mark.parametrize("leaf", ["rewards", "observations"])
