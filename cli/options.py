@@ -161,23 +161,31 @@ class SourceFlags:
     def __init__(self, command: str, taken: Collection[str]) -> None:
         from ..datasets import catalogue
 
-        self._declared: dict[str, list[tuple[str, SourceOption]]] = {}
+        #: The options that share a flag, with their sources, by the parameter.
+        self._declared: dict[str, dict[str, SourceOption]] = {}
         for source_name, source in catalogue.sources().items():
             for option in source.options_of(command):
-                flag = option.flag
-                same = [one for _, one in self._declared.get(flag, ())]
-                if _parameter_name(flag) in taken or any(_kind(one) != _kind(option) for one in same):
-                    flag = f"--{source_name}-{flag.removeprefix('--')}"
-                self._declared.setdefault(flag, []).append((source_name, option))
-        self.parameters = {_parameter_name(flag): _parameter(flag, same) for flag, same in self._declared.items()}
+                name = _parameter_name(option.flag)
+                same = self._declared.get(name, {}).values()
+                if name in taken or any((one.name, _kind(one)) != (option.name, _kind(option)) for one in same):
+                    name = f"{source_name}_{name}"
+                self._declared.setdefault(name, {})[source_name] = option
+        self.parameters = {name: _parameter(name, same) for name, same in self._declared.items()}
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The options that were given, by their names in Python; the source refuses those that it does not declare."""
         found = {}
-        for flag, same in self._declared.items():
-            value = values.get(_parameter_name(flag))
-            if value not in (None, False, (), []):
-                found[same[0][1].name] = _converted(value, flag, [option for _, option in same])
+        for name, same in self._declared.items():
+            option, value = next(iter(same.values())), values.get(name)
+            kind: Any = _kind(option)
+            if value in (None, False, (), []):
+                continue
+            if kind is dict:
+                value = parse_key_values(value, _flag(name), option.name == "map")
+            elif kind in (int, float):
+                with suppress(ValueError):  # the source refuses other texts
+                    value = kind(value)
+            found[option.name] = value
         return found
 
 
@@ -185,37 +193,31 @@ def _parameter_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _kind(option: SourceOption) -> tuple[str, type]:
-    return option.name, str if option.flag_is_text else option.type
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _parameter(flag: str, same: Sequence[tuple[str, SourceOption]]) -> Parameter:
-    first = same[0][1]
-    choices = dict.fromkeys(choice for _, option in same for choice in option.choices)
+def _kind(option: SourceOption) -> type:
+    return str if option.flag_is_text else option.type
+
+
+def _parameter(name: str, same: Mapping[str, SourceOption]) -> Parameter:
+    first = next(iter(same.values()))
+    choices = dict.fromkeys(choice for option in same.values() for choice in option.choices)
     shown = f"<{'|'.join(choices)}>" if choices else first.metavar or first.name.upper()
-    told: dict[str, list[str]] = {}
-    for source, option in same:
+    sources: dict[str, list[str]] = {}
+    for source, option in same.items():
         default = f"  [default: {option.default}]" if option.default not in (None, {}, False) else ""
-        told.setdefault(f"{option.help}.{default}", []).append(source)
-    help_text = " ".join(f"{', '.join(names)}: {text}" for text, names in told.items())
+        sources.setdefault(f"{option.help}.{default}", []).append(source)
+    help_text = " ".join(f"{', '.join(names)}: {text}" for text, names in sources.items())
+    is_flag = first.type is bool
     kind: Any = {bool: bool, dict: Optional[list[str]]}.get(first.type, Optional[str])  # noqa: UP045 - made at run time
-    declared = Option(flag, help=help_text, metavar=None if kind is bool else shown, show_default=False)
-    unset = False if kind is bool else None
-    return Parameter(_parameter_name(flag), Parameter.KEYWORD_ONLY, default=unset, annotation=Annotated[kind, declared])
+    declared = Option(_flag(name), help=help_text, metavar=None if is_flag else shown, show_default=False)
+    unset = False if is_flag else None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=unset, annotation=Annotated[kind, declared])
 
 
-def _converted(value: Any, flag: str, same: Sequence[SourceOption]) -> Any:
-    """The number that a text of the command line states; other texts are returned as they are, and the source refuses them."""
-    _, kind = _kind(same[0])
-    if kind is dict:
-        return parse_key_values(value, flag, keys_are_paths=same[0].name == "map")
-    if kind in (int, float):
-        with suppress(ValueError):
-            return kind(value)
-    return value
-
-
-def parse_key_values(words: Sequence[str], flag: str, *, keys_are_paths: bool = False) -> dict[str, Any]:
+def parse_key_values(words: Sequence[str], flag: str, keys_are_paths: bool = False) -> dict[str, Any]:
     """``["map_name=8x8", "is_slippery=false"]`` as keyword arguments; with ``keys_are_paths`` also ``observation/state=obs``.
 
     Values are JSON, Python's True, False or None, or else strings. Raises UsageError.
