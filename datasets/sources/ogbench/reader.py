@@ -60,8 +60,6 @@ _FLAGS = {"terminals", "valids", "rewards"}
 _BALL, _OBJECTS, _POSE = 15, 14, 7
 #: How far a cube, drawer or window may be from where it belongs.
 _NEAR = 0.04
-#: Rows whose rewards are computed at a time.
-_TASK_ROWS = 1 << 16
 #: By array: its dtype and shape.
 Heads = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
@@ -101,35 +99,34 @@ class OgbenchReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         with NpzArchive(raw.file, raw.name) as archive:
-            heads = self._heads(archive)
+            heads, task, first = self._heads(archive), self.task, 0
             ends, is_flagged = _ends(archive, heads)
-            rewards, masks = self._rewards(archive, heads)
-            columns = {
-                key: (archive.rows(key), stored_dtype(dtype, f"{raw.name}: {key}"), shape[1:])
-                for key, (dtype, shape) in heads.items()
-                if key not in _FLAGS and not (key == "masks" and masks is not None)
-            }
-            first = 0
+            rewards = np.zeros(heads["terminals"][1][0], np.float32)
+            if "rewards" in heads and task is None:
+                rewards = to_rewards(archive.array("rewards"), archive.name, "row")
+            left_out = _FLAGS if task is None else {*_FLAGS, "masks"}
+            rows = {key: archive.rows(key) for key in heads if key not in left_out}
             for last in ends.tolist():
-                taken: dict[str, Rows] = {
-                    _KEYS.get(key, f"info/{key}"): LazyRows(
-                        dtype, row, rows.blocks(first, last + (key == "observations"))
-                    )
-                    for key, (rows, dtype, row) in columns.items()
-                }
-                if masks is not None:
-                    taken["masks"] = masks[first:last]
-                states = {"observation": state_rows(taken.pop("observation"))}
-                is_cut = last == ends[-1] and not is_flagged
-                yield Episode(states, taken, rewards[first:last], terminated=False, truncated=not is_cut)
-                if masks is not None and last > first:
+                columns: dict[str, Rows] = {}
+                for key, column in rows.items():
+                    (dtype, shape), blocks = heads[key], column.blocks(first, last + (key == "observations"))
+                    stored = stored_dtype(dtype, f"{raw.name}: {key}")
+                    columns[_KEYS.get(key, f"info/{key}")] = LazyRows(stored, shape[1:], blocks)
+                here = rewards[first:last]
+                if task is not None:
+                    needed = {key: _read(columns[f"info/{key}"]) for key in task.keys}
+                    here, columns["masks"] = task.rewards(needed, raw.name)
+                    columns |= {f"info/{key}": values for key, values in needed.items()}
                     raw.counts["relabelled_steps"] += last - first
-                    raw.counts["steps_at_the_goal"] += int((masks[first:last] == 0).sum())
-                elif "rewards" not in heads and last > first:
+                    raw.counts["steps_at_the_goal"] += int((columns["masks"] == 0).sum())
+                elif "rewards" not in heads:
                     raw.counts["steps_without_reward"] += last - first
+                states = {"observation": state_rows(columns.pop("observation"))}
+                is_cut = last == ends[-1] and not is_flagged
+                yield Episode(states, columns, here, terminated=False, truncated=not is_cut)
                 first = last + 1
-            for rows, _, _ in columns.values():
-                rows.finish()
+            for column in rows.values():
+                column.finish()
 
     def _heads(self, archive: NpzArchive) -> Heads:
         """The arrays of a file, in its order. Raises CorruptSourceError for missing ones, odd names, and unequal lengths."""
@@ -149,22 +146,11 @@ class OgbenchReader(EpisodeReader):
                 )
         return heads
 
-    def _rewards(self, archive: NpzArchive, heads: Heads) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rewards of all rows, float32, and the masks of the task."""
-        if self.task is None and "rewards" in heads:
-            return to_rewards(archive.array("rewards"), archive.name, "row"), None
-        count = heads["observations"][1][0]
-        rewards, masks = np.zeros(count, np.float32), np.ones(count, np.float32)
-        if self.task is None:
-            return rewards, None
-        needed = {key: archive.rows(key) for key in self.task.keys}
-        for low in range(0, count, _TASK_ROWS):
-            high = min(low + _TASK_ROWS, count)
-            arrays = {key: np.concatenate([*rows.blocks(low, high)]) for key, rows in needed.items()}
-            rewards[low:high], masks[low:high] = self.task.rewards(arrays, archive.name)
-        for rows in needed.values():
-            rows.finish()
-        return rewards, masks
+
+def _read(rows: Rows) -> np.ndarray:
+    """The rows of an episode, decoded."""
+    assert isinstance(rows, LazyRows)
+    return np.concatenate([np.empty((0, *rows.shape), rows.dtype), *rows.blocks]).astype(rows.dtype, copy=False)
 
 
 def _ends(archive: NpzArchive, heads: Heads) -> tuple[np.ndarray, bool]:
