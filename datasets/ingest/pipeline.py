@@ -197,6 +197,10 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     if remote_files(reader):
         return estimate_fetch(reader, place, bytes_left(reader, folder))
     with _opened(reader, paths_of(reader), request) as engine:
+        expected = reader.expect()
+        if expected is not None:
+            units = reader.units(None)
+            return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
         lead, about = reader.lead(), dict[str, Any]()
         if lead is not None:
             about = _do_one(CountTask(lead), engine, listener)

@@ -169,7 +169,8 @@ class Reader:
         return unit, range
 
     def expect(self) -> Expectation | None:
-        """An estimate before units are read; None where the lead has counted steps and episodes."""
+        """An estimate before units are read; None where the whole files must be seen first, or the lead counts steps and
+        episodes."""
         return None
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:

@@ -36,7 +36,7 @@ from .files import data_files, visible
 from .notes import COUNTED, FirstRows
 from .opening import open_tables, select_episodes
 from .roles import Given, Roles, find_roles, is_one_value, listed
-from .rows import blocks, columns_of, end_episodes, stored_apart
+from .rows import columns_of, end_episodes, stored_apart, transition_table
 from .sections import sections_of
 from .tables import Table, join_columns, leave_out
 
@@ -276,7 +276,8 @@ class TablesUnit(Unit):
         first_rows = FirstRows(counts)
         for table, roles, transitions in reader.tables(episodes):
             begins = True
-            for values, rewards, bits in blocks(table, roles, reader.columns, transitions):
+            steps = transition_table(table, roles, len(transitions.keep))
+            for values, rewards, bits in steps.blocks(reader.columns, transitions):
                 rows = {column.key: some for column, some in zip(reader.columns, values)}
                 _count_not_finite(counts, rows, roles)
                 if len(bits):

@@ -7,21 +7,22 @@ row of the state where observations have a row more per episode, and else the ob
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from ....errors import UsageError
 from ....storage.schema import LARGE_ROW
 from ...ingest.spaces import stored_dtype
-from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags, to_rewards
+from ...ingest.trajectories import Column, TransitionRows, compare_successors, resolve_transitions, to_flags
+from ...ingest.transition_blocks import TransitionTable
 from .roles import ArrayInfo, Roles, is_one_value
 from .tables import Table
 
 #: The names of arrays that number the steps of an episode.
 _STEPS = ("step", "steps", "step_id", "step_index", "step_count", "timestep", "timesteps", "time_step", "frame_index")
-#: Bytes and rows of a block.
-_BLOCK_BYTES, _BLOCK_ROWS = 16 << 20, 1 << 16
+#: Bytes of rows that are compared at a time.
+_BLOCK_BYTES = 16 << 20
 
 
 def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo], apart: Collection[str] = ()) -> list[Column]:
@@ -223,80 +224,9 @@ def _has_final_states(table: Table, roles: Roles, rows: int, episodes: int) -> b
     return there != rows
 
 
-def blocks(
-    table: Table, roles: Roles, columns: Sequence[Column], transitions: TransitionRows, most_rows: int = _BLOCK_ROWS
-) -> Iterator[tuple[list[np.ndarray], np.ndarray, np.ndarray]]:
-    """The steps of a table in order, read this many rows at a time: the rows of each column, of a state column one more for
-    each episode that ends in them; the rewards; the bits of the ends (`ingest.block`)."""
-    rows = len(transitions.keep)
-    size = max(1, min(most_rows, _BLOCK_BYTES // max(1, sum(column.row_bytes for column in columns))))
+def transition_table(table: Table, roles: Roles, rows: int) -> TransitionTable:
+    """The table of so many steps, for its rows to be read as blocks."""
     names = {**roles.observation, **roles.action, **roles.extra}
-    names |= {"next/" + key: name for key, name in roles.next_observation.items()}
-    per_state = bool(rows) and table.arrays[next(iter(roles.observation.values()))].shape[0] != rows
-    first_state = 0
-    for low in range(0, rows, size):
-        high = min(low + size, rows)
-        if roles.next_observation:
-            shared = {column.key for column in columns if column.per == "state" and column.dtype.startswith("float")}
-            _find_seams(table, roles, transitions, low, high, shared)
-        states = high - low + int(np.count_nonzero(transitions.last[low:high]))
-        kept = transitions.keep[low:high]
-        block = []
-        for column in columns:
-            name = names[column.key]
-            if column.per == "step":
-                values = table.read(name, low, high)[kept]
-            elif per_state:
-                values = table.read(name, first_state, first_state + states)
-            else:
-                values = _states(table, roles, transitions, column.key, low, high)
-            block.append(np.ascontiguousarray(values, column.dtype).reshape(-1, *column.shape))
-        yield block, _rewards(table, roles, transitions, low, high), transitions.bits(low, high)[kept]
-        first_state += states
-
-
-def _states(table: Table, roles: Roles, transitions: TransitionRows, key: str, low: int, high: int) -> np.ndarray:
-    """The state rows of rows ``low`` to ``high - 1``: their observations, and the final states of episodes that end there."""
-    name, after = roles.observation[key], roles.next_observation.get(key)
-    here = table.read(name, low, min(high + 1, len(transitions.keep)))
-    stated = [] if after is None else [table.read(after, low, high)]
-    rows = transitions.state_rows(low, high, len(here), has_next=after is not None)
-    return np.concatenate([here, *stated, np.zeros_like(here[:1])])[rows]
-
-
-def _find_seams(
-    table: Table, roles: Roles, transitions: TransitionRows, low: int, high: int, shared: Collection[str]
-) -> None:
-    """Inside an episode the successor of a row is the next row's observation; where it is not, the episode is cut.
-
-    Counts the successors that become the next row's observation but for rounding: those of the keys ``shared``.
-    """
-    rows = len(transitions.keep)
-    goes_on = np.flatnonzero(~transitions.last[low : min(high, rows - 1)])
-    differs, rounded = np.zeros(len(goes_on), bool), np.zeros(len(goes_on), bool)
-    for key, name in roles.observation.items():
-        after = table.read(name, low + 1, min(high + 1, rows))[goes_on]
-        stated = table.read(roles.next_observation[key], low, high)[goes_on]
-        other, near = compare_successors(after, stated)
-        differs |= other
-        if key in shared:
-            rounded |= near
-    transitions.cut_after(low + goes_on[differs])
-    for name, count in (("seams", differs), ("rounded_successors", rounded & ~differs)):
-        transitions.counts[name] = transitions.counts.get(name, 0) + int(count.sum())
-
-
-def _rewards(table: Table, roles: Roles, transitions: TransitionRows, low: int, high: int) -> np.ndarray:
-    """The rewards of the rows that are kept, float32. Counts those that are more than the rounding of a fraction away."""
-    kept = transitions.keep[low:high]
-    if not isinstance(roles.reward, str):
-        return np.full(int(kept.sum()), roles.reward, np.float32)
-    given = table.read(roles.reward, low, high)
-    rewards = to_rewards(given, f"{table.name}: {roles.reward}", "row", low)[kept]
-    exact = given.reshape(-1)[kept].astype(np.float64)
-    if given.dtype.kind in "iu":
-        rounded = (rewards != exact) | (np.abs(exact) > 1 << 53)  # float64 rounds those itself
-    else:
-        rounded = np.abs(rewards - exact) > 1e-6 * np.abs(exact)
-    transitions.counts["rounded_rewards"] = transitions.counts.get("rounded_rewards", 0) + int(rounded.sum())
-    return rewards
+    states = table.arrays[next(iter(roles.observation.values()))].shape[0]
+    final = bool(rows) and states != rows
+    return TransitionTable(table.name, table.read, names, roles.next_observation, roles.reward, final)

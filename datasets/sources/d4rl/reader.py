@@ -19,14 +19,15 @@ from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageErro
 from ....storage.episodes import EpisodeTable
 from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject
-from ...ingest.records import ConvertOptions, PartSpec, RawObject, count_notes, name_left_out
+from ...ingest.estimate import bytes_of_state, expect_rows
+from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes, name_left_out
 from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
-from ...ingest.unit import BITS, LEAD, Facts, Part
+from ...ingest.unit import Facts, Part
 from ...ingest.whole_file import ACCEPT, WholeFileReader
 from .file import FileContents, open_file, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
-from .rows import INNER, PixelUnit, StepUnit
+from .rows import INNER, FileUnit, count_jumps
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -88,10 +89,11 @@ class D4rlReader(WholeFileReader):
     source, converter = "d4rl", "d4rl 2"
     native_libraries = ("h5py", "isal.isal_zlib")
     return_steps = sys.maxsize  # rewards of an episode are summed at once
-    #: Set by `take_head`.
-    _found: Found
-    #: Set by `units`: what the lead said of the steps.
-    _lead: Mapping[str, Any]
+    #: Set by `take_head`; `_names`: the arrays by the keys of their columns.
+    _found: Found | None = None
+    _names: dict[str, str]
+    #: Set by `facts`.
+    sha256 = ""
 
     def __init__(
         self,
@@ -123,77 +125,85 @@ class D4rlReader(WholeFileReader):
             contents = survey(file, name)
             terminals = read_flags(file, name, "terminals")
             timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
-        flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
-        by = choose_ends(self._asked, flags, name)
-        ends, by_clock = _ends(by, flags)
-        transitions = resolve_transitions(
-            ends, terminals, by_clock, has_next=contents.has_next, unknown_next=self.options.unknown_next
-        )
-        if not transitions.steps:
-            raise CorruptSourceError(f"{name} holds no step whose successor is known")
+            flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
+            by = choose_ends(self._asked, flags, name)
+            ends, by_clock = _ends(by, flags)
+            how: Any = {"has_next": contents.has_next, "unknown_next": self.options.unknown_next}
+            transitions = resolve_transitions(ends, terminals, by_clock, **how)
+            if not transitions.steps:
+                raise CorruptSourceError(f"{name} holds no step whose successor is known")
+            jump, jumps, shape = self.family.jump, 0, contents.arrays["observations"].shape
+            if jump is not None and len(shape) == 1 and shape[0] >= 2:
+                jumps = count_jumps(file, name, transitions.end, jump)
+        transitions.counts |= {"position_jumps": jumps, "longest_trajectory": longest(transitions.end)}
         return Found(contents, by, transitions, _info_keys(contents, name))
 
     def take_head(self, found: Found) -> None:
         self._found, contents = found, found.contents
         every = {**contents.arrays, **{array.path: array for array in contents.infos}}
+        self._names = {
+            "observation": "observations",
+            "action": "actions",
+            **{key: path for path, key in found.keys.items()},
+        }
         columns = [
             Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
-            for path, key in {"observations": "observation", "actions": "action", **found.keys}.items()
+            for key, path in self._names.items()
         ]
         if (found.transitions.inner & found.transitions.keep).any():
             columns.append(Column(INNER, "bool", (1,), "step"))
+            self._names[INNER] = INNER
         self.set_columns(columns)
         if self.options.layout == "ted":
             self.bulk = ()  # the steps hold observations of any size as two columns
 
-    def lead(self) -> StepUnit:
-        found = self._found
-        how = (found.contents, found.transitions, found.keys, not self.bulk, INNER in self.schema, self.family.jump)
-        return StepUnit(LEAD, self.item.url, found.contents.rows, "steps", self.path, *how)
+    @property
+    def found(self) -> Found:
+        """What the file holds, once it was seen."""
+        assert self._found is not None
+        return self._found
 
-    def units(self, lead: Part | None) -> list[PixelUnit]:
-        assert lead is not None
-        self._lead, self.sha256 = lead.about, lead.about["sha256"]
-        self.check_recorded()
-        self._check_published()
-        self.digest = f"{self.sha256} {json.dumps(self._options(), sort_keys=True)}"
-        self.notes = list(self._notes(self._lead["counts"]))
-        if not self.bulk:
-            return []
-        found = self._found
-        transitions = replace(found.transitions, last=np.zeros_like(found.transitions.last))
-        for section in lead.sections():  # a dry run has none
-            transitions.last[transitions.keep] = lead.rows(section, BITS) != 0
-        spec = self._part(self._lead["states"])
-        leaf = self.schema["observation"]
-        how = (self.path, self.item.url, leaf.dtype, leaf.shape, transitions, found.contents.has_next)
-        return [PixelUnit(0, spec.name, found.contents.rows, self.digest, *how, spec=spec)]
+    def expect(self) -> Expectation | None:
+        if self._found is None:
+            return None
+        rows, ratio = self._found.transitions, 1.0
+        if self.bulk:
+            ratio = bytes_of_state(self, self.sample_rows) / self.schema["observation"].row_bytes
+        expected = expect_rows(self, rows.steps, int(np.count_nonzero(rows.last & rows.keep)), ratio)
+        return replace(expected, part_names=[self.item.name], notes=list(self._notes(rows.counts)))
+
+    def units(self, lead: Part | None) -> list[FileUnit]:
+        found, stat = self.found, self.path.stat()
+        identity = json.dumps([stat.st_size, stat.st_mtime_ns, self._options()])
+        how = (self.path, found.contents, found.transitions, self.columns, self._names)
+        return [FileUnit(0, self.item.url, found.transitions.steps, identity, *how)]
 
     def sample_rows(self) -> np.ndarray:
-        return sample(self.path, self.item.url, self._found.contents.rows)
+        return sample(self.path, self.item.url, self.found.contents.rows)
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        counts = {**self._lead["counts"], **count_outcomes(episodes.outcome)}
-        counts["longest_trajectory"] = self._lead["longest"]
-        specs = [self._part(episodes.steps + len(episodes))] if self.bulk else []
+        about = parts[0].about
+        self.sha256 = about["sha256"]
+        self.check_recorded()
+        self._check_published()
+        counts = {**about["counts"], **count_outcomes(episodes.outcome)}
+        counts.pop("rounded_rewards", None)
+        specs = [PartSpec(self.item.name, about["states"], "whole", self._object())] if self.bulk else []
         leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
         spaces = {key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()}
-        return Facts(counts, self.notes, specs, spaces)
+        return Facts(counts, list(self._notes(counts)), specs, spaces)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
         return [] if self.bulk else [self._object()]  # with bulk leaves it is that of their part
 
-    def _part(self, states: int) -> PartSpec:
-        return PartSpec(self.item.name, states, "whole", self._object())
-
     def _object(self) -> dict[str, Any]:
         size = self.path.stat().st_size
         return {"name": self.item.name, "path": self._raw_path, "size": size, "sha256": self.sha256, "crc32c": None}
 
     def unverified(self) -> list[str]:
-        return [] if self.entry and self.entry.sha256 == getattr(self, "sha256", "") else super().unverified()
+        return [] if self.entry and self.entry.sha256 == self.sha256 else super().unverified()
 
     def raw_objects(self) -> list[RawObject]:
         return [RawObject(self._raw_path, self.item, self.location)]
@@ -208,16 +218,16 @@ class D4rlReader(WholeFileReader):
             "family": entry.family if entry else None,
             "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
             "options": self._options(),
-            "keys": {key: path for path, key in self._found.keys.items()},
-            "left_out": self._found.contents.left_out,
-            "metadata": self._found.contents.metadata,
+            "keys": {key: path for path, key in self.found.keys.items()},
+            "left_out": self.found.contents.left_out,
+            "metadata": self.found.contents.metadata,
         }
 
     def _options(self) -> dict[str, Any]:
         """The options with the values that were used."""
         large = {"codec": self.schema["observation"].codec, "layout": self.options.layout} if self.bulk else {}
         unknown_next = self.options.unknown_next
-        return {"unknown_next": unknown_next, "episodes_by": self._found.by, "horizon": self.horizon, **large}
+        return {"unknown_next": unknown_next, "episodes_by": self.found.by, "horizon": self.horizon, **large}
 
     # -- behind it -------------------------------------------------------------------------------------------------
 
@@ -232,17 +242,17 @@ class D4rlReader(WholeFileReader):
                 yield "AntMaze v0 time-outs are out of step with the resets (D4RL issue 77): prefer v2."
             if not entry.listed:
                 yield "D4RL registers this id but does not list it among its downloads."
-        yield _BY[self._found.by].format(horizon=horizon)
+        yield _BY[self.found.by].format(horizon=horizon)
         yield from count_notes(_COUNTED, counts)
-        if horizon and self._lead["longest"] > horizon + 1:
-            yield f"The longest trajectory has {self._lead['longest']} rows, more than the horizon of {horizon}."
-        stored = self._found.contents.arrays["rewards"].dtype.name
+        if horizon and counts["longest_trajectory"] > horizon + 1:
+            yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
+        stored = self.found.contents.arrays["rewards"].dtype.name
         if stored != "float32":
             yield f"Rewards were {stored} and are float32; all other values are as in the file."
-        if entry and entry.sha256 and entry.sha256 != self.sha256:
+        if entry and entry.sha256 and self.sha256 not in ("", entry.sha256):
             yield f"The file is not the one known under this name (its sha256 begins {entry.sha256[:12]})."
-        if self._found.contents.left_out:
-            yield f"Left out: {name_left_out(self._found.contents.left_out)}."
+        if self.found.contents.left_out:
+            yield f"Left out: {name_left_out(self.found.contents.left_out)}."
 
     def _check_published(self) -> None:
         """Raise ChecksumError for a file that is not the one published."""

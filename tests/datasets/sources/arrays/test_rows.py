@@ -10,7 +10,7 @@ import rbdata
 from hypothesis import given
 from hypothesis import strategies as st
 from rbdata.datasets.sources.arrays.roles import find_roles
-from rbdata.datasets.sources.arrays.rows import blocks, columns_of, end_episodes
+from rbdata.datasets.sources.arrays.rows import columns_of, end_episodes, transition_table
 from rbdata.datasets.sources.arrays.tables import memory_table
 from rbdata.errors import CorruptSourceError, UsageError
 
@@ -52,7 +52,7 @@ def read(arrays: dict[str, Any], most_rows: int = 1 << 16, unknown_next: str = "
     roles = find_roles(table.arrays, given, table.name)
     columns = columns_of(roles, table.arrays)
     layout = end_episodes(table, roles, unknown_next=unknown_next)
-    parts = list(blocks(table, roles, columns, layout, most_rows))
+    parts = list(transition_table(table, roles, len(layout.keep)).blocks(columns, layout, most_rows))
     states, actions = (np.concatenate([rows[number] for rows, _, _ in parts]) for number in (0, 1))
     rewards, end = (np.concatenate([part[which] for part in parts]) for which in (1, 2))
     episodes, first, state = [], 0, 0
