@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import settings
 from ..errors import (
@@ -44,10 +44,9 @@ from ..storage.threads import map_in_threads
 from ..storage.work import Work, fingerprint
 from . import catalogue, local
 from .fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror, read_all
-from .fetch.location import DirectoryLocation, is_hub_dataset, is_plain_name, join_path
+from .fetch.location import DirectoryLocation, find_object, is_hub_dataset, is_plain_name, join_path
 from .fetch.reading import bytes_there
 from .fetch.retries import failure_at
-from .fetch.upload import DirectoryUploader, LocalFile, Uploader, find_object, open_uploader, upload
 from .ingest.raw_files import FOLDER as RAW_FOLDER
 from .ingest.raw_files import fetch_all
 from .ingest.reader import Reader
@@ -55,6 +54,9 @@ from .ingest.records import ConvertOptions, RawObject
 from .ingest.request import Estimate, Listener
 from .sources.source import Source
 from .workers.task import TaskProgress
+
+if TYPE_CHECKING:  # downloads send nothing
+    from .fetch.upload import LocalFile, Uploader
 
 _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 #: Connections over which a mirror is written.
@@ -374,6 +376,8 @@ def push(
     manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
     DatasetBusyError if it is replaced during the push, and the fetch errors.
     """
+    from .fetch.upload import open_uploader
+
     root = settings.root(root)
     uploader = open_uploader(destination, fetch)
     if raw:
@@ -383,6 +387,8 @@ def push(
 
 
 def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+    from .fetch.upload import LocalFile, upload
+
     folder, base = pin.folder, uploader.location.url
     manifest = read_manifest(folder)
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
@@ -421,6 +427,8 @@ def check_undamaged(folder: Path, manifest: Manifest) -> None:
 
 
 def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
+    from .fetch.upload import LocalFile
+
     dataset_id, source = catalogue.resolve(text)
     if source is None:
         raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
@@ -441,6 +449,8 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
 
 def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
     """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
+    from .fetch.upload import upload
+
     total = sum(file.size for file, _ in files)
     done, lock = 0, Lock()
 
@@ -560,6 +570,8 @@ def remove(
 
     Raises UsageError for a read-only location, and the fetch errors.
     """
+    from .fetch.upload import DirectoryUploader, open_uploader
+
     uploader, files, done = open_uploader(destination, fetch), held.files, 0
     for some in (files[:1], files[1:-1], files[1:][-1:]):
         for _ in map_in_threads(uploader.remove, some, CONNECTIONS, "rbdata-remove"):

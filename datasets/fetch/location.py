@@ -340,6 +340,14 @@ class StoreLocation(Location):
         raise NotImplementedError
 
 
+def find_object(location: Location, path: str) -> RemoteObject | None:
+    """The object at a path, None if it does not exist."""
+    try:
+        return location.stat(path)
+    except ObjectNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class DirectoryLocation(Location):
     """A `Location` in the file system, local or mounted. Objects are regular files; links are followed, broken links omitted.

@@ -25,7 +25,7 @@ from ...storage.folder import remove_empty
 from . import open_location
 from .fsspec_store import FsspecLocation
 from .gcs import GcsLocation, google_error, make_client, may_have_credentials
-from .location import DirectoryLocation, Location, RemoteObject, check_path, join_path
+from .location import DirectoryLocation, Location, RemoteObject, check_path, find_object, join_path
 from .reading import OnBytes, Verifier, discard_part, fetch_to_file, stream
 from .retries import FetchOptions
 
@@ -104,14 +104,6 @@ def upload(uploader: Uploader, file: LocalFile, path: str, on_bytes: OnBytes | N
         message = f"{stored.url}: checksum mismatch after the upload"
         raise ChecksumError(message, hint="push again; if it fails again, the network or the store damages data")
     return True
-
-
-def find_object(location: Location, path: str) -> RemoteObject | None:
-    """The object at a path, None if it does not exist."""
-    try:
-        return location.stat(path)
-    except ObjectNotFoundError:
-        return None
 
 
 def has_same_bytes(location: Location, obj: RemoteObject, file: LocalFile) -> bool:

@@ -154,13 +154,14 @@ def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
     stored: int = array.get_storage_size()
     if stored > size:
         raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
-    if problem := unknown_filter(array):
+    if properties.get_nfilters() and (problem := unknown_filter(array)):
         raise CorruptSourceError(f"{what} is {problem}", hint="repack it: h5repack -f GZIP=4 IN OUT")
-    if not array.shape or array.dtype.hasobject:
+    shape, dtype = array.shape, array.dtype
+    if not shape or dtype.hasobject:
         return stored  # no values, one value, or text
-    declared = math.prod(array.shape) * array.dtype.itemsize
+    declared = math.prod(shape) * dtype.itemsize
     if declared > max(stored * _LARGEST_RATIO, least):
-        raise CorruptSourceError(f"{what} declares {array.shape}, {declared} bytes, but holds {stored} bytes")
+        raise CorruptSourceError(f"{what} declares {shape}, {declared} bytes, but holds {stored} bytes")
     return stored
 
 

@@ -1,8 +1,6 @@
-"""One run of the DQN Replay dataset, from its shards to a dataset: what is planned, and what workers then fill.
+"""One run of the DQN Replay dataset, from its shards: what is planned (`ring`), and the frames that go where the plan says.
 
-The plan is made from the small arrays of all shards (`ring`). The frames of a shard then go to the dataset in blocks:
-
-    network -> gunzip -> blocks of rows -> (padding left out, blank states put in) -> sink
+    network -> gunzip -> blocks of rows -> (padding left out, blank states put in) -> part
 
 The network and the unpacking run in their own threads, so that a part is as fast as the slowest of the three; memory
 is a few blocks, whatever the size of the shard.
@@ -22,27 +20,61 @@ from ....errors import ChecksumError, CorruptSourceError
 from ....storage.amounts import plural
 from ....storage.checksums import crc32c
 from ....storage.codecs import codec_of
-from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
+from ....storage.episodes import EpisodeTable
 from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, read_ahead, read_all, resolve
 from ...formats.npy import Expected, NpyStream
 from ...formats.packed import gunzip
-from ...ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED, Block, final_states
+from ...ingest.block import Block, final_states
 from ...ingest.counted_stream import CountedStream
-from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, RawObject
+from ...ingest.records import ConvertOptions, PartSpec, RawObject
 from ...ingest.request import select_numbered
 from ...ingest.unit import BITS, LEAD, Facts, Part, Unit
 from .raw_files import DQN_REPLAY, FRAME, Shard
-from .ring import PartPlan, RingArrays, RingPlanner
-from .run_job import RunJob, describe, spaces
+from .reader import ROW_BYTES, SPACES, RunReader, describe
+from .ring import PartPlan, RingArrays, RingPlanner, Steps
 
-ROW_BYTES = FRAME[0] * FRAME[1]
 #: Small blocks stay in the cache between the stages, and their memory is reused instead of mapped again.
 BLOCK_ROWS = 512
-_EXPECTED = Expected("uint8", (-1, *FRAME))
+_FRAMES = Expected("uint8", (-1, *FRAME))
 #: Rows read from the heads of shards to train the dictionary on, and how many of them it is trained on.
 SAMPLE_READ, SAMPLE_ROWS, SAMPLE_SHARDS = 65_536, 3_000, 16
+#: The arrays that the plan is made from.
+SMALL = {
+    "action": Expected("int32", (-1,)),
+    "reward": Expected("float32", (-1,)),
+    "terminal": Expected("uint8", (-1,)),
+    "add_count": Expected("int64", ()),
+}
+#: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
+_SMALL_BYTES = 1 << 28
+#: gzip shrinks frames at most this many times, which bounds the rows of a shard by the size of its frames.
+_LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
+#: The limit if that size is not stated. Published shards have 1 M rows.
+MAX_ROWS = 1 << 22
+
+
+@contextmanager
+def _frame_blocks(
+    source: Iterable[bytes], obj: RemoteObject
+) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
+    """The rows of an observation object, and its blocks: ``(first, count, frames)``, with a row of zeros after the rows."""
+    npy = NpyStream(gunzip(read_ahead(source, 16), obj.url), _FRAMES, obj.url)
+    blocks = ((first, count, block.reshape(-1, *FRAME)) for first, count, block in npy.blocks(BLOCK_ROWS, spare=1))
+    with closing(read_ahead(blocks, 2)) as ahead:
+        yield npy.rows, ahead
+
+
+def _frames_at(location: Location, obj: RemoteObject, rows: np.ndarray) -> np.ndarray:
+    """The frames of some rows (ascending) of an observation object. Reads no further than the last of them."""
+    found = [np.zeros((0, *FRAME), np.uint8)]
+    if len(rows):
+        with _frame_blocks(CountedStream(location, obj), obj) as (_, blocks):
+            for first, count, frames in blocks:
+                found.append(frames[rows[(rows >= first) & (rows < first + count)] - first])
+                if first + count > rows[-1]:
+                    break
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -61,38 +93,36 @@ class FrameUnit(Unit):
     apart: bool
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        part, size = self.part, BLOCK_ROWS
+        part = self.part
         if not part.states:
             return  # a final dump without new rows
         segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
-        source = CountedStream(self.location, self.obj)
-        begin = int(segments[0, 2])
-        with _frame_blocks(source, self.obj, size) as (rows, blocks):
+        source, begin = CountedStream(self.location, self.obj), int(segments[0, 2])
+        with _frame_blocks(source, self.obj) as (rows, blocks):
             if rows != part.capacity:
                 message = f"{self.obj.url} has {rows} frames; the other arrays have {part.capacity} rows"
                 raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
-            for first, count, block in blocks:
-                _check_padding(part, segments, first, count, block)
-                frames = block.reshape(-1, *FRAME)
+            for first, count, frames in blocks:
+                _check_padding(part, segments, first, count, frames)
                 for position, taken in _runs_of(segments, first, count):
-                    is_seam = position < begin
-                    yield self._block(position, frames[taken], is_seam, first + count, source)
-            yield Block(
-                {},
-                place=(self.index, 1),
-                done=part.capacity,
-                fetched=source.fetched,
-                retries=source.retries,
-                record={"crc32c": source.crc32c},
-            )
+                    yield self._block(position, frames[taken], position < begin, first + count, source)
+        yield self._block(begin, None, False, part.capacity, source, {"crc32c": source.crc32c})
 
-    def _block(self, position: int, frames: np.ndarray, is_seam: bool, done: int, source: CountedStream) -> Block:
+    def _block(
+        self,
+        position: int,
+        frames: np.ndarray | None,
+        is_seam: bool,
+        done: int,
+        source: CountedStream,
+        record: Mapping[str, Any] | None = None,
+    ) -> Block:
         final, goes_on = None, False
-        if self.final is not None:
+        if self.final is not None and frames is not None:
             final = self.final[position : position + len(frames)]
             goes_on = not self.final[position - 1] if position else self.goes_on
         return Block(
-            {"observation": frames},
+            {} if frames is None else {"observation": frames},
             final=final,
             place=(self.index, 0 if is_seam else 1),
             goes_on=goes_on,
@@ -100,55 +130,8 @@ class FrameUnit(Unit):
             done=done,
             fetched=source.fetched,
             retries=source.retries,
+            record=record,
         )
-
-
-@dataclass(frozen=True)
-class StepUnit(Unit):
-    """All steps of a run, from the small arrays of its shards (about 1 MB each), and where the frames of each shard go."""
-
-    job: AtariReader
-
-    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        emitted: list[Sequence[np.ndarray]] = []
-        job, told = self.job, 0
-
-        def peek(number: int, rows: list[int]) -> list[bool]:
-            (shard,) = (shard for shard in job.chosen if shard.number == number)
-            return _peek_blank(job.location, shard.observation, rows)
-
-        planner = RingPlanner(
-            lambda *columns: emitted.append(columns),
-            peek,
-            unknown_next=job.options.unknown_next,
-            time_limit=job.time_limit,
-        )
-        before, found = job.neighbour(), dict[str, str]()
-        # A few shards ahead of the planner, so that latency is paid once.
-        read = map_in_threads(job.read_small, job.chosen, 4, "rbdata-plan", ahead=1)
-        for done, (ring, sums) in enumerate(read, 1):
-            planner.add(ring, before if done == 1 else None)
-            found.update(sums)
-            yield from _step_blocks(emitted, planner.episodes.rows[told:], done)
-            told = len(planner.episodes)
-        planner.finish()
-        yield from _step_blocks(emitted, planner.episodes.rows[told:], len(job.chosen))
-        parts = [{**vars(part), "segments": part.segments.tolist()} for part in planner.parts]
-        yield Block({}, record={"parts": parts, "counts": planner.counts, "found": found}, done=len(job.chosen))
-
-
-def _step_blocks(
-    emitted: list[Sequence[np.ndarray]], ended: Sequence[tuple[int, float, int, bool]], done: int
-) -> Iterator[Block]:
-    """The steps that the planner has emitted; ``ended`` are the episodes that end in them."""
-    if not emitted:
-        return
-    action, reward, terminated, truncated = (np.concatenate(columns) for columns in zip(*emitted))
-    emitted.clear()
-    bits = terminated * END_TERMINATED | truncated * END_TRUNCATED
-    kinds = {TERMINATED: END_TERMINATED, TRUNCATED: END_TRUNCATED, CUT: END_CUT}
-    bits[np.flatnonzero(bits)] = [kinds[outcome] | midway * END_MIDWAY for _, _, outcome, midway in ended]
-    yield Block({"action": action, "next/reward": reward}, bits.astype(np.uint8), done=done)
 
 
 def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -177,90 +160,51 @@ def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int
         yield begin, np.concatenate(run)
 
 
-def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int, block: np.ndarray) -> None:
+def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int, frames: np.ndarray) -> None:
     """Padding rows are known by their place; that they are blank confirms that the place is right."""
     rows = np.arange(first, first + count)
     index = np.searchsorted(segments[:, 0], rows, "right") - 1
     inside = (index >= 0) & (rows < segments[index, 0] + segments[index, 1])
     expected = (rows < part.valid) | ((rows == part.capacity - 1) & part.seam)
-    padding = np.flatnonzero(expected & ~inside)
-    for row in padding.tolist():
-        if first + row == part.dropped or not block[row * ROW_BYTES : (row + 1) * ROW_BYTES].any():
-            continue
-        message = f"{part.name}: the frame of row {first + row} should be blank padding, but is not"
-        raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
+    for row in np.flatnonzero(expected & ~inside).tolist():
+        if frames[row].any() and first + row != part.dropped:
+            message = f"{part.name}: the frame of row {first + row} should be blank padding, but is not"
+            raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
 
 
-@contextmanager
-def _frame_blocks(
-    source: Iterable[bytes], obj: RemoteObject, size: int
-) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
-    """The rows of an observation object, and its blocks of ``size`` rows: ``(first, count, bytes)``, with one row of zeros
-    after the rows of each."""
-    npy = NpyStream(gunzip(read_ahead(source, 16), obj.url), _EXPECTED, obj.url)
-    with closing(read_ahead(npy.blocks(size, spare=1), 2)) as blocks:
-        yield npy.rows, blocks
+@dataclass(frozen=True)
+class StepUnit(Unit):
+    """All steps of a run, from the small arrays of its shards (about 1 MB each), and where the frames of each shard go."""
+
+    reader: DqnReplayReader
+
+    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        reader, found = self.reader, dict[str, str]()
+        planner = RingPlanner(reader.blank_rows, unknown_next=reader.options.unknown_next, time_limit=reader.time_limit)
+        before = reader.read_before()
+        # A few shards ahead of the planner, so that latency is paid once.
+        read = map_in_threads(reader.read_small, reader.chosen, 4, "rbdata-plan", ahead=1)
+        for done, (ring, sums) in enumerate(read, 1):
+            found.update(sums)
+            yield from _step_blocks(planner.add(ring, before if done == 1 else None), done)
+        yield from _step_blocks(planner.finish(), self.rows)
+        record = {"parts": [part.to_json() for part in planner.parts], "counts": planner.counts, "found": found}
+        yield Block({}, record=record, done=self.rows)
 
 
-def _peek_blank(location: Location, obj: RemoteObject, rows: list[int]) -> list[bool]:
-    """Which of these rows are all zero. Reads no further than the last of them."""
-    blank = dict.fromkeys(rows, False)
-    with _frame_blocks(CountedStream(location, obj), obj, 256) as (_, blocks):
-        for first, count, block in blocks:
-            frame = block.reshape(-1, ROW_BYTES)
-            blank |= {row: not frame[row - first].any() for row in rows if first <= row < first + count}
-            if first + count > max(rows):
-                break
-    return [blank[row] for row in rows]
+def _step_blocks(known: Sequence[Steps], done: int) -> Iterator[Block]:
+    if known:
+        action, reward, bits = map(np.concatenate, zip(*known))
+        yield Block({"action": action, "next/reward": reward}, bits, done=done)
 
 
-def _sample_frames(location: Location, parts: list[tuple[PartPlan, RemoteObject]]) -> np.ndarray:
-    """Frames to train the dictionary on, uint8 ``[n, row_bytes]``: from the heads of shards spread over the run.
-
-    Early and late training look different, so up to ``SAMPLE_SHARDS`` shards give rows; only their first few thousand
-    are fetched. The choice depends on nothing but the plan. There may be none: the first step of a final dump, which can be
-    its only one, is the last row of the file.
-    """
-    parts = [entry for entry in parts if entry[0].states]
-    chosen = [parts[i] for i in np.unique(np.linspace(0, len(parts) - 1, SAMPLE_SHARDS).astype(int))]
-    head = max(1, SAMPLE_READ // len(chosen))
-    want = max(1, SAMPLE_ROWS // len(chosen))
-    samples = []
-    for part, obj in chosen:
-        segments = part.segments[part.segments[:, 0] < min(head, part.valid)]
-        runs = [np.arange(row, min(row + count, head)) for row, count, _, _ in segments.tolist()]
-        rows = np.concatenate([np.empty(0, np.int64), *runs])
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))]
-        with _frame_blocks(CountedStream(location, obj), obj, BLOCK_ROWS) as (_, blocks):
-            for first, count, block in blocks:
-                inside = rows[(rows >= first) & (rows < first + count)] - first
-                samples.append(block[: count * ROW_BYTES].reshape(count, ROW_BYTES)[inside])
-                if first + count > (int(rows[-1]) if len(rows) else 0):
-                    break
-    return np.concatenate(samples)
-
-
-#: The arrays that the plan is made from.
-SMALL = {
-    "action": Expected("int32", (-1,)),
-    "reward": Expected("float32", (-1,)),
-    "terminal": Expected("uint8", (-1,)),
-    "add_count": Expected("int64", ()),
-}
-#: A compressed small array is at most about as large as its 4 M bytes; this leaves room for rings 60 times as long.
-_SMALL_BYTES = 1 << 28
-#: gzip shrinks frames at most this many times, which bounds the rows of a shard by the size of its frames.
-_LARGEST_RATIO, _FEW_ROWS = 1040, 1 << 16
-#: The limit if that size is not stated. Published shards have 1 M rows.
-MAX_ROWS = 1 << 22
-
-
-class AtariReader(RunJob[Shard], Reader):
-    """One run, from shards at a place to a dataset."""
+class DqnReplayReader(RunReader[Shard]):
+    """One run, from shards at a place."""
 
     upstream, piece = DQN_REPLAY, "shard"
     #: Set by `units`.
-    _parts: list[PartPlan]
+    _plans: list[PartPlan]
+    _specs: list[PartSpec]
     _lead: Mapping[str, Any]
 
     def __init__(self, name: str | None, location: Location, shards: list[Shard], options: ConvertOptions) -> None:
@@ -295,36 +239,26 @@ class AtariReader(RunJob[Shard], Reader):
     def units(self, lead: Part | None) -> list[FrameUnit]:
         assert lead is not None
         self._lead = told = lead.about
-        self._parts = [
-            PartPlan(**{**part, "segments": np.array(part["segments"], np.int64).reshape(-1, 4)})
-            for part in told["parts"]
-        ]
+        self._plans, self._specs = [PartPlan.from_json(part) for part in told["parts"]], []
         self.notes = self._notes(told["counts"])
-        final = self._final_states(lead) if self.options.layout == "ted" and lead.sections() else None
+        final = None
+        if self.options.layout == "ted" and lead.sections():
+            final = np.concatenate([final_states(lead.rows(section, BITS)) for section in lead.sections()])
         apart = all(codec_of(self.schema[name]).fixed_rows for name in self.bulk)
         units = []
-        for index, (part, shard) in enumerate(zip(self._parts, self.chosen)):
-            spec = self.describe_part(part.number, part.first, part.states, _layout(part), shard.observation)
-            here = None if final is None else final[part.first : part.first + part.states]
-            goes_on = final is not None and part.first > 0 and not final[part.first - 1]
-            where = (part, shard.observation, self.location, here, goes_on, apart)
-            units.append(FrameUnit(index, spec.name, part.capacity, spec.layout, *where, spec=spec))
+        for index, (plan, shard) in enumerate(zip(self._plans, self.chosen)):
+            layout = [plan.capacity, plan.valid, plan.seam, plan.states, plan.segments.tolist()]
+            item, identity = shard.observation, crc32c(json.dumps(layout).encode())
+            self._specs.append(spec := self.describe_part(plan.number, plan.first, plan.states, identity, item))
+            here = None if final is None else final[plan.first : plan.first + plan.states]
+            goes_on = final is not None and plan.first > 0 and not final[plan.first - 1]
+            where = (plan, item, self.location, here, goes_on, apart)
+            units.append(FrameUnit(index, spec.name, plan.capacity, identity, *where, spec=spec))
         small = sorted(
             (shard.number, key, told["found"][shard.objects[key].url]) for shard in self.chosen for key in SMALL
         )
         self.digest = crc32c(json.dumps([small, [unit.identity for unit in units]]).encode())
         return units
-
-    def _final_states(self, lead: Part) -> np.ndarray:
-        """Which states are the last of their episode, bool ``[states]``."""
-        return np.concatenate([final_states(lead.rows(section, BITS)) for section in lead.sections()])
-
-    def neighbour(self) -> RingArrays | None:
-        """The small arrays of the shard before the first selected one; None if it is missing or damaged."""
-        try:
-            return self.read_small(self.before)[0] if self.before else None
-        except (ChecksumError, CorruptSourceError):
-            return None  # perhaps the reason why it is not selected
 
     def read_small(self, shard: Shard) -> tuple[RingArrays, dict[str, str]]:
         """The small arrays of a shard, and the checksums of their objects by url."""
@@ -339,23 +273,43 @@ class AtariReader(RunJob[Shard], Reader):
         count = int(arrays.pop("add_count"))
         return RingArrays(shard.number, f"shard {shard.number} of {self.title}", add_count=count, **arrays), found
 
-    # -- frames ----------------------------------------------------------------------------------------------------
+    def read_before(self) -> RingArrays | None:
+        """The small arrays of the shard before the first selected one; None if it is missing or damaged."""
+        try:
+            return self.read_small(self.before)[0] if self.before else None
+        except (ChecksumError, CorruptSourceError):
+            return None  # perhaps the reason why it is not selected
+
+    def blank_rows(self, number: int, rows: list[int]) -> list[bool]:
+        """Which of these frames of a shard are all zero."""
+        (shard,) = (shard for shard in self.chosen if shard.number == number)
+        order = np.argsort(rows)  # the last row of a ring comes first in time
+        blank = np.zeros(len(rows), bool)
+        blank[order] = ~_frames_at(self.location, shard.observation, np.array(rows)[order]).any((1, 2))
+        return blank.tolist()
 
     def sample_rows(self) -> np.ndarray:
-        return _sample_frames(
-            self.location, [(part, shard.observation) for part, shard in zip(self._parts, self.chosen)]
-        )
+        """Frames from the heads of shards spread over the run: early and late training look different.
+
+        Only their first few thousand are fetched. The choice depends on nothing but the plan. There may be none: the first step
+        of a final dump, which can be its only one, is the last row of the file.
+        """
+        every = [pair for pair in zip(self._plans, self.chosen) if pair[0].states]
+        chosen = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, SAMPLE_SHARDS).astype(int))]
+        head, want = max(1, SAMPLE_READ // len(chosen)), max(1, SAMPLE_ROWS // len(chosen))
+        samples = []
+        for plan, shard in chosen:
+            segments = plan.segments[plan.segments[:, 0] < min(head, plan.valid)].tolist()
+            rows = np.concatenate([[], *(np.arange(row, min(row + count, head)) for row, count, _, _ in segments)])
+            picked = np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))
+            samples.append(_frames_at(self.location, shard.observation, rows[picked].astype(np.int64)))
+        return np.concatenate(samples).reshape(-1, ROW_BYTES)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        specs = [
-            self.describe_part(plan.number, plan.first, plan.states, _layout(plan), shard.observation).with_checksum(
-                part.about.get("crc32c")
-            )
-            for plan, shard, part in zip(self._parts, self.chosen, parts)
-        ]
-        return Facts(self._lead["counts"], self.notes, specs, spaces())
+        specs = [spec.with_checksum(part.about.get("crc32c")) for spec, part in zip(self._specs, parts)]
+        return Facts(self._lead["counts"], self.notes, specs, SPACES)
 
     def objects(self) -> list[dict[str, Any]]:
         return [
@@ -386,16 +340,10 @@ class AtariReader(RunJob[Shard], Reader):
             lost = gap["laps_missing"]
             what = "an unknown number of laps" if lost is None else plural(lost, "lap")
             gaps.append(f"Missing before shard {gap['before_shard']}: {what} of the ring buffer.")
-        never = sum(bool(part.valid) and not part.seam for part in self._parts)
+        never = sum(bool(plan.valid) and not plan.seam for plan in self._plans)
         stale = counts["stale_rows"]
         unread = [f"{plural(stale, 'stale row')} (not overwritten since an earlier shard)"] if stale else []
         unread += [f"{plural(never, 'row')} of a slot that the ring buffer had not filled"] if never else []
         if unread:
             gaps.append(f"Not read: {' and '.join(unread)}.")
         return list(self.sentences(counts, first, dropped, gaps))
-
-
-def _layout(part: PartPlan) -> str:
-    """Identifies which frames of an object become which state rows of a part."""
-    rows = [part.capacity, part.valid, part.seam, part.states, part.segments.tolist()]
-    return crc32c(json.dumps(rows).encode())

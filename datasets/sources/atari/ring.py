@@ -35,7 +35,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.amounts import listed
-from ....storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder
+from ...ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED
 
 #: Rows of zeros before the first step of a run and after every terminal row.
 _PADS = 3
@@ -153,42 +153,48 @@ class PartPlan:
     dropped: int = -1
     first: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "segments": self.segments.tolist()}
 
-#: What is counted for the manifest: what the files hold, and what the plan does with it.
-_COUNTED = (
-    *("rows_read", "pad_rows", "stale_rows", "given_up_steps", "given_up_episodes", "terminated_episodes"),
-    *("time_limit_episodes", "cut_episodes", "midway_episodes", "unclipped_rewards"),
-)
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> PartPlan:
+        return cls(**{**record, "segments": np.array(record["segments"], np.int64).reshape(-1, 4)})
+
+
+#: What is counted for the manifest: what the files hold, what the plan does with it, and how episodes end.
+_COUNTED = ("rows_read", "pad_rows", "stale_rows", "given_up_steps", "given_up_episodes")
+_ENDS = {
+    "terminated_episodes": END_TERMINATED,
+    "time_limit_episodes": END_TRUNCATED,
+    "cut_episodes": END_CUT,
+    "midway_episodes": END_MIDWAY,
+}
 
 #: Given a file's number and file rows, says which of those frames are all zero.
 Peek = Callable[[int, list[int]], list[bool]]
 
-#: Takes step rows: action, reward, terminated, truncated, each ``[n]``.
-Emit = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+#: Consecutive steps: action, reward, and how each ends (`ingest.block`), ``[n]`` each.
+Steps = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class RingPlanner:
-    """Takes the files of a run in order; ``emit`` receives every step once its flags are final.
+    """Takes the files of a run in order, and gives every step once it is known how it ends.
 
     ``unknown_next`` says what becomes of a row whose successor is not in the data: ``truncate`` gives it up and makes
     its frame the final observation of the step before it, which is truncated; ``zero`` keeps it, truncated, with a
     successor of zeros. ``time_limit`` is the number of rows of an episode that ended by the clock (0: none did).
     """
 
-    def __init__(
-        self, emit: Emit, peek: Peek, *, unknown_next: UnknownNext = "truncate", time_limit: int = TIME_LIMIT
-    ) -> None:
+    def __init__(self, peek: Peek, *, unknown_next: UnknownNext = "truncate", time_limit: int = TIME_LIMIT) -> None:
         self.parts: list[PartPlan] = []
-        self.episodes = EpisodeBuilder()
-        self.counts: dict[str, Any] = {**dict.fromkeys(_COUNTED, 0), "gaps": []}
-        self._emit, self._peek = emit, peek
-        self._zero = unknown_next == "zero"
-        self._limit = time_limit
+        self.counts: dict[str, Any] = {**dict.fromkeys((*_COUNTED, *_ENDS, "unclipped_rewards"), 0), "gaps": []}
+        self._peek, self._zero, self._limit = peek, unknown_next == "zero", time_limit
         self._previous: tuple[RingArrays, int | None] | None = None
         self._pads_left = 0
         self._open = _OpenEpisode()
+        self._known: list[Steps] = []
 
-    def add(self, ring: RingArrays, before: RingArrays | None = None) -> None:
+    def add(self, ring: RingArrays, before: RingArrays | None = None) -> list[Steps]:
         """Take the next file. ``before`` is the file right before it, if the source has that but it is not selected."""
         previous = self._previous
         if previous is None and before is not None:
@@ -208,15 +214,26 @@ class RingPlanner:
             self._begin_stretch(ring, lap, previous if continues else None)
         self._take(ring, lap)
         self._previous = (ring, lap.lap)
+        return self._given()
 
-    def finish(self) -> None:
+    def finish(self) -> list[Steps]:
         """End of the data: the open episode, if any, is cut here."""
         self._cut()
-        if not len(self.episodes):
+        if not any(self.counts[name] for name in _ENDS):
             message = f"no complete step in {listed([part.name for part in self.parts], 1)}"
             raise CorruptSourceError(message, hint="choose more shards, or another mirror")
         for before, part in pairwise(self.parts):
             part.first = before.first + before.states
+        return self._given()
+
+    def _emit(self, action: np.ndarray, reward: np.ndarray, bits: np.ndarray) -> None:
+        self._known.append((action, reward, bits))
+        for name, bit in _ENDS.items():
+            self.counts[name] += int(np.count_nonzero(bits & bit))
+
+    def _given(self) -> list[Steps]:
+        given, self._known = self._known, []
+        return given
 
     # -- beginnings ------------------------------------------------------------------------------------------------
 
@@ -290,51 +307,34 @@ class RingPlanner:
         return pad
 
     def _steps(self, action: np.ndarray, reward: np.ndarray, terminal: np.ndarray) -> np.ndarray:
-        """Emit the steps of these rows, after those held back, and hold back the newest two of the open episode.
+        """Give the steps of these rows, after those held back, and hold back the newest two of the open episode.
 
         Returns for each new row whether a state of zeros follows it.
         """
-        held = self._open
-        held_rows = len(held.action)
-        action = np.concatenate([held.action, action])
-        reward = np.concatenate([held.reward, reward])
-        terminal = np.concatenate([np.zeros(held_rows, bool), terminal])
-        ends = np.flatnonzero(terminal)
-        starts = np.concatenate([[0], ends + 1])[: len(ends)]
-        rows = ends - starts + 1
-        truncated = np.zeros(len(action), bool)
-        keep = np.ones(len(action), bool)
-        blank = terminal.copy()
+        held, old = self._open, len(self._open.action)
+        action, reward = np.concatenate([held.action, action]), np.concatenate([held.reward, reward])
+        blank = np.concatenate([np.zeros(old, bool), terminal])
+        ends, keep = np.flatnonzero(blank), np.ones(len(blank), bool)
+        bits = (blank * END_TERMINATED).astype(np.uint8)
         if len(ends):
+            rows = np.diff(ends, prepend=-1)
             rows[0] += held.emitted
             clocked = rows == self._limit
             clocked[0] &= not held.midway
             late = ends[clocked]
-            terminal[late] = False
-            truncated[late if self._zero else late - 1] = True
+            bits[late] = END_TRUNCATED if self._zero else 0
             if not self._zero:
                 keep[late] = blank[late] = False
-            totals = np.add.reduceat(np.where(keep, reward, 0).astype(np.float64)[: ends[-1] + 1], starts)
-            totals[0] += held.total
-            midway = np.zeros(len(ends), bool)
-            midway[0] = held.midway
-            lengths = rows - (clocked & (not self._zero))
-            columns = (column.tolist() for column in (lengths, totals, clocked, midway))
-            for length, total, clock, began_midway in zip(*columns):
-                self._close(length, total, TRUNCATED if clock else TERMINATED, midway=began_midway)
+                bits[late - 1] = END_TRUNCATED
+                self.counts["given_up_steps"] += len(late)
+            bits[ends[0]] |= END_MIDWAY * held.midway
             held = _OpenEpisode()
         begin = int(ends[-1]) + 1 if len(ends) else 0
         hold = max(begin, len(action) - 2)
         out = np.flatnonzero(keep[:hold])
-        self._emit(action[out], reward[out], terminal[out], truncated[out])
-        self._open = _OpenEpisode(
-            action=action[hold:],
-            reward=reward[hold:],
-            emitted=held.emitted + hold - begin,
-            total=held.total + float(reward[begin:hold].astype(np.float64).sum()),
-            midway=held.midway,
-        )
-        return blank[held_rows:]
+        self._emit(action[out], reward[out], bits[out])
+        self._open = _OpenEpisode(action[hold:], reward[hold:], held.emitted + hold - begin, held.midway)
+        return blank[old:]
 
     def _cut(self) -> None:
         """Close the open episode where the data end."""
@@ -358,19 +358,9 @@ class RingPlanner:
                     part.segments = part.segments[:-1]
                 part.states -= 1
                 return
-        truncated = np.zeros(count, bool)
-        truncated[-1] = True
-        self._emit(held.action[:count], held.reward[:count], np.zeros(count, bool), truncated)
-        total = held.total + float(held.reward[:count].astype(np.float64).sum())
-        self._close(held.emitted + count, total, CUT, midway=held.midway)
-
-    def _close(self, length: int, total: float, outcome: int, *, midway: bool) -> None:
-        self.episodes.add(length, total, outcome, midway=midway)
-        self.counts["midway_episodes"] += midway
-        self.counts["terminated_episodes"] += outcome == TERMINATED
-        self.counts["time_limit_episodes"] += outcome == TRUNCATED
-        self.counts["cut_episodes"] += outcome == CUT
-        self.counts["given_up_steps"] += outcome == TRUNCATED and not self._zero
+        bits = np.zeros(count, np.uint8)
+        bits[-1] = END_CUT | END_MIDWAY * held.midway
+        self._emit(held.action[:count], held.reward[:count], bits)
 
     # -- states ----------------------------------------------------------------------------------------------------
 
@@ -389,13 +379,12 @@ class RingPlanner:
 class _OpenEpisode:
     """The episode whose end is not yet seen: its newest rows are held back, until what follows them is known.
 
-    ``emitted`` rows with return ``total`` have gone out already; ``midway`` says that its beginning is not in the data.
+    ``emitted`` rows have gone out already; ``midway`` says that its beginning is not in the data.
     """
 
     action: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     reward: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     emitted: int = 0
-    total: float = 0.0
     midway: bool = False
 
 

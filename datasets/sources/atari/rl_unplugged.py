@@ -27,14 +27,13 @@ from ....storage.codecs import codec_of
 from ....storage.episodes import CUT, EpisodeTable
 from ...fetch import Location, resolve
 from ...ingest.estimate import compressed_share
-from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.request import format_numbers, select_numbered
 from ...ingest.trajectories import count_outcomes
 from ...ingest.unit import Facts, Part
 from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
+from .reader import CITATION, SPACES, RunReader
 from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, FileUnit, Sample, take_sample
-from .run_job import CITATION, RunJob, spaces
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
     return np.column_stack([episodes, np.full(len(episodes), number), place])
 
 
-class RluReader(RunJob[EpisodeFile], Reader):
+class RluReader(RunReader[EpisodeFile]):
     """Each file is a unit. Their runs of episodes are sections, in training order."""
 
     upstream, piece = RL_UNPLUGGED, "file"
@@ -209,7 +208,7 @@ class RluReader(RunJob[EpisodeFile], Reader):
             raise CorruptSourceError(f"{self.title} holds no complete step")
         order = Order([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
         specs = [self._spec(part, order) for part in order.parts]
-        return Facts(order.counts, self._notes(order.counts), specs, spaces(), order.midway)
+        return Facts(order.counts, self._notes(order.counts), specs, SPACES, order.midway)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """One file of RL Unplugged's ordered episodes as blocks: fetched once, and decoded while it comes.
 
-    network -> gunzip -> records -> episodes -> frames in batches -> blocks
+    network -> gunzip -> records -> episodes -> blocks
 
 A record of ``atari_episodes_ordered`` is one episode of N rows:
 
@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -42,9 +41,9 @@ from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
 from ...ingest.counted_stream import CountedStream
 from ...ingest.unit import Unit
 from .raw_files import EpisodeFile
+from .reader import ROW_BYTES
 from .ring import MAX_ACTION
 
-ROW_BYTES = SIDE * SIDE
 #: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
 _LONGEST_PICTURE = 1 << 16
 #: Episodes that a file of any size may hold; larger files hold one per 1 KiB, and a real episode takes 50 KiB and more.
@@ -54,11 +53,12 @@ _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; t
 
 @dataclass(frozen=True)
 class Episode:
-    """One record's episode. ``terminal``: its last discount is 0."""
+    """One record's episode; ``where`` is what messages call it. ``terminal``: its last discount is 0."""
 
+    where: str
     checkpoint: int
     index: int
-    frames: list[memoryview]
+    frames: list[bytes]
     action: np.ndarray
     reward: np.ndarray
     terminal: bool
@@ -92,10 +92,8 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     for row, frame in enumerate(frames):
         if len(frame) > _LONGEST_PICTURE:
             _refuse(f"{where}: frame {row} has {len(frame)} bytes, more than a picture of 84x84 takes")
-    # Copies: frames wait for others, and a view would keep all of its record until then.
-    frames = [memoryview(bytes(frame)) for frame in frames]
     checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
-    return Episode(checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
+    return Episode(where, checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
 
 
 def _numbers(features: Mapping[str, Value], name: str, kind: str, where: str) -> np.ndarray:
@@ -126,16 +124,14 @@ class EpisodeStream:
     """A file of episodes as a stream; ``source`` has what was fetched for it so far."""
 
     def __init__(self, location: Location, obj: RemoteObject) -> None:
+        self._url, self.source = obj.url, CountedStream(location, obj)
         #: Bytes that unpacking has read, and written.
         self.packed = self.unpacked = 0
-        self._url = obj.url
-        self.source = CountedStream(location, obj)
 
-    def episodes(self) -> Generator[tuple[str, Episode], None, None]:
-        """Every record, with its name for messages. Raises CorruptSourceError and the fetch errors."""
-        hint = "the file is not of RL Unplugged's Atari episodes"
-        rows = 0
-        with closing(read_ahead(self._unpack(read_ahead(self.source, 16)), 2)) as pieces:
+    def episodes(self) -> Generator[Episode, None, None]:
+        """Every record. Raises CorruptSourceError and the fetch errors."""
+        hint, rows = "the file is not of RL Unplugged's Atari episodes", 0
+        with closing(read_ahead(self._pieces(), 2)) as pieces:
             for record in read_records(pieces, self._url):
                 where = f"{self._url}: record {record.number} (at byte {record.offset} of the unpacked file)"
                 try:
@@ -149,23 +145,28 @@ class EpisodeStream:
                     raise CorruptSourceError(message, hint=hint)
                 check_rows(rows, self.source.fetched, self._url)
                 del record  # its bytes are not needed while the episode is processed
-                yield where, episode
+                yield episode
 
-    def _unpack(self, network: Iterator[bytes]) -> Iterator[bytes]:
-        def counted() -> Iterator[bytes]:
-            for piece in network:
-                self.packed += len(piece)
-                yield piece
-
-        for piece in gunzip(counted(), self._url):
+    def _pieces(self) -> Iterator[bytes]:
+        for piece in gunzip(self._counted(), self._url):
             self.unpacked += len(piece)
             yield piece
 
+    def _counted(self) -> Iterator[bytes]:
+        for piece in read_ahead(self.source, 16):
+            self.packed += len(piece)
+            yield piece
 
-def bad_frame(where: str, row: int, error: PngError) -> CorruptSourceError:
-    """The error for a frame that cannot be decoded."""
-    hint = "the file is damaged, or not of RL Unplugged's Atari episodes; try another mirror"
-    return CorruptSourceError(f"{where}: frame {row}: {error}", hint=hint)
+
+def decoded(episode: Episode, rows: Sequence[int]) -> np.ndarray:
+    """Frames of an episode, uint8 ``[n, 84, 84]``. Raises CorruptSourceError for one that cannot be decoded."""
+    out = np.empty((len(rows), SIDE, SIDE), np.uint8)
+    try:
+        decode_frames([episode.frames[row] for row in rows], out)
+    except PngError as error:
+        message = f"{episode.where}: frame {rows[error.index]}: {error}"
+        raise CorruptSourceError(message, hint=_HINT) from error
+    return out
 
 
 #: Frames to train on, the most files that they come from, and how many frames to read for each.
@@ -190,37 +191,26 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
     """
     chosen = [files[i] for i in np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).astype(int))]
     want = -(-SAMPLE_ROWS // len(chosen))
-    samples, packed, rows, episodes = [], 0.0, 0, 0
+    samples, packed, rows, episodes = [np.zeros((0, SIDE, SIDE), np.uint8)], 0.0, 0, 0
     for file in chosen:
-        frames: list[memoryview] = []
-        owners: list[tuple[int, str]] = []
-        size = held = 0
-        source = EpisodeStream(location, file.obj)
-        with closing(source.episodes()) as found:
-            for where, episode in found:
-                owners.append((len(frames), where))
-                frames += episode.frames
-                episodes += 1
-                held += sum(map(len, episode.frames))
-                size = held + 13 * len(frames)
-                if len(frames) >= want * _READ_FOR_EACH or held > _MOST_BYTES:
+        stream, held, count, size = EpisodeStream(location, file.obj), list[Episode](), 0, 0
+        with closing(stream.episodes()) as found:
+            for episode in found:
+                held.append(episode)
+                count, size = count + len(episode), size + sum(map(len, episode.frames))
+                if count >= want * _READ_FOR_EACH or size > _MOST_BYTES:
                     break
-            packed += size * min(1.0, source.packed / max(1, source.unpacked))
-        if not frames:
-            continue
-        rows += len(frames)
-        picked = np.unique(np.linspace(0, len(frames) - 1, min(want, len(frames))).astype(int))
-        decoded = np.empty((len(picked), SIDE, SIDE), np.uint8)
-        try:
-            decode_frames([frames[i] for i in picked], decoded)
-        except PngError as error:
-            at = int(picked[error.index])
-            first, where = [owner for owner in owners if owner[0] <= at][-1]
-            raise bad_frame(where, at - first, error) from error
-        samples.append(decoded.reshape(-1, ROW_BYTES))
+        # A row has 13 bytes of other features.
+        packed += (size + 13 * count) * min(1.0, stream.packed / max(1, stream.unpacked))
+        rows, episodes = rows + count, episodes + len(held)
+        picked, first = np.unique(np.linspace(0, count - 1, min(want, count)).astype(int)), 0
+        for episode in held:
+            here = picked[(picked >= first) & (picked < first + len(episode))] - first
+            samples.append(decoded(episode, here.tolist()))
+            first += len(episode)
     if not rows:
         raise CorruptSourceError(f"no frames could be sampled from {location.url}", hint="the files hold no episode")
-    return Sample(np.concatenate(samples), packed / rows, rows / max(1, episodes))
+    return Sample(np.concatenate(samples).reshape(-1, ROW_BYTES), packed / rows, rows / max(1, episodes))
 
 
 BLOCK_ROWS = 512
@@ -275,91 +265,35 @@ class FileUnit(Unit):
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         ended, silent, unclipped = list[tuple[int, ...]](), 0, 0
-        stream, batch = EpisodeStream(self.location, self.obj), _Batch()
+        stream = EpisodeStream(self.location, self.obj)
         source = stream.source
         place, before = (0, 0), (-1, -1)
         with closing(stream.episodes()) as episodes:
-            for where, episode in episodes:
+            for episode in episodes:
                 here = (episode.checkpoint, episode.index)
-                steps, outcome, blank = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
-                ended.append((*here, len(episode), steps, outcome))
+                ending = end_episode(len(episode), episode.terminal, self.unknown_next, self.time_limit)
+                ended.append((*here, len(episode), ending.steps, ending.outcome))
                 silent += bool(episode.terminal and episode.reward[-1] == 0)
-                unclipped += int((np.abs(episode.reward[:steps]) > 1).sum())
+                unclipped += int((np.abs(episode.reward[: ending.steps]) > 1).sum())
                 if before != (here[0], here[1] - 1):
                     place = here  # another file may have the episodes between
                 before = here
-                bits = np.zeros(steps, np.uint8)
-                bits[-1:] = _ENDS[outcome]
-                for block in batch.add(place, episode, bits, blank, where):
+                for columns, bits in _pieces_of(episode, ending):
                     done = min(source.fetched, self.rows)
-                    yield replace(block, done=done, fetched=source.fetched, retries=source.retries)
-            yield from batch.blocks()
+                    yield Block(columns, bits, place=place, done=done, fetched=source.fetched, retries=source.retries)
         about = {"silent_ends": silent, "unclipped_rewards": unclipped, "crc32c": source.crc32c, "size": source.fetched}
         told = {"episodes": ended, **about}
         yield Block({}, place=place, done=self.rows, fetched=source.fetched, retries=source.retries, record=told)
 
 
-class _Piece(NamedTuple):
-    """Steps of one section in a batch, as many frames from ``first`` on, and whether a blank state follows."""
-
-    place: tuple[int, int]
-    first: int
-    frames: int
-    action: np.ndarray
-    reward: np.ndarray
-    bits: np.ndarray
-    blank: bool
-    #: For messages: the row of the first frame in its episode, and the name of that.
-    row: int
-    where: str
-
-
-class _Batch:
-    """Frames of many episodes are decoded together, in batches of one size."""
-
-    def __init__(self) -> None:
-        self._frames: list[memoryview] = []
-        self._pieces: list[_Piece] = []
-        self._decoded = np.zeros((BLOCK_ROWS + 1, SIDE, SIDE), np.uint8)  # the last row stays blank
-
-    def add(
-        self, place: tuple[int, int], episode: Episode, bits: np.ndarray, blank: bool, where: str
-    ) -> Iterator[Block]:
-        """Take an episode, of which steps with these ``bits`` are kept; yields the blocks of every full batch."""
-        steps, low = len(bits), 0
-        frames = episode.frames if steps else []
-        while low < len(frames):
-            high = min(len(frames), low + BLOCK_ROWS - len(self._frames))
-            if not blank and high == steps:  # the final state comes with the last step
-                high -= 1
-            if high > low:
-                some = slice(low, min(high, steps))
-                is_last = blank and high == len(frames)
-                columns = (episode.action[some], episode.reward[some], bits[some])
-                self._pieces.append(_Piece(place, len(self._frames), high - low, *columns, is_last, low, where))
-                self._frames += frames[low:high]
-                low = high
-            if low < len(frames):
-                yield from self.blocks()
-
-    def blocks(self) -> Iterator[Block]:
-        """Decode what is held: a block for each section."""
-        frames, pieces = self._frames, self._pieces
-        self._frames, self._pieces = [], []
-        if not frames:
-            return
-        try:
-            decode_frames(frames, self._decoded[: len(frames)])
-        except PngError as error:
-            piece = [one for one in pieces if one.first <= error.index][-1]
-            raise bad_frame(piece.where, piece.row + error.index - piece.first, error) from error
-        for place, group in groupby(pieces, key=lambda piece: piece.place):
-            some = list(group)
-            rows = [np.arange(one.first, one.first + one.frames) for one in some]
-            rows = [np.append(one, BLOCK_ROWS) if piece.blank else one for one, piece in zip(rows, some)]
-            columns = {
-                "observation": self._decoded[np.concatenate(rows)],
-                "action": np.concatenate([one.action for one in some]),
-                "next/reward": np.concatenate([one.reward for one in some]),
-            }
-            yield Block(columns, np.concatenate([one.bits for one in some]), place=place)
+def _pieces_of(episode: Episode, ending: Ending) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Columns and bits of the steps that an episode gives, some frames at a time."""
+    steps = ending.steps
+    for low in range(0, steps, BLOCK_ROWS):
+        high = min(low + BLOCK_ROWS, steps)
+        frames = decoded(episode, range(low, high if high < steps or ending.blank else steps + 1))
+        if high == steps and ending.blank:
+            frames = np.concatenate([frames, np.zeros((1, SIDE, SIDE), np.uint8)])
+        bits = np.zeros(high - low, np.uint8)
+        bits[-1] = _ENDS[ending.outcome] if high == steps else 0
+        yield {"observation": frames, "action": episode.action[low:high], "next/reward": episode.reward[low:high]}, bits

@@ -95,7 +95,7 @@ class AtariSource(Source):
         errors: list[ObjectNotFoundError] = []
         for upstream, (_, find) in (here or chosen).items():
             try:
-                return _make_job(upstream, name, location, find(location, game, int(run)), options)
+                return _make_reader(upstream, name, location, find(location, game, int(run)), options)
             except ObjectNotFoundError as error:
                 if error.partly_there:
                     raise
@@ -119,10 +119,10 @@ class AtariSource(Source):
             except ObjectNotFoundError:
                 continue
             if shards:
-                return _make_job(DQN_REPLAY, None, location, shards, options)
+                return _make_reader(DQN_REPLAY, None, location, shards, options)
         episodes = group_episode_files(location.list(), None, location.url) if wanted in (_AUTO, RL_UNPLUGGED) else []
         if episodes:
-            return _make_job(RL_UNPLUGGED, None, location, episodes, options)
+            return _make_reader(RL_UNPLUGGED, None, location, episodes, options)
         message = f"{location.url} holds no DQN Replay shards and no RL Unplugged episodes"
         hint = "expected files like $store$_observation_ckpt.0.gz or run_1-00000-of-00050 directly in it"
         raise ObjectNotFoundError(message, hint=hint)
@@ -133,15 +133,15 @@ def games() -> list[str]:
     return list(dict.fromkeys(name.partition("/")[0] for name in AtariSource().names()))
 
 
-def _make_job(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Reader:
-    """The job for the shards or files that were found."""
+def _make_reader(upstream: str, name: str | None, location: Location, found: Any, options: ConvertOptions) -> Reader:
+    """The reader of the shards or files that were found."""
     if upstream == RL_UNPLUGGED:
         from .rl_unplugged import RluReader
 
         return RluReader(name, location, found, options)
-    from .dqn_replay import AtariReader
+    from .dqn_replay import DqnReplayReader
 
-    return AtariReader(name, location, found, options)
+    return DqnReplayReader(name, location, found, options)
 
 
 def _observe_as_stored(env: Any) -> Any:

@@ -28,38 +28,17 @@ def ring(number, action, *, terminal=(), add_count=None):
 FIRST = ring(0, [0, 0, 0, 1, 2, 3, 4, 5, 17])
 
 
-class Planned:
-    """What a planner emits for some files."""
-
-    def __init__(self, rings, *, blank=(), **options):
-        self.steps = []
-        self.planner = RingPlanner(self.emit, lambda number, rows: [row in blank for row in rows], **options)
-        for one in rings:
-            self.planner.add(one)
-        self.planner.finish()
-        self.parts, self.counts = self.planner.parts, self.planner.counts
-        self.episodes = self.planner.episodes.table()
-
-    def emit(self, action, reward, terminated, truncated):
-        assert np.allclose(reward, action / 10)
-        self.steps += zip(action.tolist(), terminated.tolist(), truncated.tolist())
-
-    @property
-    def actions(self):
-        return [action for action, _, _ in self.steps]
-
-    def flagged(self):
-        """Actions of the steps that are terminated, and of those that are truncated."""
-        return [action for action, end, _ in self.steps if end], [action for action, _, end in self.steps if end]
-
-    def placed(self):
-        return [(part.first, part.states, part.segments.tolist()) for part in self.parts]
+def planned(rings):
+    planner = RingPlanner(lambda number, rows: [False for _ in rows])
+    for one in rings:
+        planner.add(one)
+    planner.finish()
 
 
 def test_damaged_rings_are_refused():
     with pytest.raises(CorruptSourceError, match="fits no lap"):
         find_lap(ring(1, [0] * CAPACITY, add_count=30), None)
     with pytest.raises(CorruptSourceError, match="should be padding"):
-        Planned([FIRST, ring(1, [7, 8, 5, 0, 0, 9, 10, 11, 6], terminal=[1])])
+        planned([FIRST, ring(1, [7, 8, 5, 0, 0, 9, 10, 11, 6], terminal=[1])])
     with pytest.raises(CorruptSourceError, match="no complete step"):
-        Planned([ring(0, [0] * CAPACITY, add_count=3)])
+        planned([ring(0, [0] * CAPACITY, add_count=3)])

@@ -1,4 +1,4 @@
-"""What the jobs of both upstreams share: the columns of an Atari dataset, the choice of shards or files, the manifest."""
+"""What the readers of both upstreams share: the columns of an Atari dataset, the choice of shards or files, the manifest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .ring import TIME_LIMIT
 
 Piece = TypeVar("Piece", Shard, EpisodeFile)
 
+ROW_BYTES = FRAME[0] * FRAME[1]
 LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"
 CITATION = (
     "Rishabh Agarwal, Dale Schuurmans, Mohammad Norouzi. An Optimistic Perspective on Offline Reinforcement Learning. "
@@ -26,21 +27,20 @@ COLUMNS = (Column("observation", "uint8", FRAME, "state"), Column("action", "int
 _CLIPPED = "Rewards were clipped to [-1, 1] before they were published; game scores cannot be recovered."
 
 
-def spaces() -> dict[str, Any]:
-    """Observation and action space for the manifest."""
-    return {
-        "observation": {"type": "Box", "low": 0, "high": 255, "shape": list(FRAME), "dtype": "uint8"},
-        "action": {"type": "Discrete", "n": None, "note": "the game's minimal action set"},
-    }
+#: Observation and action space, for the manifest.
+SPACES: dict[str, Any] = {
+    "observation": {"type": "Box", "low": 0, "high": 255, "shape": list(FRAME), "dtype": "uint8"},
+    "action": {"type": "Discrete", "n": None, "note": "the game's minimal action set"},
+}
 
 
 def describe(item: RemoteObject, found: str | None = None) -> dict[str, Any]:
-    """An object as the manifest records it; the checksum is the computed one, or else the stated one."""
+    """An object as the manifest records it; the checksum is the computed one (``found``), or else the stated one."""
     return {"name": item.name, "size": item.size, "crc32c": found or item.checksums.get("crc32c")}
 
 
-class RunJob(Reader, Generic[Piece]):
-    """One run from its pieces (shards or files) at a place to a dataset: what both upstreams have in common.
+class RunReader(Reader, Generic[Piece]):
+    """One run from its pieces (shards or files) at a place: what both upstreams have in common.
 
     ``available`` are the pieces at the place, ``chosen`` the selected pieces, both by number.
     """
