@@ -25,9 +25,10 @@ from ..errors import (
     RbdataError,
     TransientFetchError,
 )
+from ..storage.checksums import cut_file, write_table
 from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
-from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify, write_table
+from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
 from . import catalogue, mirrors
 from .cleanup import leftovers_of, remove_leftovers
@@ -76,7 +77,7 @@ def repair(
     if manifest.blocks and all(problem.path == BLOCK_TABLE for problem in problems):
         listener.on_stage("summing the blocks of files")
         with place.lock():
-            write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
+            _write_table(folder, manifest)
         return Repaired(folder, (BLOCK_TABLE,), str(folder), 0)
     files = tuple(dict.fromkeys(problem.path for problem in problems))
     places = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
@@ -120,9 +121,16 @@ def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], cop
     checksums = BlockChecksums(manifest, None) if table else read_block_checksums(folder, manifest)
     others = [problem for problem in problems if problem.path != BLOCK_TABLE]
     fetched += sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
-    if table and manifest.blocks:
-        write_table(folder, {path: manifest.files[path] for path in manifest.blocks["files"]})
+    if table:
+        _write_table(folder, manifest)
     return fetched
+
+
+def _write_table(folder: Path, manifest: Manifest) -> None:
+    """Make the table of blocks again, from files that are sound."""
+    files = manifest.blocks["files"] if manifest.blocks else ()
+    lengths = {path: [length for length, _ in manifest.files[path]] for path in files}
+    write_table(folder / BLOCK_TABLE, {path: cut_file(folder / path, some) for path, some in lengths.items()})
 
 
 def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: mirrors.Copy) -> int:

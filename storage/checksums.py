@@ -4,24 +4,23 @@ A file is covered by consecutive ranges, each with its own crc32c: ``[length, "8
 offset 0. Ranges are the pieces in which the file was written (decided by the plan, not by the number of processes), so that
 checksums are computed while writing, and ``verify`` can say which part is damaged.
 
-Files are also cut into blocks of one size. While they are written, a range that crosses the end of a block is recorded with a
-third item: the checksums of its pieces between block ends, 8 hex digits each. `integrity` turns them into the table of
-block checksums.
+Files are also cut into blocks of one size. A range that crosses the end of a block has a checksum for each of its *cuts*, the
+pieces between block ends: those of all ranges make the table of block checksums.
 
 crc32c is the checksum Google Cloud Storage states for every object: https://cloud.google.com/storage/docs/data-validation
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import google_crc32c
 
-from .durable import close_durably, open_plain, open_replacement, sync_folder
+from .durable import open_plain, write_atomically
 
 Digest = TypeVar("Digest", bound=Any)
 
@@ -34,54 +33,30 @@ CELL = 1 << 18
 
 
 class Crc32c:
-    """A running crc32c that also counts bytes. With ``begin``, the bytes are those of a file from there, cut at block ends."""
+    """A running crc32c that also counts bytes."""
 
-    def __init__(self, begin: int | None = None) -> None:
-        self._begin = begin
-        self._value = self._from = self.length = 0
-        self._before: list[list[Any]] = []
+    def __init__(self) -> None:
+        self._value = self.length = 0
 
     def update(self, data: Any) -> None:
         """Add bytes (anything with the buffer protocol)."""
-        view = data if isinstance(data, bytes) else memoryview(data).cast("B")
-        # The library takes only bytes: copies that fit the CPU cache are cheap.
-        at, limit = 0, len(view) if isinstance(data, bytes) else _COPY
-        while at < len(view):
-            if self._begin is not None and self.length > self._from and (self._begin + self.length) % BLOCK == 0:
-                self._before.append([self.length - self._from, f"{self._value:08x}"])
-                self._value, self._from = 0, self.length
-            room = limit if self._begin is None else min(limit, BLOCK - (self._begin + self.length) % BLOCK)
-            piece = bytes(view[at : at + room])
+        pieces: Iterable[bytes] = [data]
+        if not isinstance(data, bytes):
+            # The library takes only bytes: copies that fit the CPU cache are cheap.
+            view = memoryview(data).cast("B")
+            pieces = (bytes(view[at : at + _COPY]) for at in range(0, len(view), _COPY))
+        for piece in pieces:
             self._value = google_crc32c.extend(self._value, piece)
             self.length += len(piece)
-            at += len(piece)
-
-    def copy(self) -> Crc32c:
-        """A copy that continues from here."""
-        other = Crc32c()
-        other._value, other.length = self._value, self.length
-        return other
 
     def hexdigest(self) -> str:
         """Eight lowercase hex digits; named as in hashlib."""
-        return self.range[1]
+        return f"{self._value:08x}"
 
     @property
     def range(self) -> tuple[int, str]:
         """Length and checksum, as the manifest records them."""
-        length, checksum = join_ranges(self._pieces())
-        return length, checksum
-
-    @property
-    def record(self) -> list[Any]:
-        """The range as it is recorded while a dataset is written: with the checksums of its pieces, if there are several."""
-        pieces = self._pieces()
-        if len(pieces) == 1:
-            return list(self.range)
-        return [*self.range, "".join(checksum for _, checksum in pieces)]
-
-    def _pieces(self) -> list[list[Any]]:
-        return [*self._before, [self.length - self._from, f"{self._value:08x}"]]
+        return self.length, self.hexdigest()
 
 
 class Cells:
@@ -123,11 +98,11 @@ def sum_cells(path: Path, offset: int, length: int) -> tuple[int, str]:
     return cells.record
 
 
-def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[Any]:
-    """The range (`Crc32c.record`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
+def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[list[Any]]:
+    """The cuts (`cut_file`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
     ``begin`` of another file. Only the cells that the end of a block cuts are read."""
 
-    def piece(low: int, high: int) -> list[Any]:
+    def cut(low: int, high: int) -> list[Any]:
         first, last = -(-low // CELL), (high if high < length else -(-high // CELL) * CELL) // CELL
         if first > last:
             return sum_range(path, offset + low, high - low)
@@ -139,10 +114,22 @@ def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) ->
         tail = [sum_range(path, offset + last * CELL, high - last * CELL)] if last * CELL < high else []
         return join_ranges([*head, *whole, *tail])
 
-    edges = [0, *range(BLOCK - begin % BLOCK, length, BLOCK), length]
-    pieces = [piece(low, high) for low, high in pairwise(edges)]
-    joined = join_ranges(pieces)
-    return joined if len(pieces) == 1 else [*joined, "".join(checksum for _, checksum in pieces)]
+    return [cut(low, high) for low, high in pairwise([0, *_block_ends(begin, length), length])]
+
+
+def cut_file(path: Path, lengths: Iterable[int]) -> list[list[list[Any]]]:
+    """The cuts of consecutive ranges of a file: ``[length, crc32c]`` of the pieces of each between the ends of blocks."""
+    cuts, begin = list[list[list[Any]]](), 0
+    for length in lengths:
+        edges = [0, *_block_ends(begin, length), length]
+        cuts.append(sum_pieces(path, begin, [high - low for low, high in pairwise(edges)]))
+        begin += length
+    return cuts
+
+
+def _block_ends(begin: int, length: int) -> range:
+    """Where blocks end inside a range of a file that begins there, counted from its begin."""
+    return range(BLOCK - begin % BLOCK, length, BLOCK)
 
 
 def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
@@ -154,37 +141,36 @@ def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
     return [length, f"{value:08x}"]
 
 
-def cut_ranges(ranges: Iterable[Sequence[Any]]) -> list[list[Any]] | None:
-    """The blocks of a file, ``[length, crc32c]`` in order, from the recorded ranges of all its bytes.
-
-    None if a range crosses the end of a block and the checksums of its pieces were not recorded.
-    """
+def join_cuts(cuts: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """The blocks of a file, ``[length, crc32c]`` in order, from the cuts of all its ranges."""
     blocks: list[list[Any]] = []
     at = 0
-    for length, checksum, *more in ranges:
-        end, left = at + length, more[0] if more else checksum
-        while at < end:
-            count = min(end, (at // BLOCK + 1) * BLOCK) - at
-            piece, left = [count, left[:_DIGITS]], left[_DIGITS:]
-            if not piece[1]:
-                return None
-            if at % BLOCK:
-                blocks[-1] = join_ranges([blocks[-1], piece])
-            else:
-                blocks.append(piece)
-            at += count
+    for cut in cuts:
+        if at % BLOCK:
+            blocks[-1] = join_ranges([blocks[-1], cut])
+        elif cut[0]:
+            blocks.append(list(cut))
+        at += cut[0]
     return blocks
 
 
-def sum_blocks(path: Path) -> list[list[Any]]:
-    """The blocks of a file, ``[length, crc32c]`` in order; reads the whole file."""
-    with open_plain(path, "rb", follow=True) as file:
-        return [list(summed([block]).range) for block in iter(lambda: file.read(BLOCK), b"")]
+def write_table(
+    path: Path, cuts: Mapping[str, Sequence[Sequence[Sequence[Any]]]]
+) -> tuple[dict[str, Any] | None, list[list[Any]]]:
+    """Write the table of the blocks of files that are larger than one, if there are any; ``cuts`` are those of all ranges of
+    each file. Returns ``blocks`` of the manifest, and the ranges of the table."""
+    blocks = {name: join_cuts(chain(*ranges)) for name, ranges in sorted(cuts.items())}
+    large = [name for name, some in blocks.items() if len(some) > 1]
+    if not large:
+        return None, []
+    data = b"".join(int(checksum, 16).to_bytes(4, "little") for name in large for _, checksum in blocks[name])
+    write_atomically(path, data)
+    return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]
 
 
-def summed(pieces: Iterable[Any], begin: int | None = None) -> Crc32c:
+def summed(pieces: Iterable[Any]) -> Crc32c:
     """The checksum of bytes, one piece after the other."""
-    checksum = Crc32c(begin)
+    checksum = Crc32c()
     for piece in pieces:
         checksum.update(piece)
     return checksum
@@ -215,11 +201,6 @@ def _power(count: int) -> int:
         square = _multiply(square, square)
         count >>= 1
     return result
-
-
-def record_of(data: Any) -> list[Any]:
-    """The recorded range (`Crc32c.record`) of a file that holds these bytes."""
-    return summed([data], 0).record
 
 
 def crc32c(data: Any) -> str:
@@ -258,19 +239,6 @@ def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any
     with open_plain(path, "rb", follow=True) as file:
         file.seek(offset)
         return [_sum(file, length) for length in lengths]
-
-
-def write_parts(path: Path, parts: Iterable[bytes]) -> list[Crc32c]:
-    """Write a new file of these parts, durable; returns the checksum of each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checksums: list[Crc32c] = []
-    with open_replacement(path) as file:
-        for part in parts:
-            checksums.append(summed([part], file.tell()))
-            file.write(part)
-        close_durably(file)
-    sync_folder(path.parent)
-    return checksums
 
 
 def _sum(file: IO[bytes], length: int) -> list[Any]:

@@ -25,7 +25,6 @@ import numpy as np
 
 from ..errors import DamagedDatasetError, MissingExtraError, SchemaError, UsageError
 from .amounts import count, html_table, real
-from .checksums import record_of
 from .durable import open_replacement
 from .memory_map import map_array, verify_hint
 
@@ -215,21 +214,17 @@ class EpisodeTable(Sequence[EpisodeRow]):
         """``(returns, lengths)``: mean, std, min and max over episodes, for the manifest."""
         return _statistics(self.returns), _statistics(self.length)
 
-    def write(self, folder: Path) -> dict[str, list[list[object]]]:
-        """Write the table into a dataset folder; returns the ranges of its files as they are recorded."""
+    def write(self, folder: Path) -> list[str]:
+        """Write the table into a dataset folder; returns the paths of its files there."""
         from .tensordict_folder import write_meta
 
         self.check()
-        target = folder / FOLDER
-        target.mkdir(parents=True, exist_ok=True)
-        ranges: dict[str, list[list[object]]] = {}
-        for name, array in zip(_COLUMNS, vars(self).values()):
-            data = np.ascontiguousarray(array, np.dtype(_COLUMNS[name]).newbyteorder("<")).tobytes()
-            with open_replacement(target / f"{name}.memmap") as file:
-                file.write(data)
-            ranges[f"{FOLDER}/{name}.memmap"] = [record_of(data)]
-        leaves: dict[str, tuple[str, tuple[int, ...]]] = {name: (dtype, ()) for name, dtype in _COLUMNS.items()}
-        return {**ranges, **write_meta(folder, FOLDER, leaves, len(self))}
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        paths = [f"{FOLDER}/{name}.memmap" for name in _COLUMNS]
+        for path, dtype, column in zip(paths, _COLUMNS.values(), vars(self).values()):
+            with open_replacement(folder / path) as file:
+                file.write(np.ascontiguousarray(column, np.dtype(dtype).newbyteorder("<")).data)
+        return [*paths, *write_meta(folder, FOLDER, {name: (dtype, ()) for name, dtype in _COLUMNS.items()}, len(self))]
 
 
 def open_episodes(folder: Path, episodes: int, steps: int) -> EpisodeTable:

@@ -18,7 +18,7 @@ of the action (observation, reward, done, terminated, truncated). ``done = termi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -29,9 +29,9 @@ import numpy as np
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
 from .amounts import html_table, plural
 from .amounts import size as amount
-from .checksums import BLOCK, crc32c, cut_ranges, damaged_ranges, join_ranges, sum_blocks, sum_pieces, sum_range, summed
+from .checksums import BLOCK, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range, summed
 from .codecs import codec_of
-from .durable import is_about_reader, write_atomically
+from .durable import is_about_reader
 from .episodes import TERMINATED, open_episodes
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
@@ -135,31 +135,6 @@ def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
     if not manifest.blocks:
         return BlockChecksums(manifest, None)
     return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE, _LARGEST_TABLE))
-
-
-def write_table(
-    folder: Path, written: Mapping[str, Sequence[Sequence[Any]]]
-) -> tuple[dict[str, Any] | None, list[list[Any]]]:
-    """Write the table for the files that are larger than a block, if there are any.
-
-    ``written`` has the ranges of all files as recorded while they were written (`checksums`); only files whose record lacks
-    pieces are read. Returns ``blocks`` of the manifest, and the ranges of the table.
-    """
-    large = [path for path, ranges in sorted(written.items()) if sum(record[0] for record in ranges) > BLOCK]
-    if not large:
-        return None, []
-    values: list[int] = []
-    for path in large:
-        blocks = cut_ranges(written[path])
-        if blocks is None:  # started by a version without a table
-            blocks = sum_blocks(folder / path)
-            if join_ranges(blocks) != join_ranges(written[path]):
-                message = f"{folder / path} changed after it was written"
-                raise DamagedDatasetError(message, hint="start over with --force")
-        values += [int(checksum, 16) for _, checksum in blocks]
-    data = np.array(values, "<u4").tobytes()
-    write_atomically(folder / BLOCK_TABLE, data)
-    return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]
 
 
 # -- a whole dataset -----------------------------------------------------------------------------------------------------

@@ -11,21 +11,20 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError
-from .checksums import Crc32c, join_ranges, place_cells, record_of, write_parts
+from .checksums import cut_file, join_ranges, place_cells, write_table
 from .codecs import PLAIN, codec_of
 from .durable import open_plain, open_replacement, sync_files, write_atomically
 from .episodes import EpisodeTable
 from .folder import DatasetPlace
-from .integrity import write_table
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, parse_manifest, write_manifest
 from .tensordict_folder import write_meta
@@ -68,37 +67,40 @@ def begin_join(
     With ``original``, the files must be those that it lists, and it is written unchanged. Raises DamagedDatasetError if they
     differ, RbdataError where a leaf lacks rows.
     """
-    folder, schema = place.working, manifest.schema
-    written: dict[str, list[list[Any]]] = {}
-    files: dict[str, list[list[Any]]] = {}
-    for leaf in schema:
+    folder = place.working
+    #: The cuts of each checksum range of each file; the files that are written here, as one range.
+    cuts: dict[str, list[list[list[Any]]]] = {}
+    written: list[str] = []
+    for leaf in manifest.schema:
+        codec, some = codec_of(leaf), pieces.get(leaf.name, ())
         if leaf.constant is not None:
-            written[leaf.memmap] = [_write_constant(folder / leaf.memmap, leaf, manifest.rows(leaf))]
+            written.append(_write_constant(folder, leaf, manifest.rows(leaf)))
             continue
-        records = _records_of(folder, leaf, pieces[leaf.name], manifest.rows(leaf))
-        kept = [piece.range if leaf.name in ranged else None for piece in pieces[leaf.name]]
-        for path, ranges in records.items():
-            written[path] = ranges
-            groups = groupby(zip(kept, ranges), key=lambda one: one[0])
-            joined = [join_ranges([one for _, one in group]) for _, group in groups]
-            # Parts without rows leave no trace where all rows have one length.
-            files[path] = [one for one in joined if one[0] or not codec_of(leaf).fixed_rows]
-        if codec_of(leaf).uses_dictionary:
-            path = codec_of(leaf).path("dictionary")
-            written[path] = [record_of((folder / path).read_bytes())]
-    written |= episodes.write(folder)
-    shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in schema.steps if leaf.codec == PLAIN}
-    written |= write_meta(folder, "", shown, manifest.steps)
-    files = {path: files.get(path) or [record[:2] for record in records] for path, records in written.items()}
+        rows = sum(piece.rows for piece in some)
+        if rows != manifest.rows(leaf):
+            raise RbdataError(f"key {leaf.name} has {rows} rows, the dataset {manifest.rows(leaf)}")
+        kept = [piece.range if leaf.name in ranged else None for piece in some]
+        begins = accumulate((piece.length for piece in some), initial=0)
+        placed = [place_cells(one.path, one.offset, one.length, one.cells, at) for one, at in zip(some, begins)]
+        # Pieces without rows leave no trace where all rows have one length.
+        cuts[codec.path("blob")] = [one for one in _join(kept, placed) if not codec.fixed_rows or join_ranges(one)[0]]
+        if not codec.fixed_rows:
+            lengths = _write_offsets(folder / codec.path("offsets"), leaf, some)
+            cuts[codec.path("offsets")] = _join(kept, cut_file(folder / codec.path("offsets"), lengths))
+        written += [codec.path("dictionary")] if codec.uses_dictionary else []
+    shown = {leaf.name: (leaf.dtype, leaf.shape) for leaf in manifest.schema.steps if leaf.codec == PLAIN}
+    written += [*episodes.write(folder), *write_meta(folder, "", shown, manifest.steps)]
+    cuts |= {path: cut_file(folder / path, [(folder / path).stat().st_size]) for path in written}
+    files = {path: [join_ranges(one) for one in ranges] for path, ranges in cuts.items()}
     if original is None or original.blocks:
-        manifest.blocks, table = write_table(folder, written)
+        manifest.blocks, table = write_table(folder / BLOCK_TABLE, cuts)
         files.update({BLOCK_TABLE: table} if table else {})
     manifest.files = dict(sorted(files.items()))
     if original is not None:
         _check_same(place, manifest, original)
         manifest = original
     sources = {
-        codec_of(schema[name]).path("blob"): [
+        codec_of(manifest.schema[name]).path("blob"): [
             [_shown(folder, one.path), one.offset, one.length] for one in some if one.length
         ]
         for name, some in pieces.items()
@@ -106,6 +108,12 @@ def begin_join(
     sync_files(folder, manifest.files.keys() - sources.keys())
     write_manifest(folder, manifest, _MANIFEST)
     write_atomically(folder / JOIN, json.dumps(sources).encode())
+
+
+def _join(kept: Sequence[Any], cuts: Sequence[list[list[Any]]]) -> list[list[list[Any]]]:
+    """The cuts of ranges: pieces next to each other that are ``kept`` in the same one are one."""
+    groups = groupby(zip(kept, cuts), key=lambda one: one[0])
+    return [[cut for _, some in group for cut in some] for _, group in groups]
 
 
 #: The manifest, until everything is joined.
@@ -200,50 +208,33 @@ def _shown(folder: Path, path: Path) -> str:
     return path.relative_to(folder).as_posix() if folder in path.parents else os.fspath(path)
 
 
-def _records_of(folder: Path, leaf: Leaf, pieces: Sequence[Piece], rows: int) -> dict[str, list[list[Any]]]:
-    """The ranges of the pieces of a leaf as they are recorded while a dataset is written, by file; writes the offsets of
-    compressed rows."""
-    found = sum(piece.rows for piece in pieces)
-    if found != rows:
-        raise RbdataError(f"key {leaf.name} has {found} rows, the dataset {rows}")
-    codec, begin = codec_of(leaf), 0
-    records = []
-    for piece in pieces:
-        records.append(place_cells(piece.path, piece.offset, piece.length, piece.cells, begin))
-        begin += piece.length
-    if codec.fixed_rows:
-        return {codec.path("blob"): records}
-    written = write_parts(folder / codec.path("offsets"), _offsets(leaf, pieces))
-    return {codec.path("blob"): records, codec.path("offsets"): [checksum.record for checksum in written]}
-
-
-def _offsets(leaf: Leaf, pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """The table of offsets, piece by piece; the first begins with that of the first row."""
-    begin = 0
-    for number, piece in enumerate(pieces):
-        table = begin + np.cumsum(np.asarray(piece.lengths, np.int64))
-        begin += piece.length
-        if len(table) and int(table[-1]) != begin:
-            raise RbdataError(f"key {leaf.name}: the lengths of its rows are not those of {piece.path}")
-        yield (table if number else np.concatenate([[0], table])).astype("<i8").tobytes()
-
-
-def _write_constant(path: Path, leaf: Leaf, rows: int) -> list[object]:
-    """A hole if the value is zero."""
+def _write_offsets(path: Path, leaf: Leaf, pieces: Sequence[Piece]) -> list[int]:
+    """Write where the rows of pieces begin and end; returns the bytes of each piece's table. The first has the offset of the
+    first row, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    total = rows * leaf.row_bytes
-    value = np.full((), leaf.constant, leaf.np_dtype)
-    block = np.full(min(total, _BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
-    checksum = Crc32c(0)
+    begin, sizes = 0, []
     with open_replacement(path) as file:
+        for number, piece in enumerate(pieces):
+            table = begin + np.cumsum(np.asarray(piece.lengths, np.int64))
+            begin += piece.length
+            if len(table) and int(table[-1]) != begin:
+                raise RbdataError(f"key {leaf.name}: the lengths of its rows are not those of {piece.path}")
+            sizes.append(file.write((table if number else np.concatenate([[0], table])).astype("<i8").tobytes()))
+    return sizes
+
+
+def _write_constant(folder: Path, leaf: Leaf, rows: int) -> str:
+    """Write the file of a constant leaf, a hole if the value is zero; returns its path in the folder."""
+    (folder / leaf.memmap).parent.mkdir(parents=True, exist_ok=True)
+    value, left = np.full((), leaf.constant, leaf.np_dtype), rows * leaf.row_bytes
+    block = np.full(min(left, _BLOCK) // leaf.np_dtype.itemsize, value).tobytes()
+    with open_replacement(folder / leaf.memmap) as file:
         if not any(value.tobytes()):
-            file.truncate(total)
-        while checksum.length < total:
-            piece = block[: total - checksum.length]
-            checksum.update(piece)
-            if any(value.tobytes()):
-                file.write(piece)
-    return checksum.record
+            file.truncate(left)
+            left = 0
+        while left:
+            left -= file.write(block[:left])
+    return leaf.memmap
 
 
 def _check_same(place: DatasetPlace, manifest: Manifest, original: Manifest) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DamagedDatasetError
-from .checksums import damaged_ranges, place_cells, sum_cells
+from .checksums import damaged_ranges, join_ranges, place_cells, sum_cells
 from .codecs import codec_of
 from .join import Piece
 from .leaf import Leaf
@@ -93,7 +93,7 @@ class OldDataset:
             found, cells = sum_cells(self.folder / path, at, length)
         except OSError as error:
             raise self.damaged(path) from error
-        if found != length or place_cells(self.folder / path, at, length, cells, 0)[:2] != [length, checksum]:
+        if found != length or join_ranges(place_cells(self.folder / path, at, length, cells, 0)) != [length, checksum]:
             raise self.damaged(path)
         return cells
 

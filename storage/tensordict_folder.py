@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
-from .checksums import crc32c
 from .durable import write_atomically
 from .untrusted_json import parse_json
 
@@ -48,12 +47,10 @@ _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
 _META_BYTES, _DEPTH = 16 << 20, 32
 
 
-def write_meta(
-    folder: Path, prefix: str, leaves: Mapping[str, tuple[str, tuple[int, ...]]], rows: int
-) -> dict[str, list[list[object]]]:
+def write_meta(folder: Path, prefix: str, leaves: Mapping[str, tuple[str, tuple[int, ...]]], rows: int) -> list[str]:
     """Write ``meta.json`` for ``prefix`` (a path in the folder, "" for its top) and every level below it.
 
-    ``leaves`` maps a path below the prefix to (dtype name, shape of one row). Returns the checksum ranges.
+    ``leaves`` maps a path below the prefix to (dtype name, shape of one row). Returns the paths of the files.
     """
     levels: dict[str, dict[str, Any]] = {"": {}}
     for name, (dtype, shape) in leaves.items():
@@ -64,14 +61,14 @@ def write_meta(
             level += parent + "/"
             levels.setdefault(level, {})
         levels[level][last] = {"device": "cpu", "shape": [rows, *shape], "dtype": f"torch.{dtype}", "is_nested": False}
-    ranges: dict[str, list[list[object]]] = {}
+    paths = []
     for level, entries in levels.items():
         data = json.dumps({**entries, "shape": [rows], "device": "cpu", "_type": _TENSORDICT}).encode()
         path = Path(prefix, level, "meta.json")
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / path, data)
-        ranges[path.as_posix()] = [[len(data), crc32c(data)]]
-    return ranges
+        paths.append(path.as_posix())
+    return paths
 
 
 def read_memmap(folder: Path) -> TensorDict:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, RbdataError
 from rbdata.storage import join as joining
-from rbdata.storage.checksums import BLOCK, CELL, Cells, crc32c, cut_ranges, place_cells, sum_blocks, sum_cells
+from rbdata.storage.checksums import BLOCK, CELL, Cells, crc32c, cut_file, join_cuts, place_cells, sum_cells
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
@@ -45,16 +45,18 @@ def test_cells_of_pieces_and_of_a_whole(tmp_path: Path) -> None:
 def test_the_blocks_of_a_file_follow_from_the_cells_of_its_pieces(seed: int, tmp_path: Path) -> None:
     """Whatever the lengths of the pieces are, and wherever they lie in their own files."""
     chance = random.Random(seed)
-    records, whole = [], b""
+    cuts, whole = [], b""
     for number in range(6):
         data, skipped = noise(chance.choice(LENGTHS), number), chance.choice([0, 3, CELL])
         path = tmp_path / str(number)
         path.write_bytes(bytes(skipped) + data + b"more")
         length, cells = sum_cells(path, skipped, len(data))
-        records.append(place_cells(path, skipped, length, cells, len(whole)))
+        cuts += place_cells(path, skipped, length, cells, len(whole))
         whole += data
     (tmp_path / "whole").write_bytes(whole)
-    assert cut_ranges(records) == sum_blocks(tmp_path / "whole")
+    (blocks,) = cut_file(tmp_path / "whole", [len(whole)])
+    assert join_cuts(cuts) == blocks
+    assert blocks == [[len(one), crc32c(one)] for at in range(0, len(whole), BLOCK) if (one := whole[at : at + BLOCK])]
 
 
 def make_parts(folder: Path, chance: random.Random) -> tuple[list[tuple[Path, int, int]], bytes]:
@@ -258,9 +260,6 @@ def test_what_another_program_appended_to_the_files_goes(layout, truth, tmp_path
 )
 def test_constants(tmp_path, monkeypatch, dtype, shape, constant):
     monkeypatch.setattr(joining, "_BLOCK", 64)
-    record = joining._write_constant(
-        tmp_path / "c" / "x.memmap", Leaf("c/x", "step", dtype, shape, constant=constant), 101
-    )
+    path = joining._write_constant(tmp_path, Leaf("c/x", "step", dtype, shape, constant=constant), 101)
     data = np.full((101, *shape), constant, dtype).tobytes()
-    assert (tmp_path / "c" / "x.memmap").read_bytes() == data
-    assert record[:2] == [len(data), crc32c(data)]
+    assert path == "c/x.memmap" and (tmp_path / path).read_bytes() == data
