@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview
-from .datasets.ingest.progress import progress_listener
+from .datasets.ingest.bar import progress_listener
 from .datasets.ingest.request import Listener, make_request
 from .datasets.local import LocalDataset
 from .datasets.opening import open_dataset
@@ -126,7 +126,7 @@ def convert(
     """
     refuse_empty(path=path)
     extra = given_options(source_options)
-    from .datasets.acquire import convert as run
+    from .datasets.convert import convert as run
     from .datasets.sources.arrays.notes import warn_of_order
     from .datasets.workers import open_cluster
 

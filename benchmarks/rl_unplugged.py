@@ -5,8 +5,7 @@
 
 Real play (`atari_shards.Base`), each frame a PNG, in gzip TFRecord files of whole episodes, as the public ones
 are. Measured, each in a fresh process and interleaved: ``rbdata.download`` from a directory mirror with one process and
-with two, imports included (whole), and the same files through the decoder alone, from a worker pool that is already
-there (decode: gunzip, records, PNGs, zstd rows, files). The floor is Pillow, frame by frame.
+with two, imports included. The floor is Pillow, frame by frame.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from atari_shards import Base
 from harness import compare, disk_use, interleave, machine, measure, median, size
@@ -88,28 +85,6 @@ def convert(mirror: Path, game: str, root: Path, procs: int) -> int:
     return sum(part["states"] for part in json.loads((folder / "rbdata.json").read_text())["parts"])
 
 
-def decode(mirror: Path, game: str, folder: Path, procs: int) -> float:
-    """Seconds for the decoder alone, in workers that have already imported what they need."""
-    from rbdata.datasets.fetch import open_location
-    from rbdata.datasets.ingest.records import ConvertOptions
-    from rbdata.datasets.sources.atari.source import AtariSource
-    from rbdata.datasets.workers.local_engine import run_tasks
-
-    threads = max(1, len(os.sched_getaffinity(0)) // procs)
-    for attempt in range(2):  # the first run warms workers and page cache
-        shutil.rmtree(folder, ignore_errors=True)
-        job: Any = AtariSource().open(f"{game}/1", open_location(str(mirror.absolute())), ConvertOptions())
-        tasks = job.spooling(folder, threads)
-        began = time.perf_counter()
-        if attempt == 0:
-            tasks = tasks[:procs]
-        for _ in run_tasks(tasks, procs, lambda _: None):
-            pass
-    seconds = time.perf_counter() - began
-    shutil.rmtree(folder, ignore_errors=True)
-    return seconds
-
-
 def pillow_floor(mirror: Path, game: str) -> float:
     """Microseconds a frame: Pillow, one picture after the other, to an array."""
     import gzip
@@ -154,14 +129,6 @@ def main() -> None:
         print(compare(costs))
         one, two = (median(runs).wall for runs in costs.values())
         print(f"whole: {states / one:,.0f} and {states / two:,.0f} rows/s, two over one {one / two:.2f}x")
-        alone: dict[int, list[float]] = {procs: [] for procs in (1, 2)}
-        for _ in range(args.repeats):
-            for procs, runs in alone.items():
-                runs.append(measure(decode, mirror, args.game, WORK / "spools", procs).result)
-        best = {procs: sorted(runs)[len(runs) // 2] for procs, runs in alone.items()}
-        print(
-            f"decode: {states / best[1]:,.0f} and {states / best[2]:,.0f} rows/s, two over one {best[1] / best[2]:.2f}x"
-        )
         print(f"floor: Pillow alone {measure(pillow_floor, mirror, args.game).result:.0f} us a frame on one core")
         print(f"on disk: {size(disk_use(root))}")
     finally:

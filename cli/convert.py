@@ -36,7 +36,7 @@ def run(
     arrays (npz, npy, HDF5, CSV, Parquet, Arrow), whose names --map states. The raw files are not changed. An interrupted
     conversion continues when the same command is run again.
     """
-    from ..datasets.acquire import convert
+    from ..datasets.convert import convert
     from ..settings import expanded
     from .report import Result, finish, work
 

@@ -1,17 +1,12 @@
-"""Download and convert: resolve a request, and run the job that makes the dataset.
-
-``download`` fetches from the provider or a mirror and converts while fetching; ``convert`` does the same with raw data in a
-folder. Both continue interrupted runs, and copy parts of a smaller dataset of the same id (`ingest.pipeline`).
-"""
+"""Download: resolve a request, and make the dataset from the provider's or a mirror's raw data while they are fetched, or from
+a copy on a mirror."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import settings
@@ -25,13 +20,12 @@ from ..errors import (
     UsageError,
     refusing_exits,
 )
-from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
-from .cleanup import leftovers_of, remove_leftovers
-from .fetch import open_location, open_mirror, open_raw
+from .convert import keep_or_repair, option_names
+from .fetch import open_location, open_mirror
 from .fetch.location import is_hub_dataset
 from .ingest.pipeline import run, write_dataset
 from .ingest.raw_files import FOLDER as RAW_FOLDER
@@ -70,10 +64,10 @@ def _download(request: Request, listener: Listener) -> Outcome:
     if source is None and mirror is None:
         existing = _made_here(place, request)
     if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
-        return _keep_or_repair(place, request, existing, request.mirror, listener)
+        return keep_or_repair(place, request, existing, request.mirror, listener)
     if not request.dry_run:
         place.lock().check_free()  # before a provider is asked for it
-    asked, request = request.options.parts, extend(place, request, _declared(source))
+    asked, request = request.options.parts, extend(place, request, option_names(source))
 
     def on_place(where: str) -> None:
         if mirror or not (source and source.makes):  # recordings are made here, not looked for
@@ -173,60 +167,6 @@ def _open_hub_dataset(request: Request) -> mirrors.Copy:
     return found
 
 
-def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
-    """Convert raw data in a folder or file, which is not changed, to the dataset ``request.id``.
-
-    Without a source name, the source is recognised from the data. Raises as `download`.
-    """
-    listener = listener or Listener()
-    action = partial(_convert, path, source_name, request, listener)
-    with refusing_exits(f"the conversion of {path}"):
-        return when_free(action, request.wait, listener.on_note, listener.on_stage)
-
-
-def _convert(path: Path, source_name: str | None, request: Request, listener: Listener) -> Outcome:
-    request = replace(request, root=settings.root(request.root))
-    if not path.exists():
-        raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
-    source = catalogue.load_source(source_name or catalogue.recognise(path, request.options.extra))
-    source.check(request.options, "convert")
-    assert request.root is not None
-    if source.reads_any:
-        catalogue.check_own(request.id)
-    place = DatasetPlace(request.root, request.id)
-    existing = find_existing(place, request)
-    if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
-        _check_origin(existing, source, path, listener)
-        if source.reads_any:  # how it takes its files follows from them
-            _check_made_from(existing, _open_raw(path, source, place, request))
-        return _keep_or_repair(place, request, existing, str(path.resolve()), listener)
-    if not request.dry_run:
-        place.lock().check_free()
-    request = extend(place, request, _declared(source))
-    if not request.dry_run:
-        make_writable(place.root)
-    job = _open_raw(path, source, place, request)
-
-    def check(existing: Manifest) -> None:
-        _check_origin(existing, source, path, listener)
-        _check_made_from(existing, job)
-
-    return run(job, place, request, listener, str(path.resolve()), check)
-
-
-def _open_raw(path: Path, source: Source, place: DatasetPlace, request: Request) -> Reader:
-    scratch = place.root if place.root.is_dir() else None
-    return source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
-
-
-def _check_made_from(manifest: Manifest, job: Reader) -> None:
-    """Raise DatasetExistsError if an existing dataset was made from other files, or in another way."""
-    differs = job.differences(manifest)
-    if differs:
-        message = f"{manifest.id} already exists, made with {' and '.join(differs)}"
-        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
-
-
 def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: mirrors.Copy | None) -> None:
     """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
     from . import mirrors
@@ -309,36 +249,3 @@ def _made_here(place: DatasetPlace, request: Request) -> Manifest:
         message = f"{place.id} comes from no source and cannot be downloaded: it takes no {what}"
         raise UsageError(message, hint="make it with the command that made it, or name a mirror that holds a copy")
     return read_manifest(find(place.id, place.root))
-
-
-def _keep_or_repair(
-    place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
-) -> Outcome:
-    """Keep a dataset that matches the request; restore files that are missing or truncated."""
-    from .repair import repair
-
-    wrong = check_sizes(place.path, manifest)
-    if not wrong:
-        if not request.dry_run:
-            with contextlib.suppress(OSError):  # the root cannot be written
-                remove_leftovers(leftovers_of(place), place.root)
-        return Outcome(place.id, place.path, "complete", manifest)
-    began = time.monotonic()
-    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in wrong), 1)}")
-    repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
-    return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
-
-
-def _check_origin(manifest: Manifest, source: Source, path: Path, listener: Listener) -> None:
-    """Note if an existing dataset was made from another location. Raises DatasetExistsError if it is another source's."""
-    made_by, place = manifest.source.get("name"), manifest.provenance.get("location")
-    if made_by != source.name:
-        message = f"{manifest.id} already exists, made from {made_by} data"
-        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
-    if place != str(path.resolve()):
-        listener.on_note(f"{manifest.id} already exists, made from {place}; --force replaces it")
-
-
-def _declared(source: Source | None) -> set[str]:
-    """Names of the options that a source declares."""
-    return {option.name for option in source.options} if source else set()

@@ -34,8 +34,8 @@ from ..storage.episodes import CUT, TERMINATED
 from ..storage.folder import beside, remove_tree
 from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME
+from ..storage.meta import write_meta
 from ..storage.reference_scores import original_source
-from ..storage.tensordict_folder import write_meta
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column, require_pyarrow
 from .ingest.trajectories import compare_successors
 

@@ -23,8 +23,8 @@ from ..storage.leaf import check_key, is_observation
 from ..storage.lock import when_free
 from ..storage.schema import LARGE_ROW
 from .catalogue import check_own
+from .ingest.bar import progress_listener
 from .ingest.pipeline import run
-from .ingest.progress import progress_listener
 from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request, extend, find_existing
 

@@ -14,8 +14,8 @@ from ..errors import DatasetExistsError, UsageError
 from ..storage.folder import DatasetPlace
 from ..storage.lock import when_free
 from . import acquire, catalogue
+from .ingest.bar import progress_listener
 from .ingest.pipeline import run
-from .ingest.progress import progress_listener
 from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request, extend, find_existing
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..datasets.ingest.progress import progress_listener
+from ..datasets.ingest.bar import progress_listener
 from ..datasets.ingest.request import Listener
 from ..errors import UsageError
 

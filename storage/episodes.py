@@ -216,7 +216,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def write(self, folder: Path) -> list[str]:
         """Write the table into a dataset folder; returns the paths of its files there."""
-        from .tensordict_folder import write_meta
+        from .meta import write_meta
 
         self.check()
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from .episodes import EpisodeTable
 from .folder import DatasetPlace
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, parse_manifest, write_manifest
-from .tensordict_folder import write_meta
+from .meta import write_meta
 from .untrusted_json import parse_json
 from .work import JOIN
 

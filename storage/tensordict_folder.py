@@ -16,24 +16,22 @@ values, pickled objects, nested jagged tensors) is refused. Writing needs neithe
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DamagedDatasetError, DatasetExistsError, UsageError, reason
-from .durable import write_atomically
 from .untrusted_json import parse_json
 
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-_TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+TENSORDICT = "<class 'tensordict._td.TensorDict'>"
 _VALUE = "<class 'tensordict.tensorclass.NonTensorData'>"
 _NUMBERS = (
     "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 complex128"
@@ -45,30 +43,6 @@ _ENCODED = frozenset('/<>:"|?*\\ \0%') | {chr(code) for code in (*range(32), 127
 _OWN_ENTRIES = frozenset({"shape", "device", "_type"})
 #: Limits before anything is known about the data: bytes of a meta.json, and levels of folders.
 _META_BYTES, _DEPTH = 16 << 20, 32
-
-
-def write_meta(folder: Path, prefix: str, leaves: Mapping[str, tuple[str, tuple[int, ...]]], rows: int) -> list[str]:
-    """Write ``meta.json`` for ``prefix`` (a path in the folder, "" for its top) and every level below it.
-
-    ``leaves`` maps a path below the prefix to (dtype name, shape of one row). Returns the paths of the files.
-    """
-    levels: dict[str, dict[str, Any]] = {"": {}}
-    for name, (dtype, shape) in leaves.items():
-        *parents, last = name.split("/")
-        level = ""
-        for parent in parents:
-            levels[level][parent] = {"type": "TensorDict"}
-            level += parent + "/"
-            levels.setdefault(level, {})
-        levels[level][last] = {"device": "cpu", "shape": [rows, *shape], "dtype": f"torch.{dtype}", "is_nested": False}
-    paths = []
-    for level, entries in levels.items():
-        data = json.dumps({**entries, "shape": [rows], "device": "cpu", "_type": _TENSORDICT}).encode()
-        path = Path(prefix, level, "meta.json")
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / path, data)
-        paths.append(path.as_posix())
-    return paths
 
 
 def read_memmap(folder: Path) -> TensorDict:
@@ -128,7 +102,7 @@ def _read_folder(folder: Path, depth: int) -> TensorDict:
     if depth > _DEPTH:
         raise DamagedDatasetError(f"{folder} is nested deeper than {_DEPTH} levels")
     record = read_json(folder / "meta.json")
-    _check_class(folder, record, _TENSORDICT)
+    _check_class(folder, record, TENSORDICT)
     batch = _shape(record.get("shape"), folder / "meta.json")
     result = TensorDict(batch_size=batch, device="cpu" if record.get("device") == "cpu" else None)
     for key, entry in record.items():

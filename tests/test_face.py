@@ -15,7 +15,7 @@ import pytest
 import rbdata
 import torch
 from rbdata.cli.console import explain
-from rbdata.datasets.ingest.progress import progress_listener
+from rbdata.datasets.ingest.bar import progress_listener
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError, UsageError
 from rbdata.storage.amounts import html_table

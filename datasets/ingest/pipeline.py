@@ -41,7 +41,7 @@ from ...storage.old_dataset import OldDataset
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
 from ...storage.work import Work, fingerprint
-from ..workers.local_engine import LocalEngine, call, memory_for, threads_of_task, usual_procs
+from ..workers.here import HereEngine, call, memory_for, open_local, threads_of_task, usual_procs
 from ..workers.task import Engine, TaskProgress, do_task, modules_of
 from .append import Base
 from .block import ENDS
@@ -221,7 +221,8 @@ def _is_done(parts: Sequence[Part]) -> bool:
 
 def _old(reader: Reader, place: DatasetPlace, request: Request) -> OldDataset | None:
     """The dataset that is about to become larger."""
-    return None if request.force or not reader.schema.leaves else OldDataset.open(place.path, reader.schema)
+    grows = reader.schema.leaves and not request.force and place.exists()
+    return OldDataset.open(place.path, reader.schema) if grows else None
 
 
 def _common(old: OldDataset | None, units: Sequence[Unit]) -> int:
@@ -239,12 +240,12 @@ def _samples(reader: Reader) -> Any:
 
 
 @contextmanager
-def _opened(reader: Reader, paths: Mapping[str, Path], request: Request) -> Iterator[LocalEngine]:
+def _opened(reader: Reader, paths: Mapping[str, Path], request: Request) -> Iterator[Engine]:
     """A reader that has looked into its whole files, and what reads them: processes if C libraries do it, else this one."""
     libraries = reader.native_libraries
     procs = usual_procs(64, request.procs) if libraries else 0
     memory = memory_for(reader.native_bytes(paths)) if libraries else None
-    with closing(LocalEngine(procs, [type(reader).__module__, *libraries], memory=memory)) as engine:
+    with closing(open_local(procs, [type(reader).__module__, *libraries], memory=memory)) as engine:
         if paths:
             label = next(iter(paths)) if len(paths) == 1 else reader.location.url
             reader.seen(call(engine, label, _look, reader, paths))
@@ -345,11 +346,21 @@ class _Run:
             if self.parts[unit.index]:
                 self._take_leaves(unit, self.parts[unit.index][0].record)
         self._prepare_dictionaries(samples)
+        if self.work.part_folders():
+            self._drop_damaged()
+        common = _common(self.old, self.units)
+        if common:
+            self.listener.on_stage("checking the shards that are there")
+        for unit in self.units[:common]:
+            if not self.parts[unit.index] and (old := self._old_part(unit)):
+                self.parts[unit.index] = [old]
+
+    def _drop_damaged(self) -> None:
+        """Remove the parts that are damaged, or were compressed with another dictionary, and those after them in their units,
+        which go on from what they were."""
+        self.listener.on_stage("checking what is finished")
         there = [(unit, part) for unit in self.units for part in self.parts[unit.index]]
-        if there:
-            self.listener.on_stage("checking what is finished")
-        mark = dictionary_mark(self.work.folder)
-        sound = set()
+        mark, sound = dictionary_mark(self.work.folder), set[Path]()
         for (unit, part), is_sound in zip(there, list(map_in_threads(_is_sound, there, 8, "rbdata-proof"))):
             self._check_object(unit, part)
             if is_sound and part.record["dictionary"] in (None, mark):
@@ -357,15 +368,9 @@ class _Run:
         for index, parts in self.parts.items():
             self.parts[index] = list(takewhile(lambda part: part.folder in sound, parts))
         kept = {part.folder for parts in self.parts.values() for part in parts}
-        for folder in self.work.part_folders():  # those after a damaged one go on from what it was
+        for folder in self.work.part_folders():
             if folder not in kept and int(folder.name.partition(".")[0]) in self.parts:
                 remove_tree(folder)
-        common = _common(self.old, self.units)
-        if common:
-            self.listener.on_stage("checking the shards that are there")
-        for unit in self.units[:common]:
-            if not self.parts[unit.index] and (old := self._old_part(unit)):
-                self.parts[unit.index] = [old]
 
     def _check_object(self, unit: Unit, part: Part) -> None:
         """Raise DatasetExistsError for a part that came from another object than the one that is there now."""
@@ -468,11 +473,11 @@ class _Run:
         if given is None and reader.native_libraries:
             given = reading
         if reader.here or (given is None and count <= 1 and not reader.in_worker):
-            given = LocalEngine(0)
+            given = HereEngine()
         if given is not None:
             yield given  # it goes on to the next dataset
             return
-        with closing(LocalEngine(count, modules_of(task))) as engine:
+        with closing(open_local(count, modules_of(task))) as engine:
             yield engine
 
     def _left(self, units: Iterable[Unit]) -> list[Unit]:

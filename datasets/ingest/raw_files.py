@@ -23,7 +23,7 @@ from ...storage.folder import RAW, DatasetPlace, check_space, remove_tree
 from ...storage.work import Work
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
-from ..workers.local_engine import LocalEngine, call, memory_for, usual_procs
+from ..workers.here import call, memory_for, open_local, usual_procs
 from .estimate import estimate_fetch
 from .reader import Reader
 from .records import RawObject
@@ -170,7 +170,7 @@ def hdf5_names(path: Path) -> dict[str, str]:
     """What an HDF5 file holds, as `formats.hdf5.head_names` has it; empty for other files."""
     try:
         memory = memory_for(path.stat().st_size)
-        with closing(LocalEngine(usual_procs(1), ["h5py"], memory=memory)) as engine:
+        with closing(open_local(usual_procs(1), ["h5py"], memory=memory)) as engine:
             names: dict[str, str] = call(engine, path.name, _head_names, path)
             return names
     except (CorruptSourceError, OSError):

@@ -3,7 +3,7 @@
 C libraries (HDF5, Arrow, FFmpeg) and users' functions run in them: what crashes there, or takes all memory, is an error that
 names the file or the steps, in a process that goes on.
 
-Read in this order: `task` (tasks, progress, the interface of engines), `open_engine` and one engine (`local_engine`,
+Read in this order: `task` (tasks, progress, the interface of engines), `open_engine` and one engine (`here`, `local_engine`,
 `ray_cluster`). Importing this package is cheap: engines are imported when they are opened.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from ...errors import UsageError
+from .here import open_local
 from .task import Engine
 
 NAMES = ("local", "ray")
@@ -24,8 +25,11 @@ def open_cluster(name: str, *, procs: int | None, address: str | None) -> Iterat
 
     Raises as `open_engine`.
     """
+    if name == "local" and address is None:
+        yield None
+        return
     with closing(open_engine(name, procs=procs, address=address)) as engine:
-        yield None if name == "local" else engine
+        yield engine
 
 
 def open_engine(name: str, *, procs: int | None, address: str | None = None, preload: Sequence[str] = ()) -> Engine:
@@ -37,11 +41,9 @@ def open_engine(name: str, *, procs: int | None, address: str | None = None, pre
     Raises UsageError for other names, MissingExtraError if ``ray`` is not installed.
     """
     if name == "local":
-        from .local_engine import LocalEngine
-
         if address is not None:
             raise UsageError("an address is only for the engine ray", hint="add --engine ray, or leave --address out")
-        return LocalEngine(1 if procs is None else procs, preload)
+        return open_local(1 if procs is None else procs, preload)
     if name == "ray":
         from .ray_cluster import RayEngine
 

@@ -17,73 +17,36 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ... import settings
 from ...errors import CorruptSourceError, WorkerLostError
 from ..fetch import retries
-from .task import (
-    Engine,
-    OnBlock,
-    OnOutput,
-    Report,
-    T,
-    Task,
-    TaskProgress,
-    Work,
-    WorkUnit,
-    do_task,
-    modules_of,
-    usable_cpus,
-    write_to_stderr,
-)
+from .task import OnOutput, Report, T, Work, progress_of, write_to_stderr
 
 #: Seconds between two reads of the counters.
 POLL = 0.2
-#: Processes, unless another number is asked for: more make a disk or a server no faster.
-MAX_PROCS = 8
 #: Tasks submitted per process: one to run and one to wait, so that no worker waits for the parent.
 AHEAD = 2
-#: Memory that C libraries may take for files of a size: a base, and bytes per byte.
-_MEMORY, _MEMORY_A_BYTE = 2 << 30, 4
 
 _AGAIN = "run the command again: finished parts are kept"
 _REPLACE = "fetch it again, or use another mirror (--mirror)"
-
-
-def usual_procs(tasks: int, asked: int | None = None) -> int:
-    """The number of worker processes for so many tasks: as asked for, as the settings say, or one per processor, at most 8."""
-    procs = settings.procs(asked)
-    return min(min(MAX_PROCS, usable_cpus()) if procs is None else procs, max(1, tasks))
-
-
-def memory_for(size: int) -> int:
-    """Bytes of memory that a worker may take in which C libraries read files of ``size`` bytes: they trust what files state."""
-    return _MEMORY + _MEMORY_A_BYTE * size
-
-
-def threads_of_task(procs: int, engine: Engine | None) -> int:
-    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
-    return 1 if engine is not None else max(1, usable_cpus() // max(1, procs))
 
 
 class LocalEngine:
     """An `Engine` of ``procs`` worker processes, kept from one ``run`` that does not fail to the next, and ended by `close`.
 
     ``modules``, which the work needs, are imported before workers are forked. ``memory``: bytes that a worker may take where C
-    libraries read files in it (`memory_for`); a worker that takes more, or crashes, is then an error of the file. ``procs`` 0:
-    the work is done in the calling process.
+    libraries read files in it (`memory_for`); a worker that takes more, or crashes, is then an error of the file.
     """
 
     def __init__(self, procs: int, modules: Sequence[str] = (), *, memory: int | None = None) -> None:
-        self.parallel, self.separate = max(1, procs), procs > 0
+        self.parallel, self.separate = procs, True
         self.name = f"local, {self.parallel} process{'' if self.parallel == 1 else 'es'}"
         self.on_output: OnOutput = write_to_stderr
         self._modules, self._memory = [__name__, *modules], memory
@@ -91,15 +54,11 @@ class LocalEngine:
 
     def prepare(self) -> None:
         """Start the fork server, which imports ``modules`` for seconds (unless the program has one already); do not wait."""
-        if self.separate and _METHOD == "forkserver":
+        if _METHOD == "forkserver":
             _start_server(self._modules)
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
-        if not self.separate:
-            for task in tasks:
-                yield task.index, work(task, lambda *done, task=task: report([_progress(task, *done)]))
-            return
         self.prepare()
         if self._pool is None:
             self._pool = _Pool(self.parallel, self._memory, lambda line: self.on_output(line))
@@ -116,10 +75,6 @@ class LocalEngine:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
-
-
-def _progress(task: WorkUnit, rows: int, fetched: int, retries: int, wait: str = "") -> TaskProgress:
-    return TaskProgress(task.index, rows, task.rows, fetched, retries, wait)
 
 
 # -- starting workers --------------------------------------------------------------------------------------------------
@@ -226,7 +181,7 @@ class _Pool:
                 held = [(task, self._slots[slot]) for slot, task in running.values()]
                 report(
                     [
-                        _progress(task, slot.rows, slot.fetched, slot.retries, slot.wait.decode(errors="replace"))
+                        progress_of(task, slot.rows, slot.fetched, slot.retries, slot.wait.decode(errors="replace"))
                         for task, slot in held
                         if slot.rows or slot.wait
                     ]
@@ -341,51 +296,3 @@ def _do(payload: bytes, number: int) -> dict[str, Any]:
         with suppress(OSError, ValueError):  # a function may have closed it
             sys.stdout.flush()
         ctypes.CDLL(None).fflush(None)  # what C code has printed
-
-
-# -- tasks -------------------------------------------------------------------------------------------------------------
-
-
-def run_tasks(
-    tasks: Sequence[Task], procs: int, report: Report, engine: Engine | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(task index, record)`` as tasks finish, in any order: by an ``engine``, or in ``procs`` processes (0: here).
-
-    An exception of a task ends the others and is raised, and so is KeyboardInterrupt; tasks yielded before that stay done.
-    """
-    if engine is not None:
-        yield from engine.run(do_task, tasks, report)
-    elif tasks:
-        with closing(LocalEngine(min(procs, len(tasks)), modules_of(tasks[0]))) as workers:
-            yield from workers.run(do_task, tasks, report)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a function, as a task."""
-
-    label: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    index: int = 0
-    rows: int = -1
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        return {"result": self.function(*self.args, lambda done, total: on_block(done, total, 0))}
-
-
-def call(
-    engine: LocalEngine,
-    label: str,
-    function: Callable[..., Any],
-    *args: Any,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Any:
-    """``function(*args, on_progress)`` on an engine; ``label`` is what it reads."""
-
-    def report(tasks: list[TaskProgress]) -> None:
-        for one in tasks:
-            on_progress(one.rows, one.fetched)
-
-    ((_, record),) = engine.run(do_task, [_Call(label, function, args)], report)
-    return record["result"]

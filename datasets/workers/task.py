@@ -59,6 +59,10 @@ class TaskProgress:
     wait: str = ""
 
 
+def progress_of(task: WorkUnit, rows: int, fetched: int, retries: int, wait: str = "") -> TaskProgress:
+    return TaskProgress(task.index, rows, task.rows, fetched, retries, wait)
+
+
 #: Receives the progress of all tasks that are running.
 Report = Callable[[list[TaskProgress]], None]
 

@@ -25,7 +25,8 @@ import rbdata
 import servers
 from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_black, write_run
 from rbdata.datasets import acquire
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
+from rbdata.datasets.convert import convert
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
-from rbdata.datasets.workers.local_engine import LocalEngine
+from rbdata.datasets.workers.here import open_local
 from rbdata.preprocess import chunks
 from rbdata.preprocess.request import Listener, Request
 from rbdata.preprocess.run import preprocess
@@ -26,7 +26,7 @@ BATCH = 7
 @pytest.fixture(scope="module")
 def engines():
     """Processes are kept from one test to the next."""
-    made = {procs: LocalEngine(procs) for procs in (0, 1, 2, 5)}
+    made = {procs: open_local(procs) for procs in (0, 1, 2, 5)}
     yield made
     for engine in made.values():
         engine.close()

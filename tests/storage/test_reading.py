@@ -25,8 +25,8 @@ from rbdata.storage.episodes import EpisodeTable
 from rbdata.storage.integrity import verify
 from rbdata.storage.leaf import DTYPES
 from rbdata.storage.manifest import Manifest, write_manifest
+from rbdata.storage.meta import write_meta
 from rbdata.storage.schema import Leaf, Schema, ted_flags
-from rbdata.storage.tensordict_folder import write_meta
 from storage_tools import (
     LAYOUTS,
     Episode,

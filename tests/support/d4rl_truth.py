@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from rbdata.datasets.acquire import convert
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset

@@ -16,7 +16,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 from rbdata.datasets.fetch import retries
-from rbdata.datasets.workers.local_engine import LocalEngine, call, memory_for
+from rbdata.datasets.workers.here import call, memory_for
+from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.datasets.workers.task import OnBlock
 from rbdata.errors import UsageError
 from rbdata.preprocess.chunks import Chunk

@@ -24,7 +24,7 @@ from ...ingest.episode_files import EpisodeFiles, FileGroup
 from ...ingest.records import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
-from ...workers.local_engine import LocalEngine, call, memory_for, usual_procs
+from ...workers.here import call, memory_for, open_local, usual_procs
 from .reader import LerobotReader
 
 #: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
@@ -136,7 +136,7 @@ class LerobotJob(EpisodeFiles):
             files[raw.item.url] = self.read_description(raw, left)
             left -= len(files[raw.item.url])
         procs, memory = usual_procs(1), memory_for(_LARGEST_METADATA - left)
-        with closing(LocalEngine(procs, [__name__, "pyarrow"], memory=memory)) as engine:
+        with closing(open_local(procs, [__name__, "pyarrow"], memory=memory)) as engine:
             found: tuple[list[ListedEpisode], dict[int, str]]
             found = call(engine, f"{self.location.url}: meta", _parse, files, self.info, videos)
             return found

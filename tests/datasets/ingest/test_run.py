@@ -21,7 +21,8 @@ import pytest
 from atari_truth import assert_holds, fed_truth, write_run
 from contents import content
 from faulty_proxy import Fault, faulty_proxy
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
+from rbdata.datasets.convert import convert
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request

@@ -14,7 +14,8 @@ import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
 from processes import RBDATA, is_gone, start_interruptible, wait_until
-from rbdata.datasets.workers.local_engine import LocalEngine, call
+from rbdata.datasets.workers.here import call, open_local
+from rbdata.datasets.workers.local_engine import LocalEngine
 from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
 from worker_tasks import (
     TASKS,
@@ -123,7 +124,7 @@ def test_errors_come_as_they_are():
 
 
 def test_no_process_is_this_one():
-    with closing(LocalEngine(0)) as workers:
+    with closing(open_local(0)) as workers:
         assert {record["pid"] for record in records(workers)} == {os.getpid()}
 
 

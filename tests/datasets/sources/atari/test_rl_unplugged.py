@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from contents import content
 from paths import DATA
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.atari import rl_unplugged_decode

@@ -20,7 +20,8 @@ import torch
 from atari_truth import FRAME, assert_holds, fed_truth, file_truth, frame, save_array, save_shard, write_run
 from dqn_replay_writer import PAD, DQNReplayWriter
 from paths import DATA
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, DiskError, ObjectNotFoundError, RbdataError, UsageError
@@ -379,7 +380,7 @@ def test_trap_17_damaged_objects(array, kind, tmp_path):
 PEAK = """
 import sys
 from pathlib import Path
-from rbdata.datasets.acquire import convert
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.records import ConvertOptions
 convert(Path(sys.argv[1]), "atari", Request("my/run", root=Path(sys.argv[2]), procs=1, options=ConvertOptions(codec="zstd")))

@@ -14,8 +14,9 @@ from atari_truth import assert_holds, fed_truth, file_truth, write_run
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from paths import DATA
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import load_source
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.atari.source import games

@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import pytest
 from d4rl_truth import make, to_dataset, write
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
+from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError, UsageError

@@ -119,7 +119,7 @@ def test_a_data_file_of_a_download_is_opened_once(raw, tmp_path, monkeypatch):
 
 
 def test_the_size_is_said_before(raw, tmp_path):
-    from rbdata.datasets.acquire import convert as run
+    from rbdata.datasets.convert import convert as run
     from rbdata.datasets.ingest.request import Listener, make_request
 
     def expected(codec="auto", **extra):

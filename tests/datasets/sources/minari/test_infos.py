@@ -14,7 +14,7 @@ from gymnasium import spaces
 from minari_tools import compare, convert, with_root, write
 from minari_tools import minari as require_minari
 from rbdata.datasets import catalogue
-from rbdata.datasets.acquire import convert as convert_folder
+from rbdata.datasets.convert import convert as convert_folder
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import (

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from openml_server import API, error, openml_server
-from rbdata.datasets.acquire import convert, download
+from rbdata.datasets.acquire import download
 from rbdata.datasets.catalogue import resolve
+from rbdata.datasets.convert import convert
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request

@@ -1,0 +1,110 @@
+"""Convert: raw data in a folder or file become a dataset, as a download's do."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from .. import settings
+from ..errors import DatasetExistsError, ObjectNotFoundError, refusing_exits
+from ..storage.amounts import listed
+from ..storage.folder import DatasetPlace, make_writable
+from ..storage.lock import when_free
+from ..storage.manifest import Manifest, check_sizes
+from . import catalogue
+from .cleanup import leftovers_of, remove_leftovers
+from .fetch import open_raw
+from .ingest.pipeline import run
+from .ingest.reader import Reader
+from .ingest.request import Listener, Outcome, Request, extend, find_existing
+from .sources.source import Source
+
+
+def convert(path: Path, source_name: str | None, request: Request, listener: Listener | None = None) -> Outcome:
+    """Convert raw data in a folder or file, which is not changed, to the dataset ``request.id``.
+
+    Without a source name, the source is recognised from the data. Raises as `download`.
+    """
+    listener = listener or Listener()
+    action = partial(_convert, path, source_name, request, listener)
+    with refusing_exits(f"the conversion of {path}"):
+        return when_free(action, request.wait, listener.on_note, listener.on_stage)
+
+
+def _convert(path: Path, source_name: str | None, request: Request, listener: Listener) -> Outcome:
+    request = replace(request, root=settings.root(request.root))
+    if not path.exists():
+        raise ObjectNotFoundError(f"no such file or folder: {path}", hint="give a raw file, or the folder of raw files")
+    source = catalogue.load_source(source_name or catalogue.recognise(path, request.options.extra))
+    source.check(request.options, "convert")
+    assert request.root is not None
+    if source.reads_any:
+        catalogue.check_own(request.id)
+    place = DatasetPlace(request.root, request.id)
+    existing = find_existing(place, request)
+    if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
+        _check_origin(existing, source, path, listener)
+        if source.reads_any:  # how it takes its files follows from them
+            _check_made_from(existing, _open_raw(path, source, place, request))
+        return keep_or_repair(place, request, existing, str(path.resolve()), listener)
+    if not request.dry_run:
+        place.lock().check_free()
+    request = extend(place, request, option_names(source))
+    if not request.dry_run:
+        make_writable(place.root)
+    reader = _open_raw(path, source, place, request)
+
+    def check(existing: Manifest) -> None:
+        _check_origin(existing, source, path, listener)
+        _check_made_from(existing, reader)
+
+    return run(reader, place, request, listener, str(path.resolve()), check)
+
+
+def _open_raw(path: Path, source: Source, place: DatasetPlace, request: Request) -> Reader:
+    scratch = place.root if place.root.is_dir() else None
+    return source.open_folder(open_raw(path, request.fetch), replace(request.options, scratch=scratch))
+
+
+def _check_made_from(manifest: Manifest, reader: Reader) -> None:
+    """Raise DatasetExistsError if an existing dataset was made from other files, or in another way."""
+    differs = reader.differences(manifest)
+    if differs:
+        message = f"{manifest.id} already exists, made with {' and '.join(differs)}"
+        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
+
+
+def _check_origin(manifest: Manifest, source: Source, path: Path, listener: Listener) -> None:
+    """Note if an existing dataset was made from another location. Raises DatasetExistsError if it is another source's."""
+    made_by, place = manifest.source.get("name"), manifest.provenance.get("location")
+    if made_by != source.name:
+        message = f"{manifest.id} already exists, made from {made_by} data"
+        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
+    if place != str(path.resolve()):
+        listener.on_note(f"{manifest.id} already exists, made from {place}; --force replaces it")
+
+
+def keep_or_repair(
+    place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
+) -> Outcome:
+    """Keep a dataset that matches the request; restore files that are missing or truncated."""
+    from .repair import repair
+
+    wrong = check_sizes(place.path, manifest)
+    if not wrong:
+        if not request.dry_run:
+            with suppress(OSError):  # the root cannot be written
+                remove_leftovers(leftovers_of(place), place.root)
+        return Outcome(place.id, place.path, "complete", manifest)
+    began = time.monotonic()
+    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in wrong), 1)}")
+    repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
+    return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
+
+
+def option_names(source: Source | None) -> set[str]:
+    """Names of the options that a source declares."""
+    return {option.name for option in source.options} if source else set()
