@@ -51,7 +51,10 @@ class EpisodeRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class EpisodeTable(Sequence[EpisodeRow]):
-    """The table by columns: read-only arrays ``[episodes]``, those of the mapped files where it was opened from a folder."""
+    """The table by columns: read-only arrays ``[episodes]``, those of the mapped files where it was opened from a folder.
+
+    Columns have the names of the files, in the singular; only ``return``, a word of Python, is ``returns``.
+    """
 
     start: np.ndarray
     length: np.ndarray
