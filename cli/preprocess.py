@@ -81,7 +81,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Work:
+class Execution:
     """How the functions are called, and what is written: fields of `preprocess.request.Request`."""
 
     num_frames: Annotated[int | None, Option(metavar="N", help="Only the first N steps.")] = None
@@ -138,7 +138,7 @@ def run(
         ),
     ] = None,
     reading: Reading,
-    work: Work,
+    execution: Execution,
     no_wait: NoWait = False,
     root: Root = None,
 ) -> int:
@@ -165,7 +165,7 @@ def run(
         read_options=ReadOptions(**vars(reading)),
         wait=not no_wait,
         command=report.this_command(),
-        **vars(work),
+        **vars(execution),
     )
     outcome: Any = report.work(dest, lambda listener: preprocess(request, listener))
     if outcome.dry_run is not None:

@@ -122,7 +122,7 @@ def _access(entry: CatalogueEntry) -> int:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search: datasets, the best match first, and how many were left out because their size is unknown.
 
     ``nearest`` are words to try instead of those that no dataset has.
@@ -180,7 +180,7 @@ def find(
     actions: str | None = None,
     max_size: str | int | None = None,
     root: str | os.PathLike[str] | None = None,
-) -> Found:
+) -> SearchResult:
     """The datasets that match all words (see `rank`) and are of these kinds, including those that users made under the root.
 
     ``max_size`` bounds the bytes to download, such as ``"2GB"``. Raises UsageError for an unknown kind or an invalid size,
@@ -195,7 +195,7 @@ def find(
     matched = rank(list(entries.values()), words)
     nearest = () if matched else tuple(nearest_words(entries.values(), words))
     chosen, unknown = select(matched, observations, actions, max_bytes)
-    return Found(Catalogue(chosen), unknown, nearest)
+    return SearchResult(Catalogue(chosen), unknown, nearest)
 
 
 def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[CatalogueEntry, LocalDataset | None]:

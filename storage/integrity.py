@@ -159,7 +159,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Extent:
     """The bytes that one thread reads at a time: a block, or a few MiB of a long range."""
 
     block: CheckedBlock
@@ -216,7 +216,7 @@ def _check_contents(
     except DamagedDatasetError as error:
         checksums, contradiction = BlockChecksums(manifest, None), error.message
 
-    def read(pieces: Sequence[_Piece]) -> list[tuple[_Piece, list[Any]]]:
+    def read(pieces: Sequence[_Extent]) -> list[tuple[_Extent, list[Any]]]:
         path, begin = folder / pieces[0].block.path, pieces[0].begin
         try:
             return list(zip(pieces, sum_pieces(path, begin, [piece.length for piece in pieces])))
@@ -248,16 +248,16 @@ def _check_contents(
         report.problems.append(Problem(BLOCK_TABLE, contradiction))
 
 
-def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Piece]:
+def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Extent]:
     for path in paths:
         for block in checksums.all(path):
             for begin in range(block.begin, max(block.end, block.begin + 1), BLOCK):
-                yield _Piece(block, begin, min(BLOCK, block.end - begin))
+                yield _Extent(block, begin, min(BLOCK, block.end - begin))
 
 
-def _joined(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+def _joined(pieces: Iterable[_Extent]) -> Iterator[list[_Extent]]:
     """Consecutive pieces of one file, together at most a block: short ranges are read together."""
-    some, size = list[_Piece](), 0
+    some, size = list[_Extent](), 0
     for piece in pieces:
         size += piece.length
         if some and (size > BLOCK or len(some) == _MAX_JOINED or piece.block.path != some[0].block.path):

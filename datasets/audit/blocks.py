@@ -93,7 +93,7 @@ class StepBlock:
         return slice(int(self.episode[0]), int(self.episode[-1]) + 1), np.append(0, changes)
 
 
-class Reader:
+class BlockReader:
     """Reads blocks of a dataset's leaves."""
 
     def __init__(self, dataset: Dataset, leaves: Leaves) -> None:

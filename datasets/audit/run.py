@@ -20,7 +20,7 @@ from ...storage.reference_scores import original_source
 from .. import local
 from ..fetch.location import is_remote
 from ..remote import open_remote
-from .blocks import Leaves, Reader, StepBlock, Usual
+from .blocks import BlockReader, Leaves, StepBlock, Usual
 from .duplicates import Duplicates
 from .ends import Flags, check_table
 from .findings import Audited, AuditReport, Finding, Hits, find, ordered
@@ -75,7 +75,7 @@ def audit_datasets(
     audited, findings = [], []
     summaries: list[Summary] = []
     for dataset in datasets:
-        run = _Run(dataset, reward_range, on_progress)
+        run = _Audit(dataset, reward_range, on_progress)
         findings += [replace(finding, dataset=dataset.id) for finding in run.findings()]
         audited.append(run.audited())
         summary = run.summary()
@@ -86,7 +86,7 @@ def audit_datasets(
     return AuditReport(tuple(audited), ordered(findings))
 
 
-class _Run:
+class _Audit:
     def __init__(self, dataset: Dataset, reward_range: Range | None, on_progress: Progress) -> None:
         self._began = time.monotonic()
         self.dataset, self._on_progress = dataset, on_progress
@@ -105,7 +105,7 @@ class _Run:
         yield from check_table(table)
         if not len(dataset):
             return
-        reader = Reader(dataset, leaves)
+        reader = BlockReader(dataset, leaves)
         sample = reader.sample()
         usual = {name: Usual.of(name, sample) for name in (*leaves.columns, "next/reward")}
         del sample
