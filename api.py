@@ -18,7 +18,7 @@ from .datasets.local import LocalDataset
 from .datasets.opening import open_dataset
 from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
 from .datasets.sources.options import RawFileOptions, SourceOptions, given_options
-from .preprocess.interface import preprocess as preprocess
+from .preprocess import preprocess as preprocess
 from .storage.integrity import Report
 from .storage.keywords import refuse_empty, with_options
 

@@ -148,8 +148,7 @@ def run(
     way for all batches. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.function import parse_arguments
-    from ..preprocess.interface import make_request
-    from ..preprocess.request import ReadOptions
+    from ..preprocess.request import ReadOptions, make_request
     from ..preprocess.run import preprocess
     from . import report
 

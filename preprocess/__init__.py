@@ -2,34 +2,117 @@
 
 A chunk passes through these modules:
 
-    request    what the user asks for, bound to its input and cut into `chunks`
-    function   the functions: identified, found and checked (built-in ones: `functions`)
-    run        has workers compute statistics over all data, try the functions on the first steps, which decides the `layout`,
-               and make the parts; these become a dataset: episode table, manifest with `lineage`
-    worker     reads a chunk and calls the functions (`apply`), checks the `result`, writes a part
+    request    what the user asks for
+    function   the functions: found, identified, given their arguments (built-in ones: `functions`)
+    run        the reader of a run, for the one pipeline (`datasets.ingest`): it has workers try the functions, which decides
+               the leaves (`layout`); its units are the `chunks` of the input; it states the `lineage`
+    apply      a chunk through the chain, per batch, step or episode, in a worker; each `result` is checked
+    worker     what the results of a chunk become: rows of the new dataset
 
-``rbdata.preprocess`` is this package, which can be called: see `interface.preprocess`.
+``rbdata.preprocess`` is this package, which can be called.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..datasets.ingest.request import Listener
+    from ..storage.dataset import Dataset
+
+PathLike = str | os.PathLike[str]
+
+
+def preprocess(
+    dataset_id: PathLike | Dataset | Sequence[PathLike | Dataset],
+    fn: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
+    *,
+    dest: str,
+    per: Literal["batch", "sample", "episode"] | None = None,
+    frame_stack: int | None = None,
+    n_step: int | None = None,
+    gamma: float = 0.99,
+    slice_len: int | None = None,
+    num_frames: int | None = None,
+    batch_size: int | None = None,
+    procs: int | None = None,
+    codec: str = "auto",
+    layout: Literal["auto", "ted"] = "auto",
+    seed: int = 0,
+    args: Mapping[str, Any] | None = None,
+    version: str | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    wait: bool = True,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+    keys: Literal["all", "common"] = "all",
+) -> Path:
+    """Make the dataset ``dest`` from another one, or several, with a function; returns its folder.
+
+    The input is an id, a path, an open dataset (a view: `Dataset.select`), or several of these, which are read one after the
+    other. Those must have the same leaves; with ``keys`` "common" the others are left out. ``fn`` takes a TED TensorDict and
+    returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a sequence of them, applied one after
+    the other; without one, the data are copied. ``args`` are their arguments (``{"scale": 2}``, or
+    ``{"scale_rewards.scale": 2}`` for one of several).
+
+    Functions of yours run in worker processes, ``procs`` of them; 0 is this process, for a debugger. Text is identified by its
+    file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
+    replaced with ``force``, unless ``version`` states what the object is (``"reward v3"``). For the rest see `request.Request`.
+    ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
+    process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `run.preprocess`
+    raises.
+    """
+    from ..datasets.ingest.bar import progress_listener
+    from . import run
+    from .request import ReadOptions, make_request
+
+    if not (isinstance(fn, (str, Sequence)) or callable(fn)):
+        message = f"fn is a function, its name or several of them, not {fn!r}"
+        raise UsageError(message, hint='"rbdata:identity" copies the steps as they are')
+    functions: Any = [fn] if isinstance(fn, str) or callable(fn) else list(fn)
+    request = make_request(
+        dataset_id,
+        functions,
+        dest,
+        keys=keys,
+        per=per,
+        read_options=ReadOptions(frame_stack, n_step, gamma, slice_len),
+        num_frames=num_frames,
+        batch_size=batch_size,
+        procs=procs,
+        codec=codec,
+        layout=layout,
+        seed=seed,
+        args=args or {},
+        version=version,
+        engine=engine,
+        address=address,
+        root=None if root is None else Path(root),
+        force=force,
+        wait=wait,
+    )
+    with progress_listener(dest, listener, progress) as events:
+        return run.preprocess(request, events).path
 
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        from .interface import preprocess
-
         return preprocess(*args, **options)
 
     @property
     def __signature__(self) -> Any:
         """The signature of the function, for `help` and completion in notebooks."""
         from inspect import signature
-
-        from .interface import preprocess
 
         return signature(preprocess)
 
@@ -38,8 +121,6 @@ class _CallablePackage(ModuleType):
         """The docstring of the function, then that of the package: ``help(rbdata.preprocess)`` shows how it is called."""
         from inspect import getdoc, signature
         from textwrap import fill
-
-        from .interface import preprocess
 
         head, _, rest = (getdoc(preprocess) or "").partition("\n\n")
         call = fill(f"rbdata.preprocess{signature(preprocess)}", 100, subsequent_indent="    ")

@@ -33,9 +33,9 @@ from ..storage.dataset import Dataset
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
 from .chunks import Chunk, split, step_range, view_episodes
-from .function import EPISODE, STEP, Function, check_unedited, load_functions
+from .function import EPISODE, STEP, Function, Job, check_unedited, load_functions
 from .layout import observation_pairs
-from .request import ReadOptions, RunConfig
+from .request import ReadOptions
 from .result import (
     Columns,
     Tally,
@@ -53,9 +53,6 @@ from .result import (
     runs_of,
     shapes_of,
 )
-
-#: Pages of files stay in memory up to this total size in bytes.
-KEPT_BYTES = 128 << 20
 
 
 class Stored(NamedTuple):
@@ -142,16 +139,12 @@ class InputView:
         return Source(steps, numbers - first, read)
 
     def release(self) -> None:
-        """Release the pages of the files that were read, which count as memory of this process.
-
-        Pages of small datasets stay in memory: the next pass reads them again.
-        """
-        read = getattr(self.dataset, "members", (self.dataset,))  # of a view
-        parts = [part for one in read for rows in one.rows.values() for part in vars(rows).values()]
-        mapped = [part for part in parts if isinstance(part, np.ndarray)]
-        if sum(part.nbytes for part in mapped) > KEPT_BYTES:
-            for part in mapped:
-                release_pages(part)
+        """Release the pages of the files that were read, which count as memory of this process."""
+        for read in getattr(self.dataset, "members", (self.dataset,)):  # of a view
+            for rows in read.rows.values():
+                for part in vars(rows).values():
+                    if isinstance(part, np.ndarray):
+                        release_pages(part)
 
     def _added(self, steps: torch.Tensor, get: Callable[[str], torch.Tensor]) -> Columns:
         """The flags of steps of which some are truncated: an episode of the view ends there, and goes on in the dataset."""
@@ -204,32 +197,25 @@ class Piece(NamedTuple):
 class Applier:
     """A view of the input and the functions of a chain, opened in one process."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        self.view = InputView(config.open(), config.request.num_frames, config.request.read_options)
-        self.chain = load_functions(config.request.functions, config.request.args, config.code)
-        check_unedited(config.request.functions, config.code, config.records)
-        for fn, statistics in zip(self.chain, config.statistics):
-            fn.resolve(config.code)
+    def __init__(self, job: Job) -> None:
+        request = job.request
+        self.job, self.dataset = job, job.open()
+        self.view = InputView(self.dataset, request.num_frames, request.read_options)
+        self.chain = load_functions(request.functions, request.args, job.code)
+        self.names, self.whole = job.chain.names, job.chain.per == "episode"
+        check_unedited(request.functions, job.code, job.records)
+        for fn, statistics in zip(self.chain, job.statistics):
+            fn.resolve(job.code)
             fn.statistics = statistics
-        self.name = self.chain[-1].name
         self.generator = torch.Generator()
-
-    @property
-    def runs_own_code(self) -> bool:
-        return any(fn.is_own for fn in self.chain)
 
     @cached_property
     def _mapped(self) -> int:
         """How many functions at the beginning of the chain are applied to states, judged by the first row or episode."""
-        config = self.config
-        if (
-            config.request.read_options.reads_neighbours
-            or config.chain.per == "sample"
-            or not self.view.dataset.schema.states
-        ):
+        per, neighbours = self.job.chain.per, self.view.options.reads_neighbours
+        if neighbours or per == "sample" or not self.dataset.schema.states:
             return 0
-        stop = int(self.view.episodes.starts[1]) if config.whole_episodes else 1
+        stop = int(self.view.episodes.starts[1]) if self.whole else 1
         td: Any = self.view.read(torch.arange(stop, device="cpu"))
         for number, fn in enumerate(self.chain):
             with self.guard(fn.name, self._describe(0, stop)):
@@ -240,12 +226,12 @@ class Applier:
 
     def split(self, chunk: Chunk) -> list[Chunk]:
         """The batches of a chunk: what is read at a time."""
-        return split(chunk, self.view.episodes, self.config.batch, self.config.whole_episodes)
+        return split(chunk, self.view.episodes, self.job.batch, self.whole)
 
     def apply(self, span: Chunk, tally: Tally, undecoded: Collection[str] = ()) -> ResultBatch:
         """The result of all functions for a batch, or for some episodes; they do not get the state leaves ``undecoded``."""
         mapped = 0 if undecoded else self._mapped
-        whole, chain = self.config.whole_episodes, self.chain[mapped:]
+        whole, chain = self.whole, self.chain[mapped:]
         source: Source | None
         td, source = self._read(span, mapped, undecoded)
         nans = count_nans(leaves_of(td))  # before a function changes it
@@ -261,7 +247,7 @@ class Applier:
                     pieces.append((columns, cut, midway))
                     continue
                 if pieces:
-                    check_same(columns, shapes_of(pieces[0][0]), self.name, at.where)
+                    check_same(columns, shapes_of(pieces[0][0]), self.names[-1], at.where)
                 edges = torch.zeros(2, len(columns["next/done"]), dtype=torch.bool, device="cpu")
                 edges[0, -1] = cut[last] & piece.is_last
                 edges[1, 0] = midway[first] & piece.is_first
@@ -289,7 +275,7 @@ class Applier:
     def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
         """The inputs of function ``count`` for a chunk, by batches or episodes, with a description of each."""
         # The next function ignores observations as well: they need not be read.
-        ignored = [leaf.name for leaf in self.view.dataset.schema.states] if count < self.config.ignoring else []
+        ignored = [leaf.name for leaf in self.dataset.schema.states] if count < self.job.ignoring else []
         for span in self.split(chunk):
             td, _ = self._read(span, 0, ignored)
             for piece, at in self._inputs_of(td, span, Tally()):
@@ -299,14 +285,14 @@ class Applier:
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         self._seed(int(steps[0]))
-        where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.view.dataset.id}"
+        where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.dataset.id}"
         at = InputSteps(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where, Tally())
         ((columns, _),) = self._results(self.view.read(steps), at, self.chain)
         return columns
 
     def _seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
-        seed = int(np.random.SeedSequence([self.config.request.seed, step]).generate_state(1, np.uint64)[0])
+        seed = int(np.random.SeedSequence([self.job.request.seed, step]).generate_state(1, np.uint64)[0])
         self.generator.manual_seed(seed >> 1)
         torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes a hundred times as long
         if torch.cuda.is_initialized():
@@ -320,7 +306,7 @@ class Applier:
         """Steps to which the first ``mapped`` functions have been applied, and what they are in the input, of states those that
         are still as stored."""
         source = self.view.source(span.start, span.stop, undecoded)
-        if self.config.request.read_options.reads_neighbours:
+        if self.view.options.reads_neighbours:
             return self.view.read(torch.arange(span.start, span.stop, device="cpu")), source
         td = nest({name: rows.clone() for name, rows in source.steps.items()}, (span.rows,))
         states = {name: stored.values for name, stored in source.states.items() if stored.values is not None}
@@ -341,7 +327,7 @@ class Applier:
     def _inputs_of(self, td: TensorDict, span: Chunk, tally: Tally) -> Iterator[tuple[TensorDict, InputSteps]]:
         """What the first function gets, the whole batch or each episode; the random generators are seeded for it."""
         starts = self.view.episodes.starts[span.first : span.last + 1]
-        if not self.config.whole_episodes:
+        if not self.whole:
             self._seed(span.start)
             ends = torch.from_numpy(starts[1:][starts[1:] <= span.stop] - 1 - span.start)
             steps = torch.arange(span.start, span.stop, device="cpu")
@@ -367,7 +353,7 @@ class Applier:
     ) -> Iterator[tuple[Columns, Piece]]:
         """The results of a chain for a batch or an episode: one, several or none. Use each before requesting the next one."""
         if not chain:  # all functions have been applied to states
-            yield self._completed(self.name, td, bookkeeping_of(td), at), Piece(td)
+            yield self._completed(self.names[-1], td, bookkeeping_of(td), at), Piece(td)
             return
         for piece in self._through(td, at, chain[:-1]):
             columns = self._result(chain[-1], piece.td, at)
@@ -395,7 +381,7 @@ class Applier:
     def _result(self, fn: Function, td: TensorDictBase, at: InputSteps) -> Columns | None:
         """The result of one function, checked and completed; None if it drops the episode."""
         before = bookkeeping_of(td)
-        if at.ends is not None and self.config.chain.per == "sample":
+        if at.ends is not None and self.job.chain.per == "sample":
             return complete(self._call_for_samples(fn, td, at), before, fn.name, at.where, at.ends, at.tally)
         shapes = [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]  # before it changes them
         with self.guard(fn.name, at.where, (td.batch_size, shapes)):
@@ -446,7 +432,7 @@ class Applier:
         if not fn.takes:
             return {}
         steps = torch.as_tensor(steps)
-        numbers = {STEP: steps.clone(), EPISODE: self.view.dataset.episode_of(steps)}  # not the episodes of slices
+        numbers = {STEP: steps.clone(), EPISODE: self.dataset.episode_of(steps)}  # not the episodes of slices
         return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
 
     @contextmanager
@@ -465,7 +451,7 @@ class Applier:
         first = int(np.searchsorted(starts, start, "right")) - 1
         last = int(np.searchsorted(starts, stop, "left")) - 1
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
-        return f"{step_range(start, stop)} ({which}) of {self.view.dataset.id}"
+        return f"{step_range(start, stop)} ({which}) of {self.dataset.id}"
 
 
 def _flat(value: torch.Tensor) -> torch.Tensor:

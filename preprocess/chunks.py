@@ -83,7 +83,7 @@ CHUNKS = 16
 class Chunk:
     """Steps ``start..stop-1``; ``first..last-1`` are the episodes of the view that these steps belong to.
 
-    ``section``: the number of the section that it is a part of. ``functions``: the names of those that are applied to it.
+    ``section``: the number of the section that it is a part of.
     """
 
     index: int
@@ -92,7 +92,6 @@ class Chunk:
     first: int
     last: int
     section: int = field(default=0, compare=False)
-    functions: str = field(default="", compare=False)
 
     @property
     def rows(self) -> int:
@@ -100,9 +99,6 @@ class Chunk:
 
     @property
     def label(self) -> str:
-        return self.describe() + (f" ({self.functions})" if self.functions else "")
-
-    def describe(self) -> str:
         """``steps 0..65,535``"""
         return step_range(self.start, self.stop)
 
@@ -123,7 +119,7 @@ def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[i
 def chunk_size(steps: int, batch: int, section: int, whole_episodes: bool) -> int:
     """The number of steps of a chunk of ``steps`` steps in all."""
     wanted = min(section, -(-steps // CHUNKS))
-    return max(1, wanted) if whole_episodes else batch * max(1, wanted // batch)
+    return max(1, wanted) if whole_episodes else batch * -(-wanted // batch)
 
 
 def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:

@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..datasets import user_code
 from ..errors import FunctionError, UsageError
 from .functions import find_builtin
 from .functions.traits import Fit, Traits, traits_of
+from .request import Given, Per, ReadOptions, Request
 
-Per = Literal["batch", "sample", "episode"]
-Given = str | Callable[..., Any]
+if TYPE_CHECKING:
+    from ..storage.dataset import Dataset
 
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR, STATISTICS = "generator", "statistics"
@@ -362,7 +363,37 @@ def check_unedited(given: Sequence[Given], folder: Path, records: Sequence[Mappi
             raise FunctionError(f"files of {one} were edited while the run started", hint="run it again")
 
 
-# -- other processes ---------------------------------------------------------------------------------------------------------
+# -- what workers get --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What workers need of a run; functions that are objects are pickled with it.
+
+    - ``path``, ``content``: the dataset that is read, where ``request.dataset`` is None. ``batch``: steps of a batch.
+    - ``code``: the folder in which functions are found; ``records``: what `function.describe` said of them.
+    - ``statistics``: those of each function, None if it needs none or if they are not known yet.
+    """
+
+    request: Request
+    path: Path
+    content: str
+    batch: int
+    code: Path
+    records: Sequence[Mapping[str, Any]]
+    chain: Chain
+    statistics: tuple[dict[str, Any] | None, ...]
+
+    def open(self) -> Dataset:
+        """The input."""
+        from ..storage.dataset import open_folder
+
+        return self.request.dataset or open_folder(self.path, content=self.content)
+
+    @property
+    def ignoring(self) -> int:
+        """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
+        return self.chain.ignoring if self.chain.per != "sample" and self.request.read_options == ReadOptions() else 0
 
 
 def pickled(value: Any) -> bytes:

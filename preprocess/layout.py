@@ -8,13 +8,12 @@ crop, an n-step successor), both are stored, as plain TED.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import SchemaError
-from ..storage.codecs import PLAIN, codec_of, load_codec, resolve_choice
+from ..storage.codecs import PLAIN, load_codec, resolve_choice
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
 #: Path -> (dtype, shape of a row).
@@ -27,43 +26,9 @@ RESULT_FLAGS = tuple("next/" + flag for flag in FLAGS)
 LEAST_RATIO = 1.5
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What the functions make of the first steps.
-
-    ``shapes``: dtypes and shapes of the leaves. ``unchained``: observations whose successor is not the observation of the
-    following step, with the first such row. ``passthrough``: compressed leaves that no function changed. ``steps_in``,
-    ``steps_out``: numbers of steps.
-    """
-
-    shapes: Shapes
-    unchained: Mapping[str, int]
-    passthrough: Sequence[str]
-    steps_in: int
-    steps_out: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The leaves, and the approximate disk space of a step in bytes."""
-
-    schema: Schema
-    step_bytes: float
-
-    @property
-    def filled(self) -> tuple[str, ...]:
-        """The leaves that parts contain: all that are not constant."""
-        return tuple(leaf.name for leaf in self.schema if leaf.constant is None)
-
-    @property
-    def compressed(self) -> tuple[str, ...]:
-        """The state leaves that are compressed."""
-        return tuple(leaf.name for leaf in self.schema.states if not codec_of(leaf).fixed_rows)
-
-    @property
-    def shapes(self) -> Shapes:
-        """The dtype and row shape of every leaf of a result."""
-        return shapes_of_schema(Schema(tuple(leaf for leaf in self.schema if leaf.constant is None)))
+def filled(schema: Schema) -> list[Leaf]:
+    """The leaves that have rows: all that are not constant."""
+    return [leaf for leaf in schema if leaf.constant is None]
 
 
 def shapes_of_schema(schema: Schema) -> Shapes:
@@ -73,32 +38,31 @@ def shapes_of_schema(schema: Schema) -> Shapes:
 
 def observation_pairs(names: Mapping[str, Any]) -> list[str]:
     """Root keys that have a successor under ``next``, without the flags."""
-    roots = (name for name in names if not name.startswith("next/") and name not in FLAGS)
-    return sorted(name for name in roots if "next/" + name in names)
+    return sorted(name for name in names if "next/" + name in names and name not in FLAGS)
 
 
 def choose_schema(
     shapes: Shapes, unchained: Mapping[str, int], before: Schema, *, ted: bool, codecs: Mapping[str, str]
 ) -> Schema:
-    """The schema for results of these shapes. ``codecs``: the codecs of state leaves, raw by default."""
+    """The schema for results of these shapes. ``unchained``: the observations whose successors do not follow; ``codecs``: those
+    of state leaves, raw by default."""
+
+    def is_state(name: str) -> bool:
+        """Whether to store an observation once per state."""
+        if ted or name in unchained or shapes[name] != shapes["next/" + name]:
+            return False
+        (dtype, shape), old = shapes[name], before.get(name)
+        large = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize >= LARGE_ROW
+        return large or (old is not None and old.kind == "state")
+
     leaves: list[Leaf] = []
-    states = {name for name in observation_pairs(shapes) if not ted and _is_state(name, shapes, unchained, before)}
+    states = set(filter(is_state, observation_pairs(shapes)))
     for name, (dtype, shape) in shapes.items():
         if name in states:
             leaves.append(Leaf(name, "state", dtype, shape, codec=codecs.get(name, PLAIN)))
         elif name.removeprefix("next/") not in states and name not in (REWARD, *RESULT_FLAGS):
             leaves.append(Leaf(name, "step", dtype, shape))
     return Schema((*leaves, *ted_flags()))
-
-
-def _is_state(name: str, shapes: Shapes, unchained: Mapping[str, int], before: Schema) -> bool:
-    """Whether to store an observation once per state."""
-    if name in unchained or shapes[name] != shapes["next/" + name]:
-        return False
-    dtype, shape = shapes[name]
-    old = before.get(name)
-    large = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize >= LARGE_ROW
-    return large or (old is not None and old.kind == "state")
 
 
 def unchained_edges(tail: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
@@ -114,15 +78,6 @@ def unchained_error(functions: Sequence[str], name: str, where: str) -> SchemaEr
         "in the first result they were equal, so that each is stored once"
     )
     return SchemaError(message, hint="if that is intended, store both: --layout ted --force")
-
-
-def nothing_left_error(functions: Sequence[str], dataset_id: str) -> SchemaError:
-    """The error if no episode is left; any function of the chain may have dropped them."""
-    message = f"{', '.join(functions)} dropped every episode of {dataset_id}: nothing is left"
-    return SchemaError(message, hint="a dataset has at least one step")
-
-
-# -- codecs -------------------------------------------------------------------------------------------------------------
 
 
 def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:

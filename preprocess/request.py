@@ -1,41 +1,62 @@
-"""The forms of a request, from the user's arguments to what workers get.
+"""What the user asks for, and what comes of it.
 
 Request       the user's arguments, with `ReadOptions`: how the steps of the input are read
-Run           the request bound to its input and its destination: all that is known before anything is written
-RunConfig     the part that workers need
 Preprocessed  the outcome; `DryRun` is that of a dry run
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import uuid
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..datasets.ingest.request import Estimate, Outcome
 from ..datasets.ingest.request import Listener as Listener
-from ..datasets.local import find
-from ..errors import DatasetExistsError, NotADatasetError, UsageError
+from ..datasets.ingest.request import Outcome
+from ..errors import UsageError
 from ..storage.amounts import MOST_RECORDS
-from ..storage.codecs import codec_of, resolve_choice
-from ..storage.episodes import open_episodes
-from ..storage.folder import DatasetPlace, free_bytes
-from ..storage.manifest import Manifest, read_manifest
-from ..storage.schema import Schema
-from .chunks import Episodes, choose_sizes, chunk_size, cut, cut_sections, view_episodes
-from .function import Chain, Given, Per, describe, to_json
+from ..storage.codecs import resolve_choice
 from .functions.checks import choice, positive, whole
-from .layout import Shapes
-from .lineage import describe_changes, versions
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
+    from ..storage.schema import Schema
+    from .layout import Shapes
+
+Per = Literal["batch", "sample", "episode"]
+Given = str | Callable[..., Any]
+
+
+def make_request(
+    given: Any,
+    functions: Sequence[Given],
+    dest: str,
+    *,
+    keys: Literal["all", "common"] = "all",
+    select: Callable[[Dataset], Dataset] | None = None,
+    root: Path | None = None,
+    **options: Any,
+) -> Request:
+    """The request of a run over one dataset, or over several one after the other; ``select`` chooses what is read of them.
+
+    A single id stays an id: workers open the folder, and this process does not load torch. Raises as `datasets.local.find`.
+    """
+    inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
+    if not inputs:
+        raise UsageError("there is no dataset to read")
+    options |= {"root": root}
+    functions = functions or ["rbdata:identity"]
+    if len(inputs) == 1 and select is None and isinstance(inputs[0], (str, os.PathLike)):
+        return Request(os.fspath(inputs[0]), functions, dest, **options)
+    from ..datasets.local import open_dataset
+    from ..storage.dataset import concat
+
+    opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
+    whole = opened[0] if len(opened) == 1 else concat(opened, keys)
+    chosen = whole if select is None else select(whole)
+    return Request(chosen.id, functions, dest, dataset=chosen, **options)
 
 
 @dataclass(frozen=True)
@@ -163,183 +184,3 @@ class Preprocessed(Outcome):
 
     dry_run: DryRun | None = None
     warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class RunConfig:
-    """What workers need of a run; functions that are objects are pickled with it.
-
-    - ``path``, ``content``: the dataset that is read, where ``request.dataset`` is None.
-    - ``code``: the folder in which functions are found; ``records``: what `function.describe` said of them.
-    - ``copyable``: see `Run`. ``folder``: where parts are written. ``batch``: steps of a batch.
-    - ``statistics``: those of each function, None if it needs none or if they are not known yet.
-    """
-
-    request: Request
-    path: Path
-    content: str
-    code: Path
-    records: Sequence[Mapping[str, Any]]
-    chain: Chain
-    copyable: Mapping[str, Path]
-    folder: Path
-    batch: int
-    statistics: tuple[dict[str, Any] | None, ...]
-
-    def open(self) -> Dataset:
-        """The input."""
-        from ..storage.dataset import open_folder
-
-        return self.request.dataset or open_folder(self.path, content=self.content)
-
-    @property
-    def whole_episodes(self) -> bool:
-        return self.chain.per == "episode"
-
-    @property
-    def ignoring(self) -> int:
-        """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
-        return self.chain.ignoring if self.chain.per != "sample" and self.request.read_options == ReadOptions() else 0
-
-
-def _digest(identity: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-class Run:
-    """A request bound to its input (``path``, ``manifest``, ``episodes``) and its destination ``place``.
-
-    ``folders``: those that hold the stored rows of the input, with their manifests; empty if some rows are in none.
-    ``identity`` is everything that decides the bytes of the result, as far as it is known (``is_identified``); ``fingerprint``
-    is its digest.
-    """
-
-    #: Whether functions get whole episodes; known after `configure`.
-    whole_episodes = False
-
-    def __init__(self, request: Request, place: DatasetPlace) -> None:
-        self.request, self.place = request, place
-        dataset, options = request.dataset, request.read_options
-        if dataset is not None:
-            self.path, self.manifest, self.folders = dataset.path, dataset.manifest, dataset.folders
-            table = dataset.episodes
-        else:
-            self.path = find(request.id, request.root)
-            self.manifest = read_manifest(self.path)
-            self.folders = ((self.path, self.manifest),)
-            table = open_episodes(self.path, self.manifest.episodes, self.manifest.steps)
-        self.episodes: Episodes = view_episodes(table, request.num_frames, options.slice_len)
-        if not self.episodes.steps:
-            raise UsageError(f"{self.manifest.id} has no steps: there is nothing to preprocess")
-        self.code = (request.folder or Path.cwd()).absolute()
-        step_bytes = options.step_bytes(self.manifest.schema)
-        self.batch, self.section = choose_sizes(request.batch_size, step_bytes, self.episodes.steps)
-        self.records, self.is_text = describe(request.functions, request.args, self.code)
-        self.is_identified = self.is_text or request.version is not None
-        self.identity = {
-            "preprocess": 4,
-            "id": place.id,
-            "input": self.manifest.content,
-            "functions": self.records,
-            "args": to_json(request.args),
-            "version": request.version,
-            "per": request.per,
-            "batch": self.batch,
-            "section": self.section,
-            "windows": options.to_json(),
-            "num_frames": request.num_frames,
-            "seed": request.seed,
-            "codec": request.codec,
-            "layout": request.layout,
-            "versions": versions(),
-        }
-        self.fingerprint = _digest(self.identity) if self.is_identified else uuid.uuid4().hex
-
-    @property
-    def runs_own_code(self) -> bool:
-        """Whether a function of the user is called."""
-        return not self.is_text or any("files" in record for record in self.records)
-
-    @property
-    def where(self) -> str:
-        """The folders that are read."""
-        return ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
-
-    @cached_property
-    def copyable(self) -> dict[str, Path]:
-        """The compressed leaves that all folders encode alike, so that rows can be copied, each with one of the folders."""
-        if not self.folders:
-            return {}
-        (first, manifest), *others = self.folders
-        alike: dict[str, Path] = {}
-        for leaf in manifest.schema.states:
-            codec = codec_of(leaf)
-            its = [(other.schema.get(leaf.name), path) for path, other in others]
-            if not codec.fixed_rows and all(one is not None and codec.is_like(first, one, path) for one, path in its):
-                alike[leaf.name] = first
-        return alike
-
-    def configure(self, chain: Chain) -> RunConfig:
-        """Bind the functions as they were found; sets ``whole_episodes``, ``sections`` and ``chunks``."""
-        self.whole_episodes, request = chain.per == "episode", self.request
-        self.sections = cut(self.episodes, self.section, self.whole_episodes)
-        self.chunks = cut_sections(self.sections, self.episodes, self.chunk_size(), self.whole_episodes)
-        none = (None,) * len(chain.names)
-        about = (self.path, self.manifest.content, self.code, self.records, chain, self.copyable, self.place.working)
-        return RunConfig(request, *about, self.batch, none)
-
-    def chunk_size(self) -> int:
-        """Steps of a chunk. Built-in functions are too fast for more chunks than sections."""
-        steps = self.episodes.steps
-        return chunk_size(steps, self.batch, self.section, self.whole_episodes) if self.runs_own_code else self.section
-
-    def find_existing(self) -> Manifest | None:
-        """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
-        if not self.place.exists():
-            self.place.check_free()
-            return None
-        if self.request.force:
-            return None
-        try:
-            manifest = read_manifest(self.place.path)
-        except NotADatasetError:
-            return None
-        lineage = manifest.lineage or {}
-        if lineage.get("fingerprint") == self.fingerprint:
-            return manifest
-        if not self.is_identified:
-            message = (
-                f"{self.place.id} exists already, and nothing tells whether these functions made it: one is an object"
-            )
-            hint = "replace it with force=True; give the function as text ('file.py:name'), or state version='...'"
-            raise DatasetExistsError(message, hint=hint)
-        before = {**(manifest.source.get("options") or {}), **lineage} if lineage else {}
-        message = f"{self.place.id} exists already and was made with another request{self.differs(before)}"
-        raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
-
-    def differs(self, before: Mapping[str, Any]) -> str:
-        """In what the request of a run (its identity, or the lineage of its result) differs from this one, in brackets."""
-        changed = describe_changes(before, self.identity) if before else []
-        return f" (differs in {', '.join(changed)})" if changed else ""
-
-    def estimate(self, steps: int, disk_bytes: int, done: int, *, measured: bool) -> Estimate:
-        """The remaining work: ``steps`` of the result, ``disk_bytes`` to write; ``done`` chunks are finished.
-
-        Without ``measured``, functions that may drop steps were tried on a few episodes only: both are upper bounds.
-        """
-        return Estimate(
-            id=self.place.id,
-            path=self.place.path,
-            location=self.where,
-            shards=len(self.chunks),
-            fetch_bytes=0,
-            steps=steps,
-            episodes=len(self.episodes),
-            disk_bytes=disk_bytes,
-            free_bytes=free_bytes(self.place.path),
-            done_parts=done,
-            parts=len(self.chunks),
-            part_names=[chunk.describe() for chunk in self.chunks],
-            estimated=self.whole_episodes,
-            at_most=self.whole_episodes and not measured,
-        )

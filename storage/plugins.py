@@ -61,7 +61,7 @@ SINGLE_FILES: Mapping[str, tuple[str, ...]] = {
 WITHOUT_MIRRORS = frozenset({"arrays"})
 
 #: The function that `dataset.Dataset.save` calls, as text because this module is below it.
-_PREPROCESS = "rbdata.preprocess.interface", "preprocess"
+_PREPROCESS = "rbdata.preprocess", "preprocess"
 
 #: The namespace of datasets that users make; no source can have this name.
 MINE = "my"

@@ -309,6 +309,7 @@ class _Run:
             self.listener.on_estimate(estimate)
             needed = estimate.disk_bytes // (_FAR_TOO_MUCH if estimate.estimated else 1)
             check_space(self.place.path, needed + (base.manifest.bytes if base else 0), self.place.id)
+            reader.check_input()
             self._fill(engine)
         leads, parts = [] if lead is None else [lead], [part for unit in self.units for part in self.parts[unit.index]]
         try:
@@ -463,7 +464,8 @@ class _Run:
             if reader.first_decides and (first := self._first_part()):
                 left = [reader.decided(unit, first) for unit in left]
             # Large units first, where their sizes are known: no process ends long after the others.
-            left = left if any(unit.spec for unit in left) else sorted(left, key=lambda unit: -unit.rows)
+            if workers.parallel > 1 and not any(unit.spec for unit in left):
+                left = sorted(left, key=lambda unit: -unit.rows)
             self._do([PartTask(unit, folder, reader.schema, threads) for unit in left], workers)
 
     @contextmanager

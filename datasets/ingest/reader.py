@@ -159,6 +159,9 @@ class Reader:
         """The dictionary of each leaf whose codec uses one, where they are given; None: they are trained."""
         return None
 
+    def check_input(self) -> None:
+        """Called when the work has been announced, before units are read. Raises an error if what they read is damaged."""
+
     def check_parts(self, about: Mapping[int, Mapping[str, Any]], new: int) -> None:
         """Called when the part of unit ``new`` is there, with what the units that are there say of themselves, by index. Raises
         an error where they do not fit together."""
