@@ -18,11 +18,9 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -582,8 +580,8 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
     tasks = _Tasks.of(work, source)
-    fps = work.fps or _rate(work, source)
-    names, own = _lerobot_names(work, tasks, fps, set(OWN))
+    fps = _rate(work, source)
+    names, own = _lerobot_names(work, tasks, source, set(OWN))
     columns = {key: WrittenColumn(name, *_lerobot_form(work, key)) for key, name in names.items()}
     for key in [key for key, column in columns.items() if len(column.shape) > 5]:
         work.notes.append(f"Not exported: {key}, as rows have at most 5 dimensions there.")
@@ -606,23 +604,12 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
 
 
 def _rate(work: _Export, source: Mapping[str, Any]) -> float:
-    """Steps a second: as the dataset states them, else its environment, else `_FPS`; a note says which of the latter two."""
-    stated = source.get("fps")
-    if _is_rate(stated):
+    """Steps a second: as asked, else as the dataset states them, else `_FPS`, which a note says."""
+    stated = work.fps or source.get("fps")
+    if isinstance(stated, (int, float)) and 0 < stated <= 1000:
         return float(stated)
-    known = _environment(work)
-    if known is not None:
-        with suppress(RbdataError), known.make() as env:
-            stated = env.metadata.get("render_fps")
-            if _is_rate(stated):
-                work.notes.append(f"{stated:g} steps a second, as {known.id} has frames; --fps gives another rate.")
-                return float(stated)
     work.notes.append(f"The dataset does not state its rate: {_FPS} steps a second are assumed (--fps).")
     return _FPS
-
-
-def _is_rate(stated: Any) -> TypeGuard[float]:
-    return isinstance(stated, (int, float, np.number)) and bool(0 < stated <= 1000)
 
 
 def _lerobot_blocks(
@@ -657,7 +644,9 @@ def _lerobot_blocks(
         work.wrote((min(stop, high) - at) * row_bytes)
 
 
-def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _lerobot_names(
+    work: _Export, tasks: _Tasks, source: Mapping[str, Any], own: set[str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name. And the keys of
     leaves that lerobot's own columns hold, by column."""
     every = work.ted_keys()
@@ -666,7 +655,7 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> t
     names, held_by_own = {}, {}
     for key, name in _short_names(keys, _LEROBOT_TOPS | own).items():
         plain = key.removeprefix("info/")
-        if plain in own and _is_own(work, key, tasks, fps):
+        if plain in own and source.get("name") == "lerobot":  # it was lerobot's own column
             held_by_own[plain] = key
             continue
         if key == "observation":
@@ -678,27 +667,6 @@ def _lerobot_names(work: _Export, tasks: _Tasks, fps: float, own: set[str]) -> t
     dotted = {key: name.replace("/", ".") for key, name in names.items()}
     _note_names(work, dotted)
     return dotted, held_by_own
-
-
-def _is_own(work: _Export, key: str, tasks: _Tasks, fps: float) -> bool:
-    """Whether a leaf holds the values of the standard LeRobotDataset column of its name, as after reading such a dataset."""
-    starts = work.dataset.episodes.start
-    stated = {text: number for number, text in enumerate(tasks.stated)}
-    for low, high in _spans(0, len(work.dataset), 128):  # bytes of a row with what it is compared with
-        steps = np.arange(low, high)
-        episode = np.searchsorted(starts, steps, "right") - 1
-        if key == "task_index":
-            texts = partial(work.rows, low=low, high=high)
-            wanted = tasks.numbers(texts, low, high, lambda text: stated.get(text, -1))
-        elif key == "info/episode_index":
-            wanted = episode
-        elif key == "info/timestamp":
-            wanted = ((steps - starts[episode]) / fps).astype(np.float32)
-        else:
-            return False
-        if not np.array_equal(work.rows(key, low, high).reshape(-1), wanted):
-            return False
-    return True
 
 
 def _lerobot_form(work: _Export, key: str) -> tuple[str, tuple[int, ...], Literal["numbers", "image", "video"]]:

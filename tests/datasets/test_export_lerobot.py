@@ -299,13 +299,6 @@ def test_leaves_of_every_dtype_and_shape(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["info/first"][..., 0], dataset["info/first"][:, 0])
 
 
-def test_the_rate_is_that_of_the_environment(tmp_path: Path) -> None:
-    dataset = rbdata.open_dataset(rbdata.record("CartPole-v1", steps=20))
-    done = write_export(dataset, tmp_path / "out", "lerobot")
-    assert json.loads((done.path / "meta" / "info.json").read_text())["fps"] == 50
-    assert any("50 steps a second, as CartPole-v1" in note for note in done.notes)
-
-
 def test_a_rate_that_nothing_states_is_said(tmp_path: Path) -> None:
     done = write_export(make(episodes(state=(3,))), tmp_path / "out", "lerobot")
     assert any("30 steps a second are assumed" in note for note in done.notes)
