@@ -22,6 +22,7 @@ from ...storage.durable import open_plain
 from .limits import REFETCH, most_unpacked
 
 _PIECE = 1 << 18
+_MAGIC = b"\x1f\x8b"
 #: Packed bytes of a zip archive that are passed to the decoder at once.
 _GIVEN = 1 << 16
 _DAMAGED = f"the file is damaged: {REFETCH}"
@@ -56,20 +57,22 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     from isal import igzip, igzip_lib
 
     damaged: Any = igzip_lib.IsalError
-    is_empty = True
+    source = io.BufferedReader(StreamFile(chunks), _PIECE)
+    head = source.peek(8)[:8]
+    if not head.startswith(_MAGIC):
+        held = "it holds an unpacked .npy file" if head.startswith(b"\x93N") else f"it begins with {head!r}"
+        raise CorruptSourceError(
+            f"{name} is {f'not gzip although named so: {held}' if head else 'empty'}", hint=_DAMAGED
+        )
     try:
-        with igzip.IGzipFile(fileobj=StreamFile(chunks)) as file:
+        with igzip.IGzipFile(fileobj=source) as file:
             while piece := file.read(_PIECE):
-                is_empty = False
                 yield piece
     except (BadGzipFile, damaged) as error:
-        raise CorruptSourceError(
-            f"{name} is not gzip, although named so, or is damaged: {error}", hint=_DAMAGED
-        ) from error
+        raise CorruptSourceError(f"{name} is a damaged gzip file: {error}", hint=_DAMAGED) from error
     except EOFError as error:
-        raise CorruptSourceError(f"{name} is cut short: its gzip stream has no end", hint=_DAMAGED) from error
-    if is_empty:
-        raise CorruptSourceError(f"{name} is empty", hint=_DAMAGED)
+        message = f"{name} is cut short, or has something after the end of its gzip stream"
+        raise CorruptSourceError(message, hint=_DAMAGED) from error
 
 
 # -- zip ---------------------------------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ BAD_FRAMES = {
     "rows": (packed(np.zeros((29, 84, 84), np.uint8)), r"has 29 frames; the other arrays have 30 rows"),
     "pickle": (gzip.compress(pickle.dumps({"weights": 1})), r"is not a \.npy array"),
     "objects": (packed(np.array([{}], object), allow_pickle=True), r"asks for pickle \(dtype object\)"),
-    "tail": (packed(BLANK) + b"more", r"has something after the end of its gzip stream"),
+    "tail": (packed(BLANK) + b"more", r"is cut short, or has something after the end of its gzip stream"),
     "damaged": (packed(BLANK)[:-8] + b"\0" * 8, r"is a damaged gzip file"),
 }
 
