@@ -111,7 +111,7 @@ def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | N
     address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = mirrors.resolve(request.id, request.mirror, request.fetch, lambda: known_here(root))
+    dataset_id, source = mirrors.resolve(request.id, request.mirror, lambda: known_here(root))
     if source is not None:
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"

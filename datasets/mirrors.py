@@ -36,7 +36,7 @@ from ..errors import (
     TransientFetchError,
     UsageError,
 )
-from ..storage.folder import RUN, DatasetPlace, check_id, free_bytes, holds_files, remove_tree
+from ..storage.folder import RUN, DatasetPlace, check_id, free_bytes, remove_tree
 from ..storage.integrity import find_damage
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, read_manifest, write_manifest
 from ..storage.snapshot import Pin, pinned
@@ -44,7 +44,7 @@ from ..storage.threads import map_in_threads
 from ..storage.work import Work, fingerprint
 from . import catalogue, local
 from .fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror, read_all
-from .fetch.location import DirectoryLocation, find_object, is_hub_dataset, is_plain_name, join_path
+from .fetch.location import find_object, is_hub_dataset, is_plain_name, join_path
 from .fetch.reading import bytes_there
 from .fetch.retries import failure_at
 from .ingest.raw_files import FOLDER as RAW_FOLDER
@@ -66,11 +66,9 @@ CONNECTIONS = 4
 # -- where a dataset is ------------------------------------------------------------------------------------------------
 
 
-def resolve(
-    text: str, mirror: str | None, fetch: FetchOptions | None = None, here: Callable[[], Iterable[str]] = tuple
-) -> tuple[str, Source | None]:
-    """`catalogue.resolve`, extended to names that only a mirror knows: bare names that a source does not list (Minari's), and
-    ids without a source. ``here`` returns the ids on this machine; it is called for names that no source knows."""
+def resolve(text: str, mirror: str | None, here: Callable[[], Iterable[str]] = tuple) -> tuple[str, Source | None]:
+    """`catalogue.resolve`, extended to ids without a source, which a mirror may have. ``here`` returns the ids on this machine;
+    it is called for names that no source knows."""
     try:
         return catalogue.resolve(text)
     except DatasetNotFoundError:
@@ -78,31 +76,11 @@ def resolve(
     try:
         return catalogue.resolve(text, known)
     except DatasetNotFoundError:
-        found = _find_bare(text, mirror, fetch) if mirror else None
-        if found:
-            return found
         namespace = text.partition("/")[0]
         if "/" not in text or namespace in catalogue.source_names() or not (mirror or settings.mirror(namespace)):
             raise
         check_id(text)
         return text, None
-
-
-def _find_bare(text: str, mirror: str, fetch: FetchOptions | None) -> tuple[str, Source] | None:
-    """The id and source of a bare name that a mirror holds for a source with open-ended names."""
-    if text.partition("/")[0] in catalogue.source_names():
-        return None
-    for source in catalogue.sources().values():
-        if not source.open_ended or source.makes or not source.knows(text):
-            continue
-        location, dataset_id = open_location(mirror, options=fetch), f"{source.name}/{text}"
-        try:
-            if fetch_manifest(location, dataset_id) is None:
-                open_raw_objects(source, text, mirror, ConvertOptions(), location.options)
-        except (ObjectNotFoundError, ForbiddenError):
-            continue
-        return dataset_id, source
-    return None
 
 
 def open_raw_objects(source: Source, name: str, url: str, options: ConvertOptions, fetch: FetchOptions) -> Reader:
@@ -529,8 +507,7 @@ def _describe(location: Location, folder: str) -> MirrorEntry:
 class Held:
     """What a mirror holds under a name: paths of ``files`` in the order of removal, and ``bytes`` as far as sizes are stated.
 
-    The manifest comes first; last comes the file by which an interrupted removal is found again. ``files`` is empty if only
-    empty folders are left.
+    The manifest comes first; last comes the file by which an interrupted removal is found again.
     """
 
     name: str
@@ -548,10 +525,8 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     named, full = text.strip("/"), ""
     with suppress(DatasetNotFoundError, UsageError):
         full = catalogue.resolve(text)[0]
-    # A bare name of a dataset that its source does not list is looked for below every source.
-    for name in dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names()))):
-        objects = _objects(location, name) if name else {}
-        if objects or (name and _is_empty(location, name)):
+    for name in filter(None, dict.fromkeys((named, full))):
+        if objects := _objects(location, name):
             last = f"{name}/meta.json"
             files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path == last, path))
             return Held(name, location.url, tuple(files), sum(item.size or 0 for item in objects.values()))
@@ -579,14 +554,6 @@ def remove(
             on_progress(done, len(files))
     if isinstance(uploader, DirectoryUploader):
         uploader.prune(held.name)
-
-
-def _is_empty(location: Location, name: str) -> bool:
-    """Whether this is a folder on disk, reached without symbolic links, that holds no file."""
-    if not isinstance(location, DirectoryLocation):
-        return False
-    folder = Path(location.url).resolve() / name
-    return folder.is_dir() and folder.resolve() == folder and not holds_files(folder)
 
 
 def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
