@@ -90,7 +90,7 @@ def record(
             return acquire.download(asked, events).path
 
     from .sources.gymnasium.policy import name_policy
-    from .sources.gymnasium.policy_recording import PolicyReader
+    from .sources.gymnasium.reader import PolicyReader
     from .sources.gymnasium.source import check_name, join_name
 
     environment, made = _environment(env, env_args or {}, num_envs)

@@ -27,7 +27,7 @@ _INSTALL = "install what it needs, or what registers it; a module in the current
 #: What `gymnasium.make_vec` adds to the arguments of its environments.
 _OF_MAKE_VEC = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
 #: Vector wrappers that change neither observations nor actions, rewards or ends.
-_OBSERVERS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "HumanRendering", "VectorRecorder")
+_OBSERVERS = ("RecordEpisodeStatistics", "DictInfoToList", "RecordVideo", "HumanRendering")
 #: Gymnasium's wrappers that change rewards.
 _REWARD_WRAPPERS = (
     *(gymnasium.RewardWrapper, gymnasium.vector.VectorRewardWrapper),
@@ -155,22 +155,23 @@ def specification(env: Any) -> dict[str, Any] | None:
     if not hasattr(spec, "additional_wrappers"):
         return {"id": spec.id}
     found = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec) if one.init}
-    layers = [*_layers(env)]
-    arguments, missing = dict(found["kwargs"]), _unstated_wrappers(layers, spec)
+    layers, arguments = _layers(env), dict(found["kwargs"])
+    unstated = _unstated_wrappers(layers, spec)
     if hasattr(env, "single_action_space"):  # of `make_vec`
-        missing += [_name_of(wrap) for wrap in _wraps(arguments)]
+        unstated += [_name_of(wrap) for wrap in _wraps(arguments)]
         arguments = {name: value for name, value in arguments.items() if name not in _OF_MAKE_VEC}
         found["max_episode_steps"] = arguments.pop("max_episode_steps", found["max_episode_steps"])
-    limited = [layer.spec for layer in layers if isinstance(layer, gymnasium.wrappers.TimeLimit)]
-    limits: list[Any] = [one.max_episode_steps for one in limited if one]
-    found["max_episode_steps"] = min(limits, default=found["max_episode_steps"])
+    else:
+        limits = [layer.spec for layer in layers if isinstance(layer, gymnasium.wrappers.TimeLimit)]
+        steps: list[Any] = [one.max_episode_steps for one in limits if one]
+        found["max_episode_steps"] = min(steps, default=found["max_episode_steps"])
     found["kwargs"] = {name: value for name, value in arguments.items() if _is_json(value)}
     wrappers = spec.additional_wrappers
-    missing += [one.name for one in wrappers if not _is_json(one.kwargs)]
+    unstated += [one.name for one in wrappers if not _is_json(one.kwargs)]
     found["additional_wrappers"] = [dataclasses.asdict(one) for one in wrappers if _is_json(one.kwargs)]
-    lacking = {"kwargs": sorted({*arguments} - {*found["kwargs"]}), "wrappers": missing}
+    missing = {"kwargs": sorted({*arguments} - {*found["kwargs"]}), "wrappers": unstated}
     stated = {name: value for name, value in found.items() if _is_json(value)}
-    return json.loads(json.dumps({**stated, **({"missing": lacking} if any(lacking.values()) else {})}))
+    return json.loads(json.dumps({**stated, **({"missing": missing} if any(missing.values()) else {})}))
 
 
 def _unstated_wrappers(layers: list[Any], spec: Any) -> list[str]:
@@ -188,9 +189,7 @@ def _unstated_wrappers(layers: list[Any], spec: Any) -> list[str]:
 def classes_of(env: Any) -> list[str]:
     """The names of the classes of an environment: its wrappers from the outside in, and its own; of a `SyncVectorEnv`, those of
     its first environment too."""
-    layers = [layer for layer in _layers(env) if not type(layer).__module__.startswith(__package__)]
-    inner = layers[-1].envs[0] if layers and isinstance(layers[-1], gymnasium.vector.SyncVectorEnv) else None
-    return [type(layer).__name__ for layer in layers] + (classes_of(inner) if inner is not None else [])
+    return [type(layer).__name__ for layer in _layers(env)]
 
 
 def wrappers_of_returns(env: Any) -> list[str]:
@@ -204,12 +203,10 @@ def wrappers_of_returns(env: Any) -> list[str]:
         if isinstance(layer, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
             if getattr(layer, "terminal_on_life_loss", False) or _may_change_returns(type(layer)):
                 found.append(type(layer).__name__)
-        elif isinstance(layer, gymnasium.vector.SyncVectorEnv):
-            found += wrappers_of_returns(layer.envs[0])
         elif isinstance(layer, gymnasium.vector.AsyncVectorEnv):  # all that is known: of `make_vec`
             wraps = _wraps(layer.spec.kwargs if layer.spec else {})
             found += [_name_of(one) for one in wraps if not isinstance(one, type) or _may_change_returns(one)]
-        elif isinstance(layer, gymnasium.vector.VectorEnv):
+        elif isinstance(layer, gymnasium.vector.VectorEnv) and not isinstance(layer, gymnasium.vector.SyncVectorEnv):
             found.append(type(layer).__name__)
     return found
 
@@ -220,12 +217,18 @@ def _may_change_returns(wrapper: type) -> bool:
     return issubclass(wrapper, _REWARD_WRAPPERS) or stepped_by not in known
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    """The wrappers of an environment from the outside in, and what they wrap."""
-    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
-        yield env
-        env = env.env
-    yield env
+def _layers(env: Any) -> list[Any]:
+    """The wrappers of an environment from the outside in, and what they wrap; a `SyncVectorEnv` has its first environment in
+    it. Recorders are left out."""
+    layers = [env]
+    while True:
+        if isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+            env = env.env
+        elif isinstance(env, gymnasium.vector.SyncVectorEnv):
+            env = env.envs[0]
+        else:
+            return [layer for layer in layers if not type(layer).__module__.startswith(__package__)]
+        layers.append(env)
 
 
 def _wraps(arguments: Mapping[str, Any]) -> list[Any]:

@@ -87,11 +87,11 @@ class EpisodeLog:
         """Close the file; the records stay."""
         self._file.close()
 
-    def pieces(self) -> Iterator[Piece]:
-        """The records of whole episodes, in the order in which these ended."""
+    def pieces(self, env: int) -> Iterator[Piece]:
+        """The records of an environment's whole episodes, in order."""
         import zstandard
 
-        for record in self._kept:
+        for record in [one for one in self._kept if one.env == env]:
             self._file.seek(record.offset)
             data = zstandard.ZstdDecompressor().decompress(self._file.read(record.stored))
             rows, at = [], 0

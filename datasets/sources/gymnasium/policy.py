@@ -115,33 +115,21 @@ class Actor:
 
         Raises UsageError for one outside the space's kind, FunctionError when the policy fails.
         """
-        if self._count == 1:
-            return (self._act(observations[0]),)
         from gymnasium.vector.utils import iterate
 
-        # In separate memory: a policy may keep or change what it gets.
-        stacked = None if self.is_random else _stacked(self._observed, observations)
-        return list(iterate(self._all, self._act(stacked)))
-
-    def _act(self, observation: Any) -> Any:
-        if self.is_random:
-            return self._all.sample()
-        if self._epsilon and self._count == 1 and self._dice.random() < self._epsilon:
-            return self._space.sample()
-        given = self._attempt(self._policy, observation)
         count = self._count if self._count > 1 else None
-        action = check_action(given, self._space, count, f"the policy {self._name} returned")
-        return self._mixed(action) if self._epsilon and self._count > 1 else action
-
-    def _mixed(self, actions: Any) -> Any:
-        """Each action replaced, with probability epsilon, by a random one."""
-        from gymnasium.vector.utils import iterate
-
-        chosen = self._dice.random(self._count) < self._epsilon
-        if not chosen.any():
-            return actions
-        items = [self._space.sample() if lot else one for lot, one in zip(chosen, iterate(self._all, actions))]
-        return _stacked(self._space, items)
+        if self.is_random:
+            given = self._all.sample()
+        else:
+            # Stacked in separate memory: a policy may keep or change what it gets.
+            seen = observations[0] if count is None else _stacked(self._observed, observations)
+            given = self._attempt(self._policy, seen)
+            given = check_action(given, self._space, count, f"the policy {self._name} returned")
+        actions = [given] if count is None else list(iterate(self._all, given))
+        if self._epsilon and not self.is_random:
+            chosen = self._dice.random(len(actions)) < self._epsilon
+            actions = [self._space.sample() if lot else one for lot, one in zip(chosen, actions)]
+        return actions
 
 
 def _stacked(space: gymnasium.Space, values: Sequence[Any]) -> Any:

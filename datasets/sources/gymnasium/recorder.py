@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, overload
 from weakref import finalize
 
 import gymnasium
@@ -30,7 +30,6 @@ from gymnasium.vector.utils import iterate
 from .... import settings
 from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError, reason
 from ....storage.folder import DatasetPlace, make_writable
-from ....storage.keywords import with_options
 from ....storage.work import Work
 from ...ingest.block import END_CUT, END_TRUNCATED, Block
 from ...ingest.estimate import expect_rows
@@ -39,18 +38,9 @@ from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.request import Listener, Request
 from ...ingest.unit import Part, Unit
 from .episode_log import EpisodeLog, Piece
+from .lanes import Lane, LeafRows, Section, block_rows, count_outside, first_observation, to_end, to_reward
 from .policy import check_action
-from .recording import (
-    EnvironmentReader,
-    Lane,
-    LeafRows,
-    Section,
-    block_rows,
-    count_outside,
-    first_observation,
-    to_end,
-    to_reward,
-)
+from .reader import EnvironmentReader
 from .source import check_name, join_name
 
 #: The log, in the working folder of the dataset.
@@ -60,18 +50,6 @@ _NOT_RECORDED = "this action cannot be recorded:"
 _open: set[Path] = set()
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
-
-
-class RecorderOptions(TypedDict, total=False):
-    """The keyword arguments of `Recorder`, of one environment and of several."""
-
-    name: str | None
-    root: str | os.PathLike[str] | None
-    text: str
-    codec: str
-    layout: str
-    force: bool
-    listener: Listener | None
 
 
 class LoopReader(EnvironmentReader):
@@ -104,29 +82,28 @@ class LogUnit(Unit):
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         reader, done, outside = self.reader, 0, 0
         assert reader.log is not None
-        count = reader.environments
-        sections = [Section(env, reader.columns) for env in range(count)]
-        room, first = block_rows(reader.columns, count), len(reader.observation)
-        waiting: list[list[Piece]] = [[] for _ in range(count)]  # blocks are larger than short episodes
-
-        def block(env: int) -> Block:
-            pieces, waiting[env] = waiting[env], []
-            rows = [np.concatenate(parts) for parts in zip(*(piece.rows for piece in pieces))]
-            bits = np.zeros(sum(len(piece.rewards) for piece in pieces), np.uint8)
-            bits[np.cumsum([len(piece.rewards) for piece in pieces]) - 1] = [piece.end for piece in pieces]
-            return sections[env].block(rows, np.concatenate([piece.rewards for piece in pieces]), bits, done)
-
-        for piece in reader.log.pieces():
-            outside += sum(map(count_outside, reader.action, piece.rows[first:]))
-            done += len(piece.rewards)
-            waiting[piece.env].append(piece)
-            if sum(len(one.rewards) + one.begins for one in waiting[piece.env]) >= room:
-                yield block(piece.env)
-        for env in range(count):
-            if waiting[env]:
-                yield block(env)
+        room, first = block_rows(reader.columns, reader.environments), len(reader.observation)
+        for env in range(reader.environments):
+            section, waiting, rows = Section(env, reader.columns), list[Piece](), 0
+            for piece in reader.log.pieces(env):  # blocks are larger than short episodes
+                outside += sum(map(count_outside, reader.action, piece.rows[first:]))
+                done, rows = done + len(piece.rewards), rows + len(piece.rewards) + piece.begins
+                waiting.append(piece)
+                if rows >= room:
+                    yield section.block(*_joined(waiting), done)
+                    waiting, rows = [], 0
+            if waiting:
+                yield section.block(*_joined(waiting), done)
         about = {"counts": {"actions_out_of_bounds": outside}, "notes": list(reader.more_notes)}
         yield Block({}, place=(0, 0), record=about, done=done)
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """The rows of each column, the rewards and the bits of pieces that follow each other."""
+    bits = np.zeros(sum(len(piece.rewards) for piece in pieces), np.uint8)
+    bits[np.cumsum([len(piece.rewards) for piece in pieces]) - 1] = [piece.end for piece in pieces]
+    rows = [np.concatenate(parts) for parts in zip(*(piece.rows for piece in pieces))]
+    return rows, np.concatenate([piece.rewards for piece in pieces]), bits
 
 
 class _Episode(Lane):
@@ -181,7 +158,6 @@ class Tape:
         self,
         env: Any,
         count: int,
-        *,
         name: str | None = None,
         root: str | os.PathLike[str] | None = None,
         text: str = "bytes",
@@ -190,11 +166,11 @@ class Tape:
         force: bool = False,
         listener: Listener | None = None,
     ) -> None:
+        options = ConvertOptions(codec, layout, extra={"text": text})
         spec = env.spec
         if spec is None and name is None:
             raise UsageError("an environment without an id needs a name", hint='rbdata.Recorder(env, name="...")')
         full = f"gymnasium/{join_name(spec.id, name)}" if spec else f"my/{check_name(str(name))}"
-        options = ConvertOptions(codec, layout, extra={"text": text})
         where = settings.root(root)
         self._request, self._listener = Request(full, root=where, options=options, force=force), listener or Listener()
         self._job = job = LoopReader(spec.id if spec else str(name), env, count, options)
@@ -269,7 +245,48 @@ class Tape:
         self._lock.__exit__()
 
 
-class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _Recorder:
+    """What the recorders of one environment and of several have in common."""
+
+    env: Any
+    _tape: Tape | None = None
+    #: The folder of the dataset, once it exists.
+    path: Path | None = None
+
+    def _begin(self, tape: Tape) -> None:
+        self._tape, self.dataset_id = tape, tape.place.id
+        finalize(self, tape.abandon).atexit = False
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The recorded (steps, episodes); only whole episodes count, including those of earlier loops."""
+        return self._tape.log.counts if self._tape else (0, 0)
+
+    def close(self, **options: Any) -> None:
+        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own ``close``."""
+        try:
+            tape, self._tape = self._tape, None
+            if tape:
+                self.path = tape.finish()
+        finally:
+            self.env.close(**options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> Literal[False]:
+        if error and error[0] is not None and self._tape:
+            tape, self._tape = self._tape, None
+            tape.abandon()
+        self.close()
+        return False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        message = f"the recorder of {self.dataset_id} cannot be copied or pickled: both would write to one log"
+        raise UsageError(message, hint="copy the environment in it: copy.deepcopy(recorder.env)")
+
+
+class Recorder(_Recorder, gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
 
     For an environment without an id, the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
@@ -289,28 +306,26 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
     __no_type_check__ = True
 
     @overload
-    def __new__(cls, env: gymnasium.Env[Any, Any], **options: Unpack[RecorderOptions]) -> Recorder: ...
+    def __new__(cls, env: gymnasium.Env[Any, Any], **options: Any) -> Recorder: ...
     @overload
-    def __new__(  # type: ignore[misc]  # not a Recorder
-        cls, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
-    ) -> VectorRecorder: ...
+    def __new__(cls, env: gymnasium.vector.VectorEnv, **options: Any) -> VectorRecorder: ...  # type: ignore[misc]
     def __new__(cls, env: Any, **options: Any) -> Any:
         return VectorRecorder(env, **options) if hasattr(env, "single_action_space") else super().__new__(cls)
 
-    @with_options(RecorderOptions, Tape.__init__)
     def __init__(
-        self, env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]
+        self,
+        env: gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv,
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        text: str = "bytes",
+        codec: str = "auto",
+        layout: str = "auto",
+        force: bool = False,
+        listener: Listener | None = None,
     ) -> None:
         super().__init__(env)  # type: ignore[arg-type]  # of several environments `__new__` has made the other class
-        self._tape: Tape | None = Tape(env, 1, **options)
-        finalize(self, self._tape.abandon).atexit = False
-        self.dataset_id = self._tape.place.id
-        self.path: Path | None = None
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The recorded (steps, episodes); only whole episodes count, including those of earlier loops."""
-        return self._tape.log.counts if self._tape else (0, 0)
+        self._begin(Tape(env, 1, name, root, text, codec, layout, force, listener))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an episode begins."""
@@ -334,49 +349,18 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
             lane.step(observation, reward, terminated, truncated)
         return observation, reward, terminated, truncated, info
 
-    def close(self, **options: Any) -> None:
-        """Make the dataset, and close the environment; ``options`` are those of a vector environment's own ``close``."""
-        try:
-            tape, self._tape = self._tape, None
-            if tape:
-                self.path = tape.finish()
-        finally:
-            self.env.close(**options)
 
-    def __exit__(self, *error: Any) -> Literal[False]:
-        if error and error[0] is not None and self._tape:
-            tape, self._tape = self._tape, None
-            tape.abandon()
-        self.close()
-        return False
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        message = f"the recorder of {self.dataset_id} cannot be copied or pickled: both would write to one log"
-        raise UsageError(message, hint="copy the environment in it: copy.deepcopy(recorder.env)")
-
-
+# What `help` and editors show of a class is the signature of `__new__`.
 Recorder.__new__.__signature__ = signature(Recorder.__init__)  # type: ignore[attr-defined]
 
 
-class VectorRecorder(gymnasium.vector.VectorWrapper):
-    """`Recorder` of a vector environment."""
+class VectorRecorder(_Recorder, gymnasium.vector.VectorWrapper):
+    """`Recorder` of a vector environment, made by it."""
 
-    counts = Recorder.counts
-    close = Recorder.close
-    __exit__ = Recorder.__exit__
-    __reduce_ex__ = Recorder.__reduce_ex__
-
-    def __enter__(self) -> VectorRecorder:
-        return self
-
-    @with_options(RecorderOptions, Tape.__init__)
-    def __init__(self, env: gymnasium.vector.VectorEnv, **options: Unpack[RecorderOptions]) -> None:
+    def __init__(self, env: gymnasium.vector.VectorEnv, **options: Any) -> None:
         super().__init__(env)
         self._mode = _autoreset_mode(env)
-        self._tape: Tape | None = Tape(env, env.num_envs, **options)
-        finalize(self, self._tape.abandon).atexit = False
-        self.dataset_id = self._tape.place.id
-        self.path: Path | None = None
+        self._begin(Tape(env, env.num_envs, **options))
         #: After an error, of which no lane knows whether its environment was stepped.
         self._must_reset = False
 

@@ -154,6 +154,6 @@ class GymnasiumSource(Source):
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Makes the environment once, to know its spaces. Raises as `Made.open`, and UsageError for the options."""
         from .environments import Made
-        from .policy_recording import PolicyReader
+        from .reader import PolicyReader
 
         return PolicyReader(Made(split_name(name)[0], options.extra["env_args"]), options)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 from gymnasium.wrappers import TimeLimit
-from rbdata.datasets.sources.gymnasium.policy_recording import PolicyReader
+from rbdata.datasets.sources.gymnasium.reader import PolicyReader
 from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
 
 gymnasium_envs.register()

@@ -105,7 +105,7 @@ def test_several_environments_lose_and_invent_nothing(tmp_path, name, steps):
     buffer=st.sampled_from([200, 1 << 20]),
 )
 def test_counts_for_any_lengths(tmp_path_factory, monkeypatch, lengths, count, more, buffer):
-    monkeypatch.setattr("rbdata.datasets.sources.gymnasium.recording._BUFFER_BYTES", buffer)
+    monkeypatch.setattr("rbdata.datasets.sources.gymnasium.lanes._BUFFER_BYTES", buffer)
     root = tmp_path_factory.mktemp("root")
     steps = count + more
     dataset = record(root, "tests/Counter-v0", steps=steps, num_envs=count, env_args={"lengths": lengths})

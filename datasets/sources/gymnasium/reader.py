@@ -12,6 +12,8 @@ did not end leaves nothing behind: the same seed gives the same one again.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -22,26 +24,21 @@ import numpy as np
 
 from ....errors import DatasetExistsError, RbdataError, UsageError, reason
 from ....storage.codecs import codec_of
+from ....storage.episodes import EpisodeTable
 from ....storage.manifest import Manifest
+from ....storage.reference_scores import OTHER_RETURNS
 from ... import user_code
+from ...fetch.location import DirectoryLocation
 from ...ingest.block import END_CUT, Block
 from ...ingest.estimate import compressed_share, expect_rows
-from ...ingest.records import ConvertOptions, Expectation
-from ...ingest.spaces import SpaceLeaf, space_json
-from ...ingest.trajectories import Column
-from ...ingest.unit import Part, Unit
-from .environments import Made, heard, importable
+from ...ingest.reader import Reader
+from ...ingest.records import ConvertOptions, Count, Expectation, PartSpec
+from ...ingest.spaces import SpaceLeaf, renamed, space_json, space_leaves
+from ...ingest.trajectories import Column, count_outcomes
+from ...ingest.unit import Facts, Part, Unit
+from .environments import Made, classes_of, heard, importable, specification, wrappers_of_returns
+from .lanes import Lane, LeafRows, Section, block_rows, count_outside, first_observation, step_results
 from .policy import RANDOM, Actor, find_policy, name_policy, reference, seed_generators
-from .recording import (
-    EnvironmentReader,
-    Lane,
-    LeafRows,
-    Section,
-    block_rows,
-    count_outside,
-    first_observation,
-    step_results,
-)
 
 _REPORT_EVERY = 256
 _NO_END = 1 << 62
@@ -196,6 +193,90 @@ def _share(total: int | None, count: int, number: int) -> int:
     return _NO_END if total is None else total // count + (number < total % count)
 
 
+class EnvironmentReader(Reader):
+    """Recordings of ``environments`` side by side. ``env`` has the spaces and the specification; it is not stepped here."""
+
+    source = "gymnasium"
+    citation = (
+        "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. "
+        "arXiv:2407.17032"
+    )
+
+    def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
+        self.more_notes: list[str] = []
+        several = "single_" if hasattr(env, "single_action_space") else ""
+        self.spaces = {key: space_json(getattr(env, f"{several}{key}_space")) for key in ("observation", "action")}
+        self.spec, self._classes, self._wrappers = specification(env), classes_of(env), wrappers_of_returns(env)
+        text = options.extra["text"]
+        self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
+        self.action, also_out = space_leaves(self.spaces["action"], "action", text)
+        self.left_out = {**left_out, **also_out}
+        if not self.observation or not self.action:
+            raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
+        columns = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in self.observation]
+        columns += [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in self.action]
+        # Only the name of the location is used: there is nothing to fetch.
+        super().__init__(name, DirectoryLocation("this machine"), options)
+        self.environments = environments
+        self.set_columns(columns)
+
+    def identity(self) -> dict[str, Any]:
+        leaves = [leaf.to_json() for leaf in self.schema]
+        environment = {"environment": self.spec, "environment_classes": self._classes}
+        return {"converter": self.converter, **environment, "leaves": leaves}
+
+    def check_append(self, old: Manifest) -> None:
+        for key, space in self.spaces.items():
+            there = old.spaces.get(key)
+            if there is not None and there != space:
+                message = f"{self.title} has another {key} space than {old.id}: {space}; there {there}"
+                raise UsageError(message, hint="record it under another name")
+
+    def describe(self) -> dict[str, Any]:
+        import gymnasium
+
+        about = {
+            "environment": self.spec,
+            "environment_classes": self._classes,
+            "gymnasium_version": gymnasium.__version__,
+            "keys": renamed([*self.observation, *self.action]),
+            "left_out": self.left_out,
+        }
+        return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the one unit."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def compresses(self) -> bool:
+        """Whether large rows are compressed."""
+        return any(not codec_of(self.schema[name]).fixed_rows for name in self.bulk)
+
+    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
+        about = parts[-1].about
+        counts = {**count_outcomes(episodes.outcome), **about["counts"], "environments": self.environments}
+        made_of = {"name": self.name, "size": None, "crc32c": None}
+        states = episodes.steps + len(episodes)
+        spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)
+        return Facts(counts, self._notes(counts, about["notes"]), [spec], self.spaces)
+
+    def _notes(self, counts: Mapping[str, Any], more: Sequence[str]) -> list[str]:
+        notes = list(dict.fromkeys([*self.more_notes, *more]))
+        cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
+        if cut:
+            notes.append(
+                f"{Count(cut):episode was|episodes were} cut by the end of the recording; the final "
+                "observation is true."
+            )
+        if outside:
+            notes.append(f"{Count(outside):action lies|actions lie} outside the Box; stored as the policy returned.")
+        if any(leaf.is_text for leaf in [*self.observation, *self.action]):
+            notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
+        return notes
+
+
 class PolicyReader(EnvironmentReader):
     """A recording that a policy makes; ``policy`` (an object) replaces that of the options.
 
@@ -276,19 +357,19 @@ class PolicyReader(EnvironmentReader):
 
     def _measure(self, env: Any) -> float | None:
         """The compressed share of large rows, measured in a short trial of the environment with random actions."""
-        leaves = [leaf for leaf, column in zip(self.observation, self.columns) if column.large]
-        rows: list[np.ndarray] = []
-        until = time.monotonic() + _TRIED_SECONDS
+        large = [leaf for leaf, column in zip(self.observation, self.columns) if column.large]
+        rows, until, over = list[np.ndarray](), time.monotonic() + _TRIED_SECONDS, True
         env.action_space.seed(0)
         try:
-            observation, over = env.reset(seed=0)[0], False
-            for _ in range(min(_TRIED_STEPS, self.given["steps"] or _TRIED_STEPS)):
-                rows += [np.array(leaf.pick(observation), leaf.dtype).reshape(-1).view(np.uint8) for leaf in leaves]
+            for step in range(min(_TRIED_STEPS, self.given["steps"] or _TRIED_STEPS)):
+                if over:
+                    observation, over = env.reset(seed=None if step else 0)[0], False
+                else:
+                    observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                    over = terminated or truncated
+                rows += [np.array(leaf.pick(observation), leaf.dtype).reshape(-1).view(np.uint8) for leaf in large]
                 if time.monotonic() > until and len(rows) > 20:
                     break
-                observation = env.reset()[0] if over else observation
-                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-                over = terminated or truncated
         except Exception:  # the recording will report the error
             return None
         return compressed_share(codec_of(self.schema[self.bulk[0]]), rows)

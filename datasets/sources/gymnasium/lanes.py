@@ -1,31 +1,20 @@
-"""Turns what environments return into blocks, and describes the dataset.
+"""Turns what environments return into rows and blocks.
 
 Episodes of several environments are recorded side by side, and lie one after the other in the dataset: each environment is a
-section. What steps the environments is in `policy_recording` and `recorder`.
+lane here, and a section of blocks. What steps the environments is in `reader` and `recorder`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ....errors import RbdataError, UsageError
-from ....storage.codecs import codec_of
-from ....storage.episodes import EpisodeTable
-from ....storage.manifest import Manifest
-from ....storage.reference_scores import OTHER_RETURNS
-from ...fetch.location import DirectoryLocation
+from ....errors import RbdataError
 from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
-from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, Count, PartSpec
-from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, renamed, space_json, space_leaves, text_rows
-from ...ingest.trajectories import Column, count_outcomes
-from ...ingest.unit import Facts, Part
-from .environments import classes_of, specification, wrappers_of_returns
+from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, text_rows
+from ...ingest.trajectories import Column
 
 _HINT = "the environment breaks its own space: gymnasium.utils.env_checker shows where"
 _OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0', env=...) adapts it (package shimmy)"
@@ -258,87 +247,3 @@ def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
     low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
     beyond = (rows < low) | (rows > high)
     return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0
-
-
-class EnvironmentReader(Reader):
-    """Recordings of ``environments`` side by side. ``env`` has the spaces and the specification; it is not stepped here."""
-
-    source = "gymnasium"
-    citation = (
-        "Mark Towers et al. Gymnasium: A Standard Interface for Reinforcement Learning Environments. 2024. "
-        "arXiv:2407.17032"
-    )
-
-    def __init__(self, name: str, env: Any, environments: int, options: ConvertOptions) -> None:
-        self.more_notes: list[str] = []
-        several = "single_" if hasattr(env, "single_action_space") else ""
-        self.spaces = {key: space_json(getattr(env, f"{several}{key}_space")) for key in ("observation", "action")}
-        self.spec, self._classes, self._wrappers = specification(env), classes_of(env), wrappers_of_returns(env)
-        text = options.extra["text"]
-        self.observation, left_out = space_leaves(self.spaces["observation"], "observation", text)
-        self.action, also_out = space_leaves(self.spaces["action"], "action", text)
-        self.left_out = {**left_out, **also_out}
-        if not self.observation or not self.action:
-            raise UsageError(f"no observations or no actions of {name} remain: {self.left_out}")
-        columns = [Column(leaf.key, leaf.dtype, leaf.shape, "state") for leaf in self.observation]
-        columns += [Column(leaf.key, leaf.dtype, leaf.shape, "step") for leaf in self.action]
-        # Only the name of the location is used: there is nothing to fetch.
-        super().__init__(name, DirectoryLocation("this machine"), options)
-        self.environments = environments
-        self.set_columns(columns)
-
-    def identity(self) -> dict[str, Any]:
-        leaves = [leaf.to_json() for leaf in self.schema]
-        environment = {"environment": self.spec, "environment_classes": self._classes}
-        return {"converter": self.converter, **environment, "leaves": leaves}
-
-    def check_append(self, old: Manifest) -> None:
-        for key, space in self.spaces.items():
-            there = old.spaces.get(key)
-            if there is not None and there != space:
-                message = f"{self.title} has another {key} space than {old.id}: {space}; there {there}"
-                raise UsageError(message, hint="record it under another name")
-
-    def describe(self) -> dict[str, Any]:
-        import gymnasium
-
-        about = {
-            "environment": self.spec,
-            "environment_classes": self._classes,
-            "gymnasium_version": gymnasium.__version__,
-            "keys": renamed([*self.observation, *self.action]),
-            "left_out": self.left_out,
-        }
-        return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
-
-    @property
-    def fingerprint(self) -> str:
-        """The identity of the one unit."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
-
-    @property
-    def compresses(self) -> bool:
-        """Whether large rows are compressed."""
-        return any(not codec_of(self.schema[name]).fixed_rows for name in self.bulk)
-
-    def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        about = parts[-1].about
-        counts = {**count_outcomes(episodes.outcome), **about["counts"], "environments": self.environments}
-        made_of = {"name": self.name, "size": None, "crc32c": None}
-        states = episodes.steps + len(episodes)
-        spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)
-        return Facts(counts, self._notes(counts, about["notes"]), [spec], self.spaces)
-
-    def _notes(self, counts: Mapping[str, Any], more: Sequence[str]) -> list[str]:
-        notes = list(dict.fromkeys([*self.more_notes, *more]))
-        cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
-        if cut:
-            notes.append(
-                f"{Count(cut):episode was|episodes were} cut by the end of the recording; the final "
-                "observation is true."
-            )
-        if outside:
-            notes.append(f"{Count(outside):action lies|actions lie} outside the Box; stored as the policy returned.")
-        if any(leaf.is_text for leaf in [*self.observation, *self.action]):
-            notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
-        return notes
