@@ -37,7 +37,7 @@ from ..datasets.ingest.dictionary import store_dictionaries
 from ..datasets.ingest.estimate import estimate_expected
 from ..datasets.ingest.part import PartTask
 from ..datasets.ingest.reader import Reader
-from ..datasets.ingest.records import ConvertOptions, Expectation
+from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
 from ..datasets.ingest.request import Listener
 from ..datasets.ingest.request import Request as IngestRequest
 from ..datasets.ingest.unit import Facts, Part, Unit
@@ -502,11 +502,11 @@ class FunctionReader(Reader):
         return shapes_of_schema(Schema(tuple(filled(self.schema))))
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
-        notes = []
-        if counts["dropped_episodes"]:
-            notes.append(f"{counts['dropped_episodes']:,} of {len(self.episodes):,} episodes were dropped")
-        if counts["ended_episodes"]:
-            notes.append(f"{counts['ended_episodes']:,} episodes whose last step was not done were truncated there")
+        sentences = {
+            "dropped_episodes": f"{{n}} of {len(self.episodes):,} episodes dropped",
+            "ended_episodes": "{n:episode was|episodes were} truncated at a last step that was not done",
+        }
+        notes = count_notes(sentences, counts)
         if self._unchained:
             names = ", ".join(self._unchained)
             notes.append(f"the successor of {names} is not that of the following step: slices and stacks make no sense")
