@@ -1,261 +1,305 @@
-"""Episodes of a LeRobotDataset: rows from Parquet, frames from videos or from pictures in the rows.
-
-Rows of an episode are those with its ``episode_index``, wherever they lie; frame n of its span in the video belongs to row n.
-Row t is (observation, action), and with ``next.reward`` and ``next.done`` what the action led to. The observation after the
-last row is not stored, so an episode of T rows has T - 1 steps and is truncated, unless ``next.done`` says that it ended: then
-it has T steps, the last one terminated and without a successor. lerobot's evaluation repeats the last row with the true final
-observation: there are T - 1 steps, and nothing is unknown.
-"""
+"""One LeRobotDataset, from its files to a dataset: which episodes, which files they need, and what they become."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
+from math import prod
+from typing import Any
 
-import numpy as np
+from ....errors import CorruptSourceError, ObjectNotFoundError, SchemaError, UsageError
+from ....storage.leaf import RESERVED_EVERYWHERE, check_key
+from ....storage.untrusted_json import parse_json
+from ...fetch import Location, RemoteObject
+from ...fetch.location import join_path
+from ...formats.arrow import require_pyarrow
+from ...formats.lerobot import INFO, KEYS, OWN, Feature, Info, ListedEpisode, episodes_from, tasks_from
+from ...formats.limits import check_rows
+from ...formats.video import require_av
+from ...ingest.episode_files import EpisodeFiles, FileGroup
+from ...ingest.records import ConvertOptions, Expectation, RawObject
+from ...ingest.request import format_numbers, parse_numbers
+from ...ingest.spaces import TakenKeys, stored_dtype
+from ...workers.here import call, memory_for, open_local, usual_procs
+from .episodes import LerobotEpisodes
 
-from ....errors import CorruptSourceError
-from ...formats.arrow import ROW_OF_ONE, ParquetRows, damage_reported, number_dtype, number_rows
-from ...formats.lerobot import Feature, ListedEpisode, Span
-from ...formats.pictures import decode_picture
-from ...formats.video import COLOUR, DEPTH, Video, resize
-from ...ingest.block import LazyRows
-from ...ingest.episode_files import Episode, EpisodeReader, RawInput, Rows
-from ...ingest.spaces import stored_dtype, text_rows
+#: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
+_LARGEST_INFO, _LARGEST_METADATA = 16 << 20, 1 << 30
+#: A unit ends with a video file if it has at least this many bytes.
+LEAST_UNIT = 16 << 20
+#: Tasks that the manifest lists, and bytes that the text of each may have.
+_MOST_TASKS, _LONGEST_TASK = 4096, 4096
+#: Columns that say how rows follow and end. They are read, but do not become leaves of that name.
+_RULES = ("next.reward", "next.done", "next.success", "next.terminated", "next.truncated", "frame_index", "index")
+#: The share of their size that frames of videos take after lossless compression: from 0.15 to 0.9.
+_RATIO = 0.4
 
-#: Bytes of numbers, and pictures, that are read at a time.
-_BYTES, _PICTURES = 1 << 20, 8
-_LEAVE_OUT = "leave the episode out with --episodes, or fetch the file again"
-
-
-@dataclass(frozen=True)
-class LerobotReader(EpisodeReader):
-    """Reads the ``listed`` episodes of one unit, whose objects lie below ``prefix``.
-
-    ``columns`` are features by the key of their leaf, ``names`` those of the columns that say how rows follow and end. Frames
-    are resized to ``size``, (height, width). ``tasks`` are texts by number, stored in ``text_width`` bytes; 0: they are left
-    out.
-    """
-
-    fps: float
-    columns: Mapping[str, Feature]
-    names: frozenset[str]
-    size: tuple[int, int] | None
-    tasks: Mapping[int, str]
-    text_width: int
-    prefix: str = ""
-    listed: tuple[ListedEpisode, ...] = ()
-
-    native_libraries = ("pyarrow", "av")
-    joined = True
-
-    def group_episodes(self, raws: Sequence[RawInput]) -> Iterator[tuple[RawInput, Episode]]:
-        """The episodes, in order, each with the file that holds its rows."""
-        files = {raw.name.removeprefix(self.prefix): raw for raw in raws}
-        pixels = {feature.name: DEPTH if feature.depth else COLOUR for feature in self.columns.values()}
-        table: _Table | None = None
-        videos: dict[str, Video] = {}
-        try:
-            for one in self.listed:
-                raw = files[one.data]
-                if table is None or table.name != raw.name:
-                    table = _Table(raw)
-                for key, span in one.videos.items():
-                    if key not in videos or videos[key].name != span.path:
-                        if key in videos:
-                            videos[key].close()
-                        videos[key] = Video(files[span.path].file, span.path, pixels[key])
-                if one.length:
-                    yield raw, self._episode(one, table, videos, raw)
-                else:
-                    table.rows_of(one.number, 0, f"{one.data}: episode {one.number}")
-                    raw.counts["empty_episodes"] += 1
-        finally:
-            for video in videos.values():
-                video.close()
-
-    def _episode(self, one: ListedEpisode, table: _Table, videos: Mapping[str, Video], raw: RawInput) -> Episode:
-        where = f"{one.data}: episode {one.number}"
-        low, high = table.rows_of(one.number, one.length, where)
-        flags = [name for name in self.names if name.startswith("next.")]
-        single = {name: table.numbers(name, low, high, where).reshape(-1) for name in flags}
-        numbers = {
-            key: table.numbers(feature.name, low, high, where, feature.shape)
-            for key, feature in self.columns.items()
-            if not feature.is_camera
-        }
-        if "frame_index" in self.names:
-            order = table.numbers("frame_index", low, high, where)
-            if not np.array_equal(order, np.arange(len(order))):
-                raise CorruptSourceError(f"{where}: its rows are not in the order of their frame_index")
-        if "timestamp" in self.names:
-            off = table.numbers("timestamp", low, high, where) - np.arange(high - low) / self.fps
-            raw.counts["late_rows"] += int((np.abs(off) > 0.5 / self.fps).sum())
-        terminated, truncated, is_blank = _end(single, numbers, raw.counts)
-        steps = high - low if is_blank else high - low - 1
-        states: dict[str, Rows] = {}
-        for key, feature in self.columns.items():
-            if feature.dtype == "video":
-                span = one.videos[feature.name]
-                states[key] = self._video(feature, videos[feature.name], span, high - low, where, raw)
-            elif feature.dtype == "image":
-                states[key] = self._pictures(feature, table, low, high, where)
-            elif key.startswith("observation"):
-                states[key] = numbers.pop(key)
-        actions = {key: values[:steps] for key, values in numbers.items()}
-        if self.text_width:
-            indices = table.numbers("task_index", low, high, where)[:steps]
-            actions["task"] = self._texts(indices, where)
-        if "next.success" in single:
-            actions["next/success"] = single["next.success"][:steps, None].astype(bool)
-        rewards = single.get("next.reward", np.zeros(high - low, np.float32))[:steps]
-        raw.counts["steps_without_reward"] += 0 if "next.reward" in single else steps
-        return Episode(states, actions, rewards, terminated, truncated, is_blank)
-
-    def _texts(self, indices: np.ndarray, where: str) -> np.ndarray:
-        used, places = np.unique(indices, return_inverse=True)
-        unknown = [index for index in used.tolist() if index not in self.tasks]
-        if unknown:
-            raise CorruptSourceError(f"{where}: task {unknown[0]} is not among the tasks")
-        return text_rows([self.tasks[index] for index in used.tolist()], self.text_width, where)[places]
-
-    # -- frames --------------------------------------------------------------------------------------------------------
-
-    def _video(self, feature: Feature, video: Video, span: Span, rows: int, where: str, raw: RawInput) -> LazyRows:
-        first = round(span.begin * self.fps)
-        if span.end is not None and round(span.end * self.fps) - first != rows:
-            stated = round(span.end * self.fps) - first
-            message = f"{where} has {rows} rows, and its span in {span.path} has {stated} frames"
-            raise CorruptSourceError(message, hint=_LEAVE_OUT)
-        if first + rows > video.frames:
-            message = f"{where} lists frames {first} to {first + rows - 1} of {span.path}, which has {video.frames}"
-            raise CorruptSourceError(message, hint=_LEAVE_OUT)
-        raw.counts["spare_frames"] += video.frames - rows if span.end is None else 0
-        off = np.abs(video.times[first : first + rows] - span.begin - np.arange(rows) / self.fps)
-        if rows and off.max() > 0.5 / self.fps:
-            at = int(off.argmax())
-            message = f"{where}: frame {first + at} of {span.path} is shown {off[at]:.3f} s beside the time of its row"
-            raise CorruptSourceError(message, hint=_LEAVE_OUT)
-
-        def blocks() -> Iterator[np.ndarray]:
-            for block in video.read(first, first + rows):
-                yield _metres(self._resized(block), feature) if feature.depth else self._resized(block)
-
-        shape = (*(self.size or video.shape[:2]), video.shape[2])
-        return LazyRows("float32" if feature.depth else "uint8", shape, blocks())
-
-    def _pictures(self, feature: Feature, table: _Table, low: int, high: int, where: str) -> LazyRows:
-        place = f"{where}: {feature.name}"
-        pictures = (decode_picture(data, place) for data in table.bytes_of(feature.name, low, high, place))
-        first = next(pictures)
-        shape = (*(self.size or first.shape[:2]), first.shape[2])
-
-        def blocks() -> Iterator[np.ndarray]:
-            pending = chain([first], pictures)
-            while block := list(islice(pending, _PICTURES)):
-                if any(picture.shape != first.shape or picture.dtype != first.dtype for picture in block):
-                    message = f"{place}: its pictures are not all of one size and kind"
-                    raise CorruptSourceError(message, hint="convert them, or leave the camera out with --cameras")
-                yield self._resized(np.stack(block))
-
-        return LazyRows(first.dtype.name, shape, blocks())
-
-    def _resized(self, frames: np.ndarray) -> np.ndarray:
-        return resize(frames, self.size) if self.size else frames
+#: The notes for counts.
+_SENTENCES = {
+    "steps_without_reward": "The data state no rewards: those of {n:step} are 0.",
+    "done_without_success": (
+        "{n:episode is|episodes are} done without success and taken as terminated. It may have been a time "
+        "limit: lerobot's "
+        "next.done is set for both."
+    ),
+    "repeated_rows": "The last row of {n:episode} repeats the one before with the final observation: it is not a step.",
+    "inner_dones": "next.done is set in {n:row} before the last of an episode, which goes on there.",
+    "late_rows": (
+        "{n:row has|rows have} a timestamp more than half a frame from the place in order: frames go by place."
+    ),
+    "spare_frames": "{n:frame} behind the last row of an episode left out.",
+}
 
 
-def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
-    """Depth in m, float32, of codes of 12 bits: linear, or in equal steps of the logarithm of depth + shift."""
-    assert feature.depth is not None
-    low, high, shift, is_logarithmic = feature.depth
-    if not is_logarithmic:
-        return np.clip(codes * ((high - low) / 4095) + low, low, high).astype(np.float32)
-    begin, end = np.log(low + shift), np.log(high + shift)
-    return np.clip(np.exp(codes * ((end - begin) / 4095) + begin) - shift, low, high).astype(np.float32)
+class LerobotReader(EpisodeFiles):
+    """The chosen episodes, in order of their number; a unit is about a video file of the first camera."""
 
+    source, converter = "lerobot", "lerobot 1"
+    citation = "Remi Cadene et al. LeRobot: State-of-the-art Machine Learning for Real-World Robotics in Pytorch. 2024."
+    sentences = _SENTENCES
 
-# -- how an episode ends -------------------------------------------------------------------------------------------------
-
-
-def _end(
-    flags: Mapping[str, np.ndarray], numbers: Mapping[str, np.ndarray], counts: Counter[str]
-) -> tuple[bool, bool, bool]:
-    """How the episode of these rows ends: terminated, truncated, is_blank, as in `Episode`. ``numbers`` are its columns by key.
-    Counts irregularities."""
-    done = flags.get("next.done", np.zeros(0)).astype(bool)
-    inner = int(done[:-1].sum())
-    terminated = truncated = is_blank = is_repeated = failed = False
-    if len(done) and done[-1]:
-        success = flags.get("next.success")
-        by_clock = "next.truncated" in flags and bool(flags["next.truncated"][-1])
-        over = bool(flags["next.terminated"][-1]) if "next.terminated" in flags else not by_clock
-        # Without success it may have been the time limit, where the data do not say that the episode was terminated.
-        failed = success is not None and not success[-1] and "next.terminated" not in flags
-        same = [*flags.values(), *(values for key, values in numbers.items() if key.partition("/")[0] == "action")]
-        is_repeated = bool(inner and done[-2]) and all(
-            np.array_equal(values[-1], values[-2], equal_nan=True) for values in same
+    def __init__(self, name: str | None, folder: str, location: Location, options: ConvertOptions) -> None:
+        self._inside, self._prefix, self.location = folder, f"{name}/" if name else "", location.pinned()
+        self._listings: dict[str, dict[str, RemoteObject]] = {}
+        extra, raw = options.extra, self._raw(INFO)
+        self.info = Info.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
+        self.size = parse_size(extra["size"])
+        self.leaves, self.left_out = _leaves(
+            self.info, _chosen_cameras(self.info, extra["cameras"]), self._stated_keys()
         )
-        if is_repeated:  # the only ends of lerobot's evaluation are success and the time limit
-            terminated, truncated, inner = over and not failed, by_clock or failed, inner - 1
-        else:
-            terminated, truncated, is_blank = not by_clock, by_clock, not by_clock
-    counts.update(blank_successors=int(is_blank), inner_dones=inner, repeated_rows=int(is_repeated))
-    counts.update(done_without_success=int(is_blank and failed))
-    return terminated, truncated, is_blank
+        videos = [feature.name for feature in self.leaves.values() if feature.dtype == "video"]
+        if videos:
+            require_av(f"{self.info.where}: {videos[0]}")
+        listed, self.tasks = self._listed(videos)
+        self.listed = _chosen_episodes(self.info, listed, extra["episodes"])
+        names = frozenset(feature.name for feature in self.info.features)
+        texts = self.tasks.values() if "task_index" in names and extra["text"] == "bytes" else ()
+        width = max((len(text.encode()) for text in texts), default=0)
+        if width > _LONGEST_TASK:
+            raise UsageError(f"{self.info.where}: a task has {width} bytes", hint="leave texts out: --text omit")
+        self._text_width = width
+        rules = names.intersection({*_RULES, "timestamp"})
+        reader = LerobotEpisodes(self.info.fps, self.leaves, rules, self.size, self.tasks, width, self._prefix)
+        units = [self._unit(number, group, reader) for number, group in enumerate(self._groups())]
+        steps, episodes = sum(one.length for one in self.listed), len(self.listed)
+        super().__init__(name, self.location, units, reader, options, steps=steps, episodes=episodes)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> RemoteObject:
+        """A file of the dataset; each folder is listed once. Raises ObjectNotFoundError."""
+        folder, _, name = join_path(self._inside, path).rpartition("/")
+        if folder not in self._listings:
+            try:
+                self._listings[folder] = {item.name: item for item in self.location.list(folder)}
+            except ObjectNotFoundError:
+                if path == INFO:
+                    raise
+                self._listings[folder] = {}
+        if name not in self._listings[folder]:
+            message = f"{self.location.url} has no {join_path(folder, name)}, which its metadata list"
+            raise ObjectNotFoundError(message, hint="use another mirror (--mirror), or leave its --episodes out")
+        return self._listings[folder][name]
+
+    def _stated_keys(self) -> dict[str, str]:
+        """The keys by column that `rbdata export` wrote; none of other datasets, or where they are no keys."""
+        try:
+            raw = self._raw(KEYS)
+        except ObjectNotFoundError:
+            return {}
+        try:
+            stated = parse_json(self.read_description(raw, _LARGEST_INFO))
+            for key in stated.values():
+                check_key(key)
+            return {str(column): key for column, key in stated.items()}
+        except (ValueError, AttributeError, TypeError, SchemaError):
+            return {}
+
+    def _raw(self, path: str) -> RawObject:
+        return RawObject(self._prefix + path, self._find(path), self.location)
+
+    def _listed(self, videos: Sequence[str]) -> tuple[list[ListedEpisode], dict[int, str]]:
+        """The episodes, with where they are in these cameras' videos, and the tasks."""
+        require_pyarrow(f"{self.info.where}: LeRobotDatasets are Parquet, and pyarrow is not installed")
+        paths = ["meta/tasks.jsonl", "meta/episodes.jsonl"]
+        if self.info.version == 3:
+            top = join_path(self._inside, "meta/episodes")
+            chunks = {chunk: self.location.list(f"{top}/{chunk}") for chunk in self.location.folders(top)}
+            every = [f"meta/episodes/{chunk}/{item.name}" for chunk, items in chunks.items() for item in items]
+            paths = ["meta/tasks.parquet", *(path for path in every if path.endswith(".parquet"))]
+        files, left = dict[str, bytes](), _LARGEST_METADATA
+        for raw in map(self._raw, paths):
+            files[raw.item.url] = self.read_description(raw, left)
+            left -= len(files[raw.item.url])
+        procs, memory = usual_procs(1), memory_for(_LARGEST_METADATA - left)
+        with closing(open_local(procs, [__name__, "pyarrow"], memory=memory)) as engine:
+            found: tuple[list[ListedEpisode], dict[int, str]]
+            found = call(engine, f"{self.location.url}: meta", _parse, files, self.info, videos)
+            return found
+
+    def _groups(self) -> list[list[ListedEpisode]]:
+        """The episodes of each unit."""
+        rows: Counter[str] = Counter()
+        for one in self.listed:
+            rows[one.data] += one.length
+        for path, count in rows.items():
+            check_rows(count, self._find(path).size or 1 << 62, path)
+        groups: list[list[ListedEpisode]] = []
+        held, size, last = set[str](), 0, ""
+        for one in self.listed:
+            first, paths = next((span.path for span in one.videos.values()), one.data), set(_paths([one]))
+            if not groups or (first != last and size >= LEAST_UNIT):
+                groups.append([])
+                held, size = set(), 0
+            groups[-1].append(one)
+            size += sum(self._find(path).size or 0 for path in paths - held)
+            held, last = held | paths, first
+        return groups
+
+    def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotEpisodes) -> FileGroup:
+        name = f"episodes {format_numbers([one.number for one in group])}"
+        return FileGroup(name, number, tuple(map(self._raw, _paths(group))), replace(reader, listed=tuple(group)))
+
+    # -- what is known before, and what the manifest says --------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "metadata": [record for _, record in self.described]}
+
+    def expect(self) -> Expectation:
+        known, frame, row = super().expect(), 0, self._text_width
+        for feature in self.leaves.values():
+            if feature.is_camera:
+                shape = (*self.size, feature.shape[-1]) if self.size else feature.shape
+                frame += prod(shape) * (4 if feature.depth else 1)
+            else:
+                row += 2 * 4 * prod(feature.shape)
+        frames, rows = (known.steps + known.episodes) * frame, known.steps * row
+        is_plain = self.options.codec == "raw" or self.options.layout == "ted"
+        ratio = 2.0 if self.options.layout == "ted" else 1.0 if is_plain else _RATIO
+        return replace(known, disk_bytes=int(frames * ratio) + rows)
+
+    def describe(self) -> dict[str, Any]:
+        robot, tasks = self.info.record.get("robot_type"), sorted(self.tasks.items())[:_MOST_TASKS]
+        return {
+            **super().describe(),
+            "layout": self.info.record["codebase_version"],
+            "robot": robot if isinstance(robot, str) else None,
+            "fps": self.info.fps,
+            "tasks": {str(index): text for index, text in tasks},
+            "keys": {key: feature.name for key, feature in self.leaves.items()},
+            "left_out": self.left_out,
+        }
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------------
+def _paths(group: Sequence[ListedEpisode]) -> list[str]:
+    """The files of episodes, each once."""
+    every = ((one.data, *(span.path for span in one.videos.values())) for one in group)
+    return list(dict.fromkeys(chain.from_iterable(every)))
 
 
-class _Table:
-    """A data file, and where the rows of its episodes lie."""
+def _parse(
+    files: Mapping[str, bytes], info: Info, videos: Sequence[str], _: Callable[..., None]
+) -> tuple[list[ListedEpisode], dict[int, str]]:
+    """In a worker: the first file is that of the tasks."""
+    (tasks, data), *episodes = files.items()
+    return episodes_from(info, videos, dict(episodes)), tasks_from({tasks: data})
 
-    def __init__(self, raw: RawInput) -> None:
-        import pyarrow
 
-        self.name, self._pa = raw.name, pyarrow
-        with damage_reported(self.name):
-            self._rows = ParquetRows(raw.file, raw.name)
-            names = list(self._rows.schema.names)
-        if len(set(names)) < len(names):
-            raise CorruptSourceError(f"{raw.name} has columns of the same name")
-        self._of = self.numbers("episode_index", 0, self._rows.rows, raw.name)
+# -- what is asked for ---------------------------------------------------------------------------------------------------
 
-    def rows_of(self, episode: int, length: int, where: str) -> tuple[int, int]:
-        """First row of an episode, and the row after its last. Raises CorruptSourceError if they differ from the listing."""
-        found = np.flatnonzero(self._of == episode)
-        if len(found) != length:
-            raise CorruptSourceError(f"{where} has {len(found)} rows, and {length} are listed", hint=_LEAVE_OUT)
-        if length and int(found[-1]) - int(found[0]) != length - 1:
-            raise CorruptSourceError(f"{where}: rows of other episodes lie between its rows")
-        return (int(found[0]), int(found[0]) + length) if length else (0, 0)
 
-    def numbers(self, name: str, low: int, high: int, where: str, shape: tuple[int, ...] = (1,)) -> np.ndarray:
-        """Rows of a column, ``[n, *shape]``; ``[n]`` for single numbers."""
-        types = self._pa.types
-        with damage_reported(self.name):
-            place = self._rows.schema.get_field_index(name)
-            if place < 0:
-                raise CorruptSourceError(f"{where}: there is no column {name}")
-            field = self._rows.schema.field(place)
-            kind, is_list = field.type, ROW_OF_ONE in (field.metadata or {})
-            while types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
-                kind, is_list = kind.value_type, True
-            wanted, dtype = shape if is_list or shape != (1,) else (), number_dtype(kind)
-            at_once = max(1, _BYTES // max(1, int(np.prod(wanted)) * dtype.itemsize))
-            found = number_rows(self._rows.read((name,), low, high, at_once), kind, wanted, f"{where}: {name}")
-            return found.astype(stored_dtype(dtype, name), copy=False)
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """``"128x96"``, width and height, as (height, width). Raises UsageError."""
+    if text is None:
+        return None
+    width, _, height = text.partition("x")
+    if not all(side.isdecimal() and 0 < int(side) <= 8192 for side in (width, height)):
+        raise UsageError(f"size is {text!r}", hint="width and height in pixels, such as 128x128")
+    return int(height), int(width)
 
-    def bytes_of(self, name: str, low: int, high: int, where: str) -> Iterator[bytes]:
-        """The pictures in rows of a column."""
-        with damage_reported(self.name):
-            if self._rows.schema.get_field_index(name) < 0:
-                raise CorruptSourceError(f"{where}: there is no such column")
-            for array in self._rows.read((name, "bytes"), low, high, _PICTURES):
-                for value in array:
-                    data = value.as_py()
-                    if not isinstance(data, bytes):
-                        raise CorruptSourceError(f"{where}: a picture is not in the file")
-                    yield data
+
+def _chosen_cameras(info: Info, text: str | None) -> set[str]:
+    """The cameras that are named, by the whole name of their column or its last part; all without a text."""
+    cameras = [feature.name for feature in info.features if feature.is_camera]
+    if text is None:
+        return set(cameras)
+    wanted = {word.strip() for word in text.split(",")} - {"none", ""}
+    found = {name for name in cameras if {name, name.rpartition(".")[2]} & wanted}
+    unknown = wanted - found - {name.rpartition(".")[2] for name in found}
+    if unknown:
+        there = ", ".join(name.rpartition(".")[2] for name in cameras) or "none"
+        raise UsageError(f"{info.where} has no camera {', '.join(sorted(unknown))}", hint=f"cameras: {there}")
+    return found
+
+
+def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | None) -> list[ListedEpisode]:
+    there = [one.number for one in listed]
+    if text is None:
+        for what, found in (("episodes", len(listed)), ("frames", sum(one.length for one in listed))):
+            stated = info.record.get(f"total_{what}", found)
+            if stated != found:
+                message = f"{info.where} states {str(stated)[:20]} {what}, and the metadata list {found}"
+                hint = f"to take what is listed: --episodes {format_numbers(there)[:200]}"
+                raise CorruptSourceError(message, hint=hint)
+        return list(listed)
+    wanted = set(parse_numbers(text, "--episodes", longest=1 << 20) or ())
+    missing = sorted(wanted.difference(there))
+    if missing:
+        message = f"{info.where} has no episode {format_numbers(missing)[:200]}"
+        raise UsageError(message, hint=f"episodes: {format_numbers(there)[:200]}")
+    return [one for one in listed if one.number in wanted]
+
+
+def _leaves(info: Info, cameras: set[str], stated: Mapping[str, str]) -> tuple[dict[str, Feature], dict[str, str]]:
+    """The features that become leaves, by key, and why others do not. ``stated``: keys by feature, of an export."""
+    features = [feature for feature in info.features if feature.name not in _RULES]
+    keys = _keys([feature.name for feature in features], stated)
+    leaves, left_out = dict[str, Feature](), dict[str, str]()
+    for feature in features:
+        if stated and feature.name in OWN and feature.name not in stated:
+            left_out[feature.name] = "the export added it"
+            continue
+        if feature.is_camera and feature.name not in cameras:
+            left_out[feature.name] = "its camera was not asked for"
+            continue
+        try:
+            if not feature.is_camera:
+                stored_dtype(feature.dtype, feature.name)
+        except (TypeError, UsageError):
+            left_out[feature.name] = f"its dtype is {feature.dtype[:40]}"
+            continue
+        leaves[keys[feature.name]] = feature
+    return leaves, left_out
+
+
+def _keys(names: Sequence[str], stated: Mapping[str, str]) -> dict[str, str]:
+    """The key of the leaf of each feature. Keys of the fewest levels are placed first: a leaf has no leaves below it, so
+    ``action.original`` beside ``action`` is ``info/action_original``, whatever the order of the features. Among keys of as many
+    levels the order decides: exports have ``info.timestamp`` of the data before lerobot's ``timestamp``."""
+    keys, taken = dict[str, str](), TakenKeys(["task", "next/success"])
+    for name in names:
+        if name in stated and stated[name] not in taken:
+            keys[name] = stated[name]
+            taken.add(stated[name])
+    names = [name for name in names if name not in keys]
+    is_tree = any(name.startswith("observation.") for name in names)
+    placed = {name: "observation/observation" if is_tree and name == "observation" else _key(name) for name in names}
+    for name, wanted in sorted(placed.items(), key=lambda item: item[1].count("/")):
+        key = taken.free(wanted)
+        if key.partition("/")[0] != wanted.partition("/")[0]:
+            key = taken.free(f"info/{key}")
+        taken.add(key)
+        keys[name] = key
+    return keys
+
+
+def _key(name: str) -> str:
+    """The key of a leaf: levels at the dots; below ``info`` unless it is an observation, an action or the task's number."""
+    parts = [re.sub("[^A-Za-z0-9]", "_", part) or "_" for part in name.split(".")]
+    parts = [part + "_" if part in RESERVED_EVERYWHERE else part for part in parts]
+    is_placed = parts[0] in ("observation", "action", "task_index") or (parts[0] == "info" and len(parts) > 1)
+    return "/".join(parts if is_placed else ["info", *parts])

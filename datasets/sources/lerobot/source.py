@@ -39,10 +39,10 @@ class LerobotSource(Source):
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError, MissingExtraError."""
-        from .job import LerobotJob
+        from .reader import LerobotReader
 
         is_repository = getattr(location, "repository", None) == name
-        return LerobotJob(name, "" if is_repository else name, location, options)
+        return LerobotReader(name, "" if is_repository else name, location, options)
 
     def recognises(self, path: Path) -> bool:
         try:
@@ -51,6 +51,6 @@ class LerobotSource(Source):
             return False
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
-        from .job import LerobotJob
+        from .reader import LerobotReader
 
-        return LerobotJob(None, "", location, options)
+        return LerobotReader(None, "", location, options)

@@ -30,7 +30,7 @@ from rbdata.datasets.sources.d4rl.source import D4rlSource
 from rbdata.datasets.sources.exorl.source import ExorlSource
 from rbdata.datasets.sources.gen_dgrl.source import GenDgrlSource
 from rbdata.datasets.sources.gymnasium.source import GymnasiumSource
-from rbdata.datasets.sources.lerobot import job as lerobot_job
+from rbdata.datasets.sources.lerobot import reader as lerobot_reader
 from rbdata.datasets.sources.lerobot.source import LerobotSource
 from rbdata.datasets.sources.minari.reader import part_bounds
 from rbdata.datasets.sources.minari.source import MinariSource
@@ -248,7 +248,7 @@ class TestLerobot(SourceTests):
 
     @pytest.fixture
     def raw(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(lerobot_job, "LEAST_UNIT", 1)
+        monkeypatch.setattr(lerobot_reader, "LEAST_UNIT", 1)
         shutil.copytree(lerobot_tools.FIXTURES / "v3_plain", tmp_path / "raw" / self.name)
         return tmp_path / "raw"
 

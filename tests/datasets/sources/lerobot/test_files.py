@@ -22,9 +22,9 @@ from rbdata.datasets.formats import arrow
 from rbdata.datasets.formats.lerobot import Info
 from rbdata.datasets.ingest.episode_files import RawInput
 from rbdata.datasets.ingest.records import ConvertOptions
-from rbdata.datasets.sources.lerobot import job as lerobot_job
+from rbdata.datasets.sources.lerobot import episodes as lerobot_episodes
 from rbdata.datasets.sources.lerobot import reader as lerobot_reader
-from rbdata.datasets.sources.lerobot.reader import _Table
+from rbdata.datasets.sources.lerobot.episodes import _Table
 from rbdata.datasets.sources.lerobot.source import LerobotSource
 from rbdata.errors import ChecksumError, CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
 from rbdata.testing import dataset_content
@@ -50,7 +50,7 @@ def raw(tmp_path):
 
 @pytest.fixture
 def small_units(monkeypatch):
-    monkeypatch.setattr(lerobot_job, "LEAST_UNIT", 1)
+    monkeypatch.setattr(lerobot_reader, "LEAST_UNIT", 1)
 
 
 # -- places --------------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_units_share_files_and_processes_change_nothing(raw, tmp_path, small_uni
     assert [part["name"] for part in manifest.parts] == ["episodes 0", "episodes 1-2", "episodes 3"]
     names = [record["name"] for record in manifest.source["objects"]]
     assert len(set(names)) == len(names)
-    lerobot_job.LEAST_UNIT = 1 << 30
+    lerobot_reader.LEAST_UNIT = 1 << 30
     whole = rbdata.open_dataset(convert(raw, tmp_path / "whole"))
     for key in (("observation", "images", "front"), ("observation", "images", "wrist"), "action"):
         assert np.array_equal(whole[key], rbdata.open_dataset(one)[key])
@@ -109,7 +109,7 @@ def test_units_share_files_and_processes_change_nothing(raw, tmp_path, small_uni
 def test_a_data_file_of_a_download_is_opened_once(raw, tmp_path, monkeypatch):
     """Its name in a mirror begins with that of the dataset; episodes name it from there on."""
     opened = []
-    monkeypatch.setattr(lerobot_reader, "_Table", lambda raw: opened.append(raw.name) or _Table(raw))
+    monkeypatch.setattr(lerobot_episodes, "_Table", lambda raw: opened.append(raw.name) or _Table(raw))
     shutil.copytree(raw, tmp_path / "some" / "toy")
     job: Any = LerobotSource().open("some/toy", open_location(str(tmp_path)), ConvertOptions())
     for group in job.groups:
