@@ -22,7 +22,7 @@ from ..storage.folder import (
     is_empty_folder,
     remove_empty,
 )
-from ..storage.manifest import FILENAME, check_sizes, why_missing
+from ..storage.manifest import check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, pinned, read_snapshot
 from ..storage.work import command_of, read_run, units_done
 from . import catalogue
@@ -52,12 +52,6 @@ class LocalDataset:
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """All datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
     return [found for entry in _walk(settings.root(root)) if (found := _describe(*entry)) is not None]
-
-
-def local_ids(root: str | os.PathLike[str] | None = None) -> list[str]:
-    """Ids of the complete datasets under the root."""
-    found = _walk(settings.root(root))
-    return [dataset_id for dataset_id, path, complete in found if complete and (path / FILENAME).is_file()]
 
 
 def known_here(root: str | os.PathLike[str] | None = None) -> list[str]:

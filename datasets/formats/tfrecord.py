@@ -70,7 +70,8 @@ def read_records(pieces: Iterable[bytes], name: str, longest: int = _LONGEST_REC
         """The next bytes; fewer at the end of the stream. Grows with what arrives: a length alone claims no memory."""
         while len(unread) < count and (piece := next(source, b"")):
             unread.extend(piece)
-        taken = bytes(unread[:count])
+        with memoryview(unread) as view:
+            taken = bytes(view[:count])
         del unread[:count]
         return taken
 
@@ -90,8 +91,9 @@ def read_records(pieces: Iterable[bytes], name: str, longest: int = _LONGEST_REC
             raise CorruptSourceError(message, hint=_DAMAGED)
         if masked_crc32c(payload) != int.from_bytes(tail, "little"):
             raise CorruptSourceError(f"{where}: the checksum of its content does not match", hint=_DAMAGED)
-        yield Record(number, offset, payload)
-        del payload  # before the next one comes
+        held = [payload]
+        del payload  # whoever has parsed it can let go of it
+        yield Record(number, offset, held.pop())
         number, offset = number + 1, offset + length + 16
 
 

@@ -247,11 +247,6 @@ def count_outcomes(outcome: np.ndarray) -> dict[str, int]:
     return {name: int((outcome == value).sum()) for name, value in ends.items()}
 
 
-def outcome_of(terminated: bool, truncated: bool) -> int:
-    """How an episode whose last step has these flags ended; with neither of them, the data were cut there."""
-    return TERMINATED if terminated else TRUNCATED if truncated else CUT
-
-
 def to_rewards(values: Any, where: str, unit: str = "step", first: int = 0) -> np.ndarray:
     """Rewards as float32; ``first`` is the number of the first.
 

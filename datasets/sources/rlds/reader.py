@@ -395,10 +395,12 @@ def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
         for record in read_records(iter(lambda: file.read(1 << 20), b""), raw.name, sys.maxsize):
             where = f"{raw.name}: record {record.number} (at byte {record.offset})"
             try:
-                yield where, Lists(record.payload)
+                lists = Lists(record.payload)
             except WireError as error:
                 message = f"{where} is not a tf.train.Example: {error}"
                 raise CorruptSourceError(message, hint="the file was not written by tensorflow-datasets") from error
+            del record  # its lists have all that is needed
+            yield where, lists
 
 
 def _is_in(name: str, folder: str) -> bool:
