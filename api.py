@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from .datasets import opening
 from .datasets.audit.findings import AuditReport
 from .datasets.card.overview import Overview
 from .datasets.ingest.bar import progress_listener
@@ -203,14 +204,7 @@ def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = 
     ``quick`` compares only the sizes of files. For a dataset at a URL, all files are read and compared with its manifest;
     nothing is cached. Raises as `storage.integrity.verify` for a folder that cannot be checked, and as `open_dataset`.
     """
-    from .datasets.fetch.location import is_remote
-    from .datasets.local import find
-    from .datasets.remote import verify_remote
-    from .storage.integrity import verify as run
-
-    if is_remote(id_or_path):
-        return verify_remote(id_or_path, quick=quick)
-    return run(find(id_or_path, root), quick=quick)
+    return opening.verify(id_or_path, root=root, quick=quick)
 
 
 def audit(
@@ -256,20 +250,11 @@ def inspect(
     ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. Also takes an open dataset or view.
     """
     from .datasets.card.overview import overview
-    from .datasets.fetch.location import is_remote
-    from .datasets.local import find
-    from .datasets.remote import open_remote
     from .storage.dataset import Dataset
-    from .storage.episodes import open_episodes
-    from .storage.snapshot import read_snapshot
 
     if isinstance(id_or_path, Dataset):
         return overview(id_or_path.path, id_or_path.manifest, id_or_path.episodes, id_or_path.rows)
-    if is_remote(id_or_path):
-        remote = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
-        return overview(remote.path, remote.manifest, remote.episodes, remote.rows)
-    path = find(id_or_path, root)
-    return read_snapshot(path, lambda held: overview(path, held, open_episodes(path, held.episodes, held.steps)))
+    return opening.inspect(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit).overview
 
 
 def export(

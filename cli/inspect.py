@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
@@ -99,45 +100,28 @@ def run(
     Kind is how a tensor is stored. step: one row per transition; state: one row per state, read as both KEY and next/KEY.
     Distributions of more than 65,536 steps are computed from a sample, so that the command is quick for datasets of any size.
     """
-    from ..datasets.card.overview import overview
+    from ..datasets import opening
     from ..datasets.fetch.location import is_remote
-    from ..datasets.local import find
-    from ..storage.episodes import open_episodes
-    from ..storage.snapshot import read_snapshot
+    from .progress import phase
 
     files = {"plot": plot, "frames": frames, "html": html, "croissant": croissant, "card": card}
     targets = {name: target for name, target in files.items() if target is not None}
     if episode and frames is None:
         raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
-    has_overview = bool(targets) or out.json or not (out.quiet or episodes)
-    remote = None
-    if is_remote(dataset):
-        if targets:
-            hint = "fetch it first with `rbdata download --mirror`"
-            raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
-        from ..datasets.remote import open_remote
-        from .progress import phase
-
-        with phase("reading"):
-            remote = open_remote(dataset, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
-            path, manifest, table = remote.path, remote.manifest, remote.episodes
-            found = overview(path, manifest, table, remote.rows) if has_overview else None
-    else:
-        path = find(dataset, root)
-
-        def read(manifest: Manifest) -> tuple[Manifest, EpisodeTable, Overview | None]:
-            table = open_episodes(path, manifest.episodes, manifest.steps)
-            return manifest, table, overview(path, manifest, table) if has_overview else None
-
-        manifest, table, found = read_snapshot(path, read)
-    if targets and found:
+    if targets and is_remote(dataset):
+        hint = "fetch it first with `rbdata download --mirror`"
+        raise UsageError("pictures and cards need a dataset on this machine", hint=hint)
+    with phase("reading") if is_remote(dataset) else nullcontext():
+        found = opening.inspect(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
+    path, manifest, table, overview, remote = found
+    if targets:
         from ..datasets.card.files import write_cards
 
-        write_cards(targets, episode or [], path, manifest, table, found, force=force)
+        write_cards(targets, episode or [], path, manifest, table, overview, force=force)
     cached = {} if remote is None else _cache_record(dataset, remote)
 
     def document() -> dict[str, Any]:
-        record = _record(path, manifest) | (found.to_json() if found else {}) | cached
+        record = _record(path, manifest) | overview.to_json() | cached
         names = [column.title for column in _EPISODES]
         return record | ({"episode_table": [dict(zip(names, row)) for row in _episode_rows(table)]} if episodes else {})
 
@@ -145,8 +129,8 @@ def run(
         pass
     elif episodes:
         out.table(_EPISODES, _episode_rows(table))
-    elif found:
-        _show(path, manifest, found, cached)
+    else:
+        _show(path, manifest, overview, cached)
     for target in targets.values():
         out.note(f"wrote {target}")
 

@@ -110,24 +110,20 @@ def _check(record: dict[str, Any], given: str, root: Path | None, quick: bool) -
     """Add to the record what the check of a dataset found."""
     from ..datasets.fetch.location import is_remote
     from ..datasets.local import find
-    from ..datasets.remote import verify_remote
-    from ..storage.integrity import verify
+    from ..datasets.opening import verify
     from .progress import byte_progress
 
     dataset, began = record["id"], time.monotonic()
-    path = Path(dataset) if is_remote(dataset) else find(given, root)
+    path = dataset if is_remote(dataset) else str(find(given, root))
     try:
         with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
-            if is_remote(dataset):
-                report = verify_remote(given, quick=quick, on_progress=on_progress)
-            else:
-                report = verify(path, quick=quick, on_progress=on_progress)
+            report = verify(given, root=root, quick=quick, on_progress=on_progress)
     except DamagedDatasetError as error:
         record |= {"result": "damaged", "problems": [{"path": "rbdata.json", "what": error.message}]}
         raise
     record |= {
         "result": "good" if report.ok else "damaged",
-        "path": dataset if is_remote(dataset) else str(path),
+        "path": path,
         "files": report.files,
         "bytes": report.bytes,
         "seconds": round(time.monotonic() - began, 3),

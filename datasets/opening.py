@@ -1,17 +1,21 @@
-"""Opens datasets, by id, path or URL, or several as one."""
+"""Opens, inspects and verifies datasets by id, path or URL; opens several as one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import settings
 from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset, DatasetView
+    from ..storage.episodes import EpisodeTable
+    from ..storage.integrity import Report
+    from ..storage.manifest import Manifest
+    from .card.overview import Overview
 
 PathLike = str | os.PathLike[str]
 
@@ -48,6 +52,64 @@ def open_dataset(
     from ..storage.dataset import Dataset
 
     return Dataset(folder)
+
+
+class Inspected(NamedTuple):
+    """What is in a dataset; ``remote`` is the open one of a URL."""
+
+    path: Path
+    manifest: Manifest
+    episodes: EpisodeTable
+    overview: Overview
+    remote: Dataset | None = None
+
+
+def inspect(
+    id_or_path: PathLike,
+    *,
+    root: PathLike | None = None,
+    cache_dir: PathLike | None = None,
+    cache_limit: int | str | None = None,
+) -> Inspected:
+    """Read what `Overview` describes, by id, path or URL; rows that can be mapped without torch. Raises as `open_dataset`."""
+    from ..storage.episodes import open_episodes
+    from ..storage.snapshot import read_snapshot
+    from .card.overview import overview
+    from .fetch.location import is_remote
+    from .local import find
+
+    if is_remote(id_or_path):
+        from .remote import open_remote
+
+        one = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
+        return Inspected(
+            one.path, one.manifest, one.episodes, overview(one.path, one.manifest, one.episodes, one.rows), one
+        )
+    path = find(id_or_path, root)
+
+    def read(manifest: Manifest) -> Inspected:
+        table = open_episodes(path, manifest.episodes, manifest.steps)
+        return Inspected(path, manifest, table, overview(path, manifest, table))
+
+    return read_snapshot(path, read)
+
+
+def verify(
+    id_or_path: PathLike,
+    *,
+    root: PathLike | None = None,
+    quick: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Check a dataset by id, path or URL: `storage.integrity.verify`, or `datasets.remote.verify_remote`."""
+    from ..storage import integrity
+    from .fetch.location import is_remote
+    from .local import find
+    from .remote import verify_remote
+
+    if is_remote(id_or_path):
+        return verify_remote(id_or_path, quick=quick, on_progress=on_progress)
+    return integrity.verify(find(id_or_path, root), quick=quick, on_progress=on_progress)
 
 
 def _at_hand(id_or_path: PathLike, root: PathLike | None) -> Path | None:
