@@ -85,7 +85,7 @@ def _download(request: Request, listener: Listener) -> Outcome:
     if copied is None:
         source.check_new(dataset_id.partition("/")[2], request.options, request.mirror)
     try:
-        job = _open_job(source, mirror, request, on_place)
+        reader = _open_reader(source, mirror, request, on_place)
     except ObjectNotFoundError as error:
         if copied is not None:
             message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
@@ -94,8 +94,8 @@ def _download(request: Request, listener: Listener) -> Outcome:
             error.hint = f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
         raise
     if request.keep_raw and not request.dry_run:
-        return _run_keeping_raw(source, job, place, request, listener, check)
-    return run(job, place, request, listener, job.location.url, check)
+        return _run_keeping_raw(source, reader, place, request, listener, check)
+    return run(reader, place, request, listener, reader.location.url, check)
 
 
 def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | None]:
@@ -118,7 +118,7 @@ def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | N
     return replace(request, id=dataset_id, root=root), source, hub
 
 
-def _open_job(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
+def _open_reader(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
     """The conversion of the raw objects at a mirror, or where the provider has published them."""
     from . import mirrors
 
@@ -130,7 +130,7 @@ def _open_job(source: Source, mirror: str | None, request: Request, on_place: Ca
 
 def _run_keeping_raw(
     source: Source,
-    job: Reader,
+    reader: Reader,
     place: DatasetPlace,
     request: Request,
     listener: Listener,
@@ -140,12 +140,12 @@ def _run_keeping_raw(
     make_writable(place.root)
     listener.on_stage("fetching the raw files")
     raw_folder = place.root / RAW_FOLDER / source.name
-    fetch_all(raw_folder, job.raw_objects(), listener.on_fetched)
-    options = replace(request.options, extra={**request.options.extra, **job.resolved_options})
+    fetch_all(raw_folder, reader.raw_objects(), listener.on_fetched)
+    options = replace(request.options, extra={**request.options.extra, **reader.resolved_options})
     local = source.open(request.id.partition("/")[2], open_location(raw_folder, options=request.fetch), options)
-    local.why, local.unverified_before = job.why, job.unverified()
+    local.why, local.unverified_before = reader.why, reader.unverified()
     try:
-        return run(local, place, request, listener, job.location.url, check)
+        return run(local, place, request, listener, reader.location.url, check)
     except CorruptSourceError as error:
         error.hint = f"delete the file under {raw_folder}: the next run fetches it again"
         raise

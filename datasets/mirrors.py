@@ -102,7 +102,7 @@ def open_published(
 ) -> Reader:
     """Open a dataset's raw objects at the first of the source's own places that has them.
 
-    ``job.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is
+    ``reader.why`` gives the failures at the places before it. A place whose copy is faulty raises its error: the next place is
     not tried. Raises the error of the only place, or one with the failures at all places.
     """
     failures: dict[str, FetchError] = {}
@@ -110,7 +110,7 @@ def open_published(
         location = open_location(url, options=fetch)
         on_place(location.url)
         try:
-            job = open_raw_objects(source, name, url, options, fetch)
+            reader = open_raw_objects(source, name, url, options, fetch)
         except FetchError as error:
             partly_there = isinstance(error, ObjectNotFoundError) and error.partly_there
             if partly_there or isinstance(error, (ChecksumError, ObjectChangedError)):
@@ -118,9 +118,9 @@ def open_published(
             failures[location.url] = error
             continue
         if failures:
-            options_used = [f"{key} {value}" for key, value in job.resolved_options.items()]
-            job.why = ", ".join([*options_used, f"because {_list_failures(failures)}"])
-        return job
+            options_used = [f"{key} {value}" for key, value in reader.resolved_options.items()]
+            reader.why = ", ".join([*options_used, f"because {_list_failures(failures)}"])
+        return reader
     raise _unavailable(source, name, failures) from next(iter(failures.values())).__cause__
 
 
@@ -413,8 +413,8 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
     folder = f"{RAW_FOLDER}/{source.name}"
     raw_folder = root / folder
     try:
-        job = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
-        paths = [Path(raw.item.url) for raw in job.raw_objects()]
+        reader = source.open(dataset_id.partition("/")[2], open_location(raw_folder), ConvertOptions())
+        paths = [Path(raw.item.url) for raw in reader.raw_objects()]
     except ObjectNotFoundError as error:
         message = f"no raw files of {dataset_id} under {raw_folder}"
         hint = f"keep them with `{settings.command('download', dataset_id, '--keep-raw', root=root)}`"

@@ -117,9 +117,9 @@ def record(
     asked = extend(place, asked, ()) if append else asked
     options = catalogue.load_source("gymnasium").check(asked.options, "download")
     made = replace(made, id=environment.partition("@")[0] if environment else str(name))
-    job = PolicyReader(made, options, None if isinstance(policy, str) else policy, version)
+    reader = PolicyReader(made, options, None if isinstance(policy, str) else policy, version)
     with progress_listener(full, listener, progress) as events:
-        action = partial(run, job, place, asked, events, job.location.url, check)
+        action = partial(run, reader, place, asked, events, reader.location.url, check)
         return when_free(action, wait, events.on_note, events.on_stage).path
 
 

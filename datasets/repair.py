@@ -93,8 +93,8 @@ def repair(
             with place.lock():
                 fetched = _mend_all(folder, manifest, problems, copy)
             return Repaired(folder, files, copy.url, fetched)
-    job, url = _open_job(manifest, mirror, fetch)
-    fetched = restore(job, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
+    reader, url = _open_reader(manifest, mirror, fetch)
+    fetched = restore(reader, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
     left = verify(folder, quick=True).problems
     if left:
         raise DamagedDatasetError(f"{left[0].path} {left[0].what} after the repair")
@@ -176,8 +176,8 @@ def _fetch(location: Location, item: RemoteObject, block: CheckedBlock) -> Itera
 # -- from raw data -------------------------------------------------------------------------------------------------------
 
 
-def _open_job(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Reader, str]:
-    """The job that made a dataset, and the location of its raw data. Raises DamagedDatasetError if there are none."""
+def _open_reader(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Reader, str]:
+    """The reader that made a dataset, and the location of its raw data. Raises DamagedDatasetError if there are none."""
     made_by = manifest.source.get("name", "")
     lineage = manifest.lineage or {}
     if lineage:

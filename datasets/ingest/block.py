@@ -68,6 +68,13 @@ class StoredRows:
 Rows = np.ndarray | LazyRows | StoredRows
 
 
+def lazy(rows: np.ndarray | LazyRows) -> LazyRows:
+    """Rows as those of one block, where they are an array."""
+    if isinstance(rows, np.ndarray):
+        return LazyRows(rows.dtype.newbyteorder("=").name, rows.shape[1:], [rows])
+    return rows
+
+
 @dataclass(frozen=True)
 class Block:
     """Consecutive steps.

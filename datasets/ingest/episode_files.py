@@ -26,7 +26,7 @@ from ...storage.folder import RAW, remove_tree
 from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
 from ..formats.limits import check_row_bytes
 from ..workers.task import OnBlock
-from .block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows, lazy
 from .counted_stream import CountedStream
 from .raw_files import is_sound
 from .reader import Reader
@@ -57,9 +57,9 @@ Rows = np.ndarray | LazyRows
 
 def state_rows(rows: Rows) -> Rows:
     """Rows of a state: TED wants a dimension for a single number."""
-    if isinstance(rows, LazyRows):
-        return rows if rows.shape else LazyRows(rows.dtype, (1,), (block[:, None] for block in rows.blocks))
-    return rows[:, None] if rows.ndim == 1 else rows
+    if isinstance(rows, np.ndarray):
+        return rows[:, None] if rows.ndim == 1 else rows
+    return rows if rows.shape else LazyRows(rows.dtype, (1,), (block[:, None] for block in rows.blocks))
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ class _Episodes:
     def _rows(self, column: Column, rows: Rows, episode: Episode, where: str) -> Iterator[np.ndarray]:
         """The rows of a column, checked, with its blank one."""
         done, wanted = 0, episode.count(column.per == "state")
-        for block in rows.blocks if isinstance(rows, LazyRows) else (rows,):
+        for block in lazy(rows).blocks:
             if block.shape[1:] != column.shape:
                 message = f"{where} has rows of {list(block.shape[1:])}, and {list(column.shape)} before"
                 raise CorruptSourceError(message)
@@ -372,8 +372,8 @@ class _Episodes:
 
 
 def _column(key: str, rows: Rows, is_state: bool) -> Column:
-    shape = rows.shape if isinstance(rows, LazyRows) else rows.shape[1:]
-    return Column(key, np.dtype(rows.dtype).newbyteorder("=").name, tuple(shape), "state" if is_state else "step")
+    some = lazy(rows)
+    return Column(key, np.dtype(some.dtype).newbyteorder("=").name, tuple(some.shape), "state" if is_state else "step")
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:

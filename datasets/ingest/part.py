@@ -29,7 +29,7 @@ from ...storage.part_file import RowsFile, encoder_of
 from ...storage.schema import Schema
 from ...storage.work import PART_RECORD, PARTS, read_sealed, write_sealed
 from ..workers.task import OnBlock
-from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, LazyRows, Rows, RowsSink, final_states
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, Rows, RowsSink, StoredRows, final_states, lazy
 from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
 from .unit import BITS, LEAD, Part, Unit, stem_of
@@ -109,7 +109,7 @@ class PartWriter:
             columns = {**self._flags(block.bits), **columns}
         first = None if final is None else section.starts(final)
         for name, given in columns.items():
-            leaf, rows = self.schema[name], LazyRows("", (), [given]) if isinstance(given, np.ndarray) else given
+            leaf, rows = self.schema[name], given if isinstance(given, StoredRows) else lazy(given)
             sink, wanted = self._sink(section, leaf), None if final is None else len(final)
             if leaf.kind == "step" and name in self._twins and "next/" + name not in columns:
                 assert final is not None and first is not None
