@@ -191,13 +191,10 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     old = _old(reader, place, request)
     folder = place.working if Work.belongs(place, mark_of(reader, place), restart=request.force) else None
     expected = reader.expect()
-    if expected is not None:
-        units = reader.units(None)
-        return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
-    if remote_files(reader):
+    if expected is None and remote_files(reader):
         return estimate_fetch(reader, place, bytes_left(reader, folder))
-    with _opened(reader, paths_of(reader), request) as engine:
-        expected = reader.expect()
+    with _opened(reader, paths_of(reader) if expected is None else {}, request) as engine:
+        expected = expected or reader.expect()
         if expected is not None:
             units = reader.units(None)
             return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
