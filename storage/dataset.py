@@ -269,7 +269,7 @@ class Dataset:
         """
         from . import plugins
 
-        return plugins.preprocess()(self, (), dest=dest, **options)
+        return plugins.above("preprocess")(self, (), dest=dest, **options)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -374,6 +374,22 @@ class Dataset:
     def iter_episodes(self) -> Iterator[TensorDict]:
         """Return the episodes in order, each as TED with batch ``[its length]``."""
         return map(self.episode, range(len(self.episodes)))
+
+    def as_source(self, **options: Any) -> Any:
+        """The steps by number, as dictionaries of NumPy arrays: what the loaders of grain, of torch and others take.
+
+            source = dataset.as_source(windows={"observation": (-1, 0), "action": (0, 15)})
+
+        ``options`` are those of `rbdata.load` that say what a record has: ``keys``, ``windows``, ``frame_stack``, ``n_step``,
+        ``extra``, ``normalize``, ``reward_scale``, ``dtype``, ``transform``, ``form``. ``len(source)`` is the number of steps,
+        ``source[i]`` the nested dictionary of a step (arrays of the leaves' shapes, a window ``[rows, *shape]``), and
+        ``source.__getitems__([i, j, ...])`` the list of these, read at once. It pickles as a path and these options, so that
+        workers may be forked or spawned, and may be read by several threads. Raises as `rbdata.load`, and UsageError for goals,
+        which are drawn with batches.
+        """
+        from . import plugins
+
+        return plugins.above("load")(self, **{"output": "numpy", **options}).as_map()
 
     def _steps(self, index: torch.Tensor, keys: Iterable[str] | None = None) -> TensorDict:
         return self.read(index, keys=keys).exclude("mask")[:, 0]

@@ -7,8 +7,8 @@ A package registers its own in its ``pyproject.toml``:
     csvlog = "rbdata_csvlog:CsvLogSource"
 
 BUILT_IN holds the same for the sources of this package. A source is imported on first use. `settings` reads names and options
-from here, open datasets read scores and environments from sources, and call `preprocess`. So this module is in a layer below
-the sources, and what `load` returns is untyped: `datasets.catalogue.load_source` is the typed way to a source.
+from here, open datasets read scores and environments from sources, and call `preprocess` and `load`. So this module is below
+the sources, and what `load` here returns is untyped: `datasets.catalogue.load_source` is the typed way to a source.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ SINGLE_FILES: Mapping[str, tuple[str, ...]] = {
 #: Sources that read only this machine, so that no mirror holds anything for them.
 WITHOUT_MIRRORS = frozenset({"arrays"})
 
-#: The function that `dataset.Dataset.save` calls, as text because this module is below it.
-_PREPROCESS = "rbdata.preprocess", "preprocess"
+#: The modules of the functions that methods of `dataset.Dataset` call, as text because this module is below them.
+_ABOVE = {"preprocess": "rbdata.preprocess", "load": "rbdata.loading"}
 
 #: The namespace of datasets that users make; no source can have this name.
 MINE = "my"
@@ -106,10 +106,9 @@ def load(name: str) -> Any:
         raise MissingExtraError(message, hint="update or uninstall the package that registers it") from error
 
 
-def preprocess() -> Any:
-    """The function `rbdata.preprocess`."""
-    module, name = _PREPROCESS
-    return getattr(import_module(module), name)
+def above(name: str) -> Any:
+    """The function ``rbdata.preprocess`` or ``rbdata.load``."""
+    return getattr(import_module(_ABOVE[name]), name)
 
 
 def options_from_settings() -> Iterator[Any]:

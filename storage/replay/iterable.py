@@ -170,6 +170,8 @@ class ReplayMap(Dataset):
         found = self[torch.as_tensor(numbers, device="cpu")]
         return found if self._output is None else [record(found, place) for place in range(len(numbers))]
 
+    _getitems = __getitems__  # grain's name for it
+
     def _own(self, records: Any) -> Any:
         """A copy of records that the user's code made: it may reuse their memory before they are collated or sent."""
         return tree_copied(records) if self.buffer._runs_own_code else records
