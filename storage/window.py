@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -145,6 +145,17 @@ def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...], device: to
     for level, (parent, name) in enumerate(parents[:-1]):
         levels[parent][name] = TensorDict._new_unsafe(levels[level], batch_size=size, device=device)
     return TensorDict._new_unsafe(levels[-1], batch_size=size, device=device)
+
+
+def nest_dictionary(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries from path names."""
+    places, parents = _plan_levels(tuple(columns))
+    levels: list[dict[str, Any]] = [{} for _ in parents]
+    for (level, last), column in zip(places, columns.values()):
+        levels[level][last] = column
+    for level, (parent, name) in enumerate(parents[:-1]):
+        levels[parent][name] = levels[level]
+    return levels[-1]
 
 
 @lru_cache(256)

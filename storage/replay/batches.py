@@ -14,10 +14,10 @@ With ``prefetch`` n batches are drawn when one is taken, and read and finished i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from tensordict.utils import expand_as_right
 
 from ...errors import UsageError
-from ..window import nest
+from ..window import nest, nest_dictionary
 from .around import Around
 from .chain import Transforms
 from .columns import At, Column, step_columns
@@ -65,7 +65,8 @@ class Options:
 class Drawn(NamedTuple):
     """A batch that was drawn: ``part`` of a draw, of ``size`` steps, which lie ``at``; ``place``: in the order, after it.
 
-    ``columns``: its small leaves by path; None where records are read whole.
+    ``columns``: its small leaves by path; None where records are read whole. ``made``: these in the form of ``output``, if they
+    were given it together with those of other batches.
     """
 
     place: Place
@@ -74,6 +75,7 @@ class Drawn(NamedTuple):
     size: int
     at: At | None = None
     columns: dict[str, torch.Tensor] | None = None
+    made: dict[str, Any] | None = None
 
     def alone(self) -> Draw:
         """The draw of this batch."""
@@ -135,9 +137,9 @@ class Batches:
         else:
             draw, turn = self._by_user(size, place)
         self._count = count
-        begun = [(None, None)] if reader is None else reader.begin(draw, turn)
-        for part, (at, columns) in enumerate(begun):
-            self._ahead.append(Drawn(draw.places[part], draw, part, draw.sizes[part], at, columns))
+        begun: Iterable[Any] = [()] if reader is None else reader.begin(draw, turn)
+        for part, one in enumerate(begun):
+            self._ahead.append(Drawn(draw.places[part], draw, part, draw.sizes[part], *one))
 
     def _by_user(self, size: int, place: Place) -> tuple[Draw, Turn]:
         """One batch by a ``sample`` of the user's: the order counts it, and gives it a generator."""
@@ -161,7 +163,9 @@ class Batches:
         if not by_leaf and not options.around.names:
             return None
         if self._reader is None or self._reader.leaves is not leaves:
-            self._reader = Reader(storage, options.around, with_info=options.with_info, goals=options.goals)
+            to_tensordict = self.transforms.chain or options.collate is not None or options.goals is not None
+            output = None if to_tensordict else options.output
+            self._reader = Reader(storage, options.around, options.with_info, options.goals, output)
         return self._reader
 
     def at(self, rows: torch.Tensor, *, formed: bool = True) -> Any:
@@ -169,15 +173,17 @@ class Batches:
         draw, reader = Draw(rows, [len(rows)], [self.order.place]), self.reader()
         begun = () if reader is None else reader.begin(draw, None)[0]
         drawn = Drawn(self.order.place, draw, 0, len(rows), *begun)
-        return self.finish(drawn, self.read(drawn), formed=formed)
+        return self.finish(drawn, self.read(drawn, formed=formed), formed=formed)
 
     # -- read --------------------------------------------------------------------------------------------------------
 
-    def read(self, drawn: Drawn) -> Any:
+    def read(self, drawn: Drawn, *, formed: bool = True) -> Any:
         """Copy the rows out of the storage, which must not be written meanwhile."""
         if drawn.columns is None:
             return self.storage.get(self.storage.coordinates(drawn.alone().rows))
         assert self._reader is not None
+        if formed and drawn.made is not None and not self.transforms.chain:
+            return self._reader.finish_made(drawn.at, drawn.made)
         return self._reader.finish(drawn.size, drawn.at, drawn.columns)
 
     # -- finish ------------------------------------------------------------------------------------------------------
@@ -188,6 +194,8 @@ class Batches:
         ``formed``: in the form of ``output``.
         """
         options, chain = self.options, self.transforms.chain
+        if options.output is not None and formed and drawn.made is not None and not chain:
+            return options.output.placed(batch)
         if options.collate is not None:
             batch = options.collate(batch)
         if drawn.columns is None:
@@ -289,7 +297,9 @@ class Reader:
     Raises UsageError for windows of storages that hold whole records, and as the columns of `windows`.
     """
 
-    def __init__(self, storage: Storage, around: Around, *, with_info: bool, goals: Any = None) -> None:
+    def __init__(
+        self, storage: Storage, around: Around, with_info: bool, goals: Any = None, output: Output | None = None
+    ) -> None:
         self.storage, self.around, self._with_info, self._goals = storage, around, with_info, goals
         self.leaves = storage.leaves()
         columns = self._columns(around) if goals is None else goals.columns(storage, around, self._columns(around))
@@ -297,7 +307,7 @@ class Reader:
         self._early = [column for column in columns if column.bytes < SMALL]
         self._names = {name for column in columns for name in column.names}
         self._small_bytes = sum(column.bytes for column in self._early) + 8
-        self._tail, self._device = storage.batch_tail, storage.device
+        self._tail, self._device, self._output = storage.batch_tail, storage.device, output
         self._rows_are_index = storage.ndim == 1 and not self._tail
 
     def _columns(self, around: Around) -> list[Column]:
@@ -321,8 +331,9 @@ class Reader:
         """How many batches of this size are worth reading together."""
         return max(1, min(AHEAD, AHEAD_BYTES // (batch_size * self._small_bytes)))
 
-    def begin(self, draw: Draw, turn: Turn | None) -> list[tuple[At | None, dict[str, torch.Tensor]]]:
-        """Of each batch of a draw its small leaves, by path, and where its steps lie, if large leaves are left to be read."""
+    def begin(self, draw: Draw, turn: Turn | None) -> list[tuple[Any, ...]]:
+        """Of each batch of a draw: where its steps lie, if large leaves are left to be read, its small leaves, and these
+        in the form of ``output``."""
         edges, storage = self.around.edges, self.storage
         at = At(lambda: storage.timeline(edges), draw.rows, draw.slices, self.around.n_step)
         if self._goals is not None and turn is not None:
@@ -334,12 +345,18 @@ class Reader:
             column.plan(at)
         if self._with_info:
             self._add_info(draw, columns)
+        made = {} if self._output is None else self._output.columns(columns)
         if len(draw.sizes) == 1:
-            return [(at, columns)]
+            return [(at, columns, made or None)]
         # `split` would go through Python in torch: this is done for every leaf of small batches.
         parts = zip(*(column.split_with_sizes(draw.sizes) for column in columns.values()))
         ats = at.split(draw.sizes, draw.counts) if self._late else repeat(None)
-        return [(own, dict(zip(columns, part))) for own, part in zip(ats, parts)]
+        begun = [(own, dict(zip(columns, part))) for own, part in zip(ats, parts)]
+        if not made:
+            return begun
+        ends = list(accumulate(draw.sizes))
+        pieces = [slice(end - size, end) for size, end in zip(draw.sizes, ends)]
+        return [(*one, {path: leaf[piece] for path, leaf in made.items()}) for one, piece in zip(begun, pieces)]
 
     def _add_info(self, draw: Draw, columns: dict[str, torch.Tensor]) -> None:
         for key, value in draw.info.items():
@@ -374,6 +391,14 @@ class Reader:
             columns = {name: column.to(self._device) for name, column in columns.items()}
         return nest(columns, (size, *self._tail), self._device)
 
+    def finish_made(self, at: At | None, made: dict[str, Any]) -> dict[str, Any]:
+        """The batch of these leaves in the form of ``output``, with the large ones, which are read now."""
+        assert self._output is not None
+        for column in self._late:
+            assert at is not None
+            made |= self._output.columns(dict(zip(column.names, column.read(at))))
+        return nest_dictionary(made)
+
 
 def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """A sampler's flag of the steps drawn, or that of the steps that n-step returns end with."""
@@ -384,10 +409,10 @@ def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
     """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
-    reader = Reader(storage, around, with_info=False)
+    reader = Reader(storage, around, False)
     draw = Draw(steps, [len(steps)], [Place()])
     return reader.finish(
-        len(steps), *reader.begin(draw, None)[0]
+        len(steps), *reader.begin(draw, None)[0][:2]
     ).clone()  # stacks are overlapping views of the same memory
 
 

@@ -1,6 +1,9 @@
 """The form in which a batch is handed over, made when its transforms are done (with ``prefetch``: in the thread that made it).
 
-    TensorDict -> nested dictionary -> NumPy arrays -> flat names -> JAX arrays on a device, or sharded over several
+    TensorDict -> NumPy arrays by path -> flat names -> nested dictionary -> JAX arrays on a device, or sharded over several
+
+Where nothing between reading and this asks for a TensorDict, the first two are done to the small leaves of all batches that
+were read together (`batches.Reader`): a call for each array of each batch would cost a quarter of the time of a small batch.
 
 ``output`` is what the leaves are, ``form`` what they are called. "ted" keeps the keys of TED, one dictionary in another, and
 all shapes. "flat" has the names of D4RL, OGBench and JAX-CORL, for ``batch["observations"]`` and ``Transition(**batch)``:
@@ -21,16 +24,20 @@ copy where its device is the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 
 from ...errors import MissingExtraError, UsageError, reason
 from ..keywords import goes_with
+from ..window import nest_dictionary
+from .storages.trees import tree_map
+from .timeline import path_of
 
 #: New names of keys of TED, and of those below ``next``; None: left out.
 _NAMES: dict[str, str | None] = {
@@ -91,16 +98,14 @@ def choose_output(
     return None if (output, form) == ("torch", "ted") else Output(output, form)
 
 
-def _check_names(names: Iterable[str]) -> None:
-    """Raise UsageError for leaves that would be called like another one."""
+def _check_names(paths: Iterable[str]) -> None:
+    """Raise UsageError for leaves that would be called like another one, or like the leaves below one."""
     taken: dict[str, str] = {}
-    for name in sorted(names):
-        root, _, below = name.partition("/")
-        below = below.partition("/")[0]
-        new, old = (
-            (_NEXT.get(below, f"next_{below}"), f"next/{below}") if root == "next" else (_NAMES.get(root, root), root)
-        )
-        if new is not None and taken.setdefault(new, old) != old:
+    for path in sorted(paths):
+        name = flat_name(path)
+        new = "" if name is None else name.partition("/")[0]
+        old = "/".join(path.split("/")[: 2 if path.startswith("next/") else 1])
+        if new and taken.setdefault(new, old) != old:
             message = f"form='flat' would call both {taken[new]} and {old} {new}"
             raise UsageError(message, hint="leave one of them out: keys=[...]")
 
@@ -152,62 +157,68 @@ class Output:
         return self.kind == "jax"
 
     def __call__(self, batch: Any) -> Any:
-        made = self.on_host(batch)
+        return self.placed(self.on_host(batch))
+
+    def placed(self, made: Any) -> Any:
+        """What `on_host` made, on the devices of JAX."""
         return to_jax(made, self.place) if self.kind == "jax" else made
 
     def on_host(self, batch: Any) -> Any:
         """The batch in main memory: NumPy arrays for JAX as well."""
-        made = nested(batch, _same if self.kind == "torch" else _array)
-        if self.form == "ted":
-            return made
-        if not isinstance(made, dict):
+        if isinstance(batch, TensorDictBase):
+            return nest_dictionary(self.columns(_leaves(batch)))
+        if self.form == "flat":
             message = f"a transform made a {type(batch).__name__} of the batch, and form='flat' renames keys"
             raise UsageError(message, hint="leave out form, or return a TensorDict")
-        return flat(made)
+        return tree_map(self._leaf, batch)
+
+    def columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The leaves of a batch, or of several that were read together, by path: as they are handed over, on the host."""
+        made = {path: self._leaf(leaf) for path, leaf in columns.items()}
+        return flat(made) if self.form == "flat" else made
+
+    def _leaf(self, leaf: Any) -> Any:
+        if is_tensor_collection(leaf):
+            return nest_dictionary({path: self._leaf(below) for path, below in _leaves(leaf).items()})
+        # It copies only what lies on a GPU, or is part of a graph.
+        return leaf.numpy(force=True) if isinstance(leaf, torch.Tensor) and self.kind != "torch" else leaf
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Output, ("numpy" if self.kind == "jax" else self.kind, self.form)
 
 
-def nested(batch: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
-    """A TensorDict (or dictionary, list, tuple) as dictionaries (lists, tuples), with what ``leaf`` makes of each tensor."""
-    if isinstance(batch, torch.Tensor):
-        return leaf(batch)
-    if isinstance(batch, (TensorDictBase, Mapping)):
-        return {key: nested(value, leaf) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(nested(value, leaf) for value in batch)
-    return batch
+def _leaves(batch: Any) -> dict[str, Any]:
+    return {path_of(key): leaf for key, leaf in batch.items(True, True)}
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.numpy(force=True)  # a copy only of what lies on a GPU, or is part of a graph
-
-
-def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries of tensors or arrays under the flat names."""
-    found = _renamed(batch)
-    for name in _NUMBERS:
-        value = found.get(name)
-        if value is not None and value.shape[-1:] == (1,):
-            found[name] = value.reshape(value.shape[:-1])
+def flat(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors or arrays by path, under their flat names."""
+    found: dict[str, Any] = {}
+    for path, leaf in columns.items():
+        name = flat_name(path)
+        if name in _NUMBERS and leaf.shape[-1:] == (1,):
+            leaf = leaf.reshape(leaf.shape[:-1])
+        if name is not None:
+            found[name] = leaf
     ended = found.get("terminals")
     if ended is not None:
         is_tensor = isinstance(ended, torch.Tensor)
         found["masks"] = 1 - ended.float() if is_tensor else np.subtract(1, ended, dtype=np.float32)
-    if isinstance(found.get("mask"), dict):  # which rows of windows are padding, by their keys
-        found["mask"] = _renamed(found["mask"])
     return found
 
 
-def _renamed(batch: Mapping[str, Any]) -> dict[str, Any]:
-    found = {_NAMES.get(key, key): value for key, value in batch.items()}
-    found |= {_NEXT.get(key, f"next_{key}"): value for key, value in batch.get("next", {}).items()}
-    return {name: value for name, value in found.items() if name is not None}
+@lru_cache(1024)
+def flat_name(path: str) -> str | None:
+    """The flat name of a leaf, ``observations/position`` of one below the observation; None: it is left out."""
+    root, _, below = path.partition("/")
+    if root == "mask" and below:  # which rows of a window are padding
+        return f"mask/{flat_name(below)}"
+    if root == "next":
+        key, _, below = below.partition("/")
+        name = _NEXT.get(key, f"next_{key}")
+    else:
+        name = _NAMES.get(root, root)
+    return f"{name}/{below}" if name and below else name
 
 
 def record(batch: Any, number: int) -> Any:

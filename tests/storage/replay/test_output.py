@@ -241,6 +241,17 @@ def test_records_keep_their_own_form(root: Path) -> None:
     assert np.array_equal(batch["index"], info["index"])
 
 
+def test_a_transform_that_comes_later_gets_tensordicts(root: Path) -> None:
+    """Though batches were drawn ahead, and read as arrays."""
+    plain, buffer = loaded(root, "steps"), loaded(root, "steps", output="numpy")
+    for _ in range(5):
+        same(buffer.sample(), plain.sample())
+    for one in (plain, buffer):
+        one.append_transform(halved)
+    for _ in range(20):
+        same(buffer.sample(), plain.sample())
+
+
 def test_a_transform_that_makes_something_else(root: Path) -> None:
     buffer = loaded(root, "steps", output="numpy", transform=lambda batch: batch["action"])
     assert type(buffer.sample()) is np.ndarray
