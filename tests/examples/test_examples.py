@@ -62,6 +62,19 @@ def test_iql_runs_at_a_small_size(tmp_path):
     assert -2_000 < learnt < 0 and -2_000 < data < 0  # returns of a pendulum; at full size the agent beats its data
 
 
+def test_iql_in_jax_runs_at_a_small_size(tmp_path):
+    """In a process of its own: workers of other tests are not forked beside JAX."""
+    pytest.importorskip("jax")
+    arguments = ["--root", str(tmp_path), "--steps", "4000", "--updates", "300", "--eval-episodes", "1"]
+    command = [sys.executable, EXAMPLES / "jax_iql.py", *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    data, learnt = map(
+        float, said.stdout.splitlines()[-1].removeprefix("mean return: the data ").split(", learnt from them ")
+    )
+    assert -2_000 < learnt < 0 and -2_000 < data < 0  # returns of a pendulum; at full size the agent beats its data
+
+
 def test_behaviour_cloning_beats_the_most_frequent_action(tmp_path, monkeypatch):
     gymnasium = pytest.importorskip("gymnasium")
     minari = pytest.importorskip("minari")

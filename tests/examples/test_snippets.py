@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from beside_jax import beside_jax
 from openml_server import openml_server
 from paths import DATA
 from snippets import Page, blocks, check_output, indented_commands
@@ -139,7 +140,8 @@ def test_page_runs(page, page_folder, providers, monkeypatch):
     replaced = standins(page_folder, providers)
     replaced |= {text: run for name, text, run in SMALLER if name == page.name}
     np.random.seed(0)
-    Page(page, page_folder, replaced, monkeypatch).run()
+    with beside_jax():
+        Page(page, page_folder, replaced, monkeypatch).run()
 
 
 def test_commands_are_in_fenced_blocks():

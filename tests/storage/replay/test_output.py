@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from beside_jax import beside_jax
 from rbdata.errors import UsageError
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
@@ -316,11 +317,8 @@ print(imported, "jax" in sys.modules)
 
 @pytest.fixture
 def jax() -> Iterator[Any]:
-    """JAX, out of sight of the tests that come after: workers of loaders are started another way beside it."""
-    found: Any = sys.modules.get("hidden jax") or pytest.importorskip("jax")
-    sys.modules["jax"] = found
-    yield found
-    sys.modules["hidden jax"] = sys.modules.pop("jax")
+    with beside_jax():
+        yield pytest.importorskip("jax")
 
 
 @pytest.mark.parametrize("way", WAYS)
